@@ -1,0 +1,95 @@
+# Everything that one does with Tailrace from its source. `make help` lists it.
+#
+# Needs Python 3.11 or later, bash and make. The rest comes into .venv, in the versions of requirements.lock.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# Options that reach the commands: make demo ARGS="--keep-running", make test ARGS="-k resume".
+ARGS ?=
+SEED ?= 1
+OPS ?= 2000
+N ?= 300
+
+.PHONY: help demo test lint format fuzz fuzz-expressions record bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## a real MongoDB, Spark and a lake of exact change events, in a few minutes
+	$(BIN)/tailrace demo $(ARGS)
+
+test: lint ## format, lint and types, then every test that is not slow
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(INSTALLED) ## ruff (format and lint) and mypy --strict, without changing anything
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --strict src
+
+format: $(INSTALLED) ## format the code and mend what ruff can mend by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n replays a case
+	$(BIN)/python -m tests.differential.fuzz --seed $(SEED) --operations $(OPS) $(ARGS)
+
+fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n N=n replays a case
+	$(BIN)/python -m tests.differential.fuzz_expressions --seed $(SEED) --n $(N) $(ARGS)
+
+record: $(INSTALLED) ## record the golden workloads anew from a live server
+	$(BIN)/python -m tests.golden.record $(ARGS)
+
+bench: $(INSTALLED) ## run every benchmark; each prints both sides and their ratio
+	@for question in bench/*.py; do
+		echo "== $$question"
+		$(BIN)/python "$$question" $(ARGS)
+	done
+
+lock: ## write requirements.lock anew from pyproject.toml
+	@$(find_python)
+	"$$python" -m venv --clear $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet uv
+	resolve="$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate"
+	$$resolve --all-extras --output-file requirements.lock pyproject.toml
+	echo "setuptools>=77" | $$resolve --output-file requirements-build.lock -
+	rm -rf $(VENV)-lock
+
+clean: ## remove what the targets made, .venv included
+	rm -rf $(VENV) $(VENV)-lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Sets $python to a Python that is new enough. One that is named but does not run (a version manager's shim) is no match.
+# make PYTHON=/path/to/python chooses another.
+define find_python
+python=""
+for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python; do
+	if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+		python=$$candidate
+		break
+	fi
+done
+if [ -z "$$python" ]; then
+	echo "Tailrace needs Python 3.11 or later with its venv module, and found none on PATH. Install one, or name it: make PYTHON=/path/to/python" >&2
+	exit 1
+fi
+endef
+
+# The stamp is written last, so an installation that was cut short is done again.
+# --no-build-isolation: what builds the source packages is locked too.
+$(INSTALLED): requirements.lock requirements-build.lock pyproject.toml
+	@$(find_python)
+	echo "Setting up $(VENV) with $$("$$python" --version)"
+	"$$python" -m venv --clear $(VENV)
+	$(PIP) install --quiet --require-hashes --requirement requirements-build.lock
+	$(PIP) install --quiet --no-build-isolation --require-hashes --requirement requirements.lock
+	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
