@@ -1,0 +1,55 @@
+"""MongoDB change streams outside the server: ``tailrace.connect(uri)["shop"]["orders"].watch()``.
+
+Importing this package alone loads none of its parts: Spark's workers import the core without a driver.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailrace.client import ChangeStream, Client, connect
+    from tailrace.errors import (
+        ChangeStreamFatal,
+        ChangeStreamHistoryLost,
+        InternalError,
+        InvalidResumeToken,
+        NonResumableError,
+        OplogFormatError,
+        ServerError,
+        SourceError,
+        TailraceError,
+        UsageError,
+    )
+
+    __version__: str
+
+__all__ = [
+    "ChangeStream",
+    "ChangeStreamFatal",
+    "ChangeStreamHistoryLost",
+    "Client",
+    "InternalError",
+    "InvalidResumeToken",
+    "NonResumableError",
+    "OplogFormatError",
+    "ServerError",
+    "SourceError",
+    "TailraceError",
+    "UsageError",
+    "__version__",
+    "connect",
+]
+
+_CLIENT = frozenset({"ChangeStream", "Client", "connect"})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("tailrace")
+    if name not in __all__:
+        raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
+    return getattr(import_module("tailrace.client" if name in _CLIENT else "tailrace.errors"), name)

@@ -1,0 +1,167 @@
+"""The one hierarchy of errors. The class says who acts next; the server's codes, names and labels are kept.
+
+A message has up to three parts: what happened (the server's own text where it has one), where (a position in an
+oplog, a pipeline, a file) and a hint: what to do about it. The command line prints them without a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
+RESUMABLE_LABEL = "ResumableChangeStreamError"
+
+#: The server's name for each code that Tailrace raises (error_codes of mongod 6.0). Codes without a name of their own
+#: are called ``Location<code>`` by the server.
+CODE_NAMES: dict[int, str] = {
+    2: "BadValue",
+    6: "HostUnreachable",
+    8: "UnknownError",
+    9: "FailedToParse",
+    13: "Unauthorized",
+    14: "TypeMismatch",
+    15: "Overflow",
+    20: "IllegalOperation",
+    22: "InvalidBSON",
+    43: "CursorNotFound",
+    47: "NoMatchingDocument",
+    59: "CommandNotFound",
+    72: "InvalidOptions",
+    73: "InvalidNamespace",
+    115: "CommandNotSupported",
+    133: "FailedToSatisfyReadPreference",
+    136: "CappedPositionLost",
+    143: "CursorInUse",
+    146: "ExceededMemoryLimit",
+    159: "DurationOverflow",
+    166: "CommandNotSupportedOnView",
+    168: "InvalidPipelineOperator",
+    234: "RetryChangeStream",
+    237: "CursorKilled",
+    241: "ConversionFailure",
+    260: "InvalidResumeToken",
+    263: "OperationNotSupportedInTransaction",
+    280: "ChangeStreamFatalError",
+    286: "ChangeStreamHistoryLost",
+    346: "ChangeStreamInvalidated",
+    10334: "BSONObjectTooLarge",
+    40414: "IDLFailedToParse",
+    40415: "IDLUnknownField",
+}
+
+
+def code_name(code: int) -> str:
+    """The server's name for ``code``: ``CODE_NAMES`` or ``Location<code>``."""
+    return CODE_NAMES.get(code, f"Location{code}")
+
+
+class TailraceError(Exception):
+    """Root of every error that Tailrace raises on purpose.
+
+    ``code`` is the server's code or ``None`` where the server has none; ``labels`` are the server's error labels;
+    ``hint`` says what the reader can do. ``message`` is the server's text, unchanged, where it has one.
+    """
+
+    default_code: int | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int | None = None,
+        labels: Iterable[str] = (),
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = self.default_code if code is None else code
+        self.labels = frozenset(labels)
+        self.hint = hint
+
+    @property
+    def code_name(self) -> str | None:
+        return None if self.code is None else code_name(self.code)
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.code is not None:
+            text = f"{text} ({self.code} {self.code_name})"
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Spark sends errors between processes by pickle; keyword-only arguments would be lost by the default.
+        return (_rebuild, (type(self), self.message, self.code, tuple(self.labels), self.hint))
+
+
+def _rebuild(
+    cls: type[TailraceError], message: str, code: int | None, labels: tuple[str, ...], hint: str | None
+) -> TailraceError:
+    error = cls.__new__(cls)
+    TailraceError.__init__(error, message, code=code, labels=labels, hint=hint)
+    return error
+
+
+class UsageError(TailraceError):
+    """The caller fixes the call: a wrong option, a pipeline that does not parse, a path that is not there."""
+
+
+class InvalidResumeToken(UsageError):
+    """The token does not parse, or does not belong to this stream (260 and the parse codes)."""
+
+    default_code = 260
+
+
+class NonResumableError(TailraceError):
+    """The operator starts a new stream: 280 and 286 carry the server's label that says so."""
+
+    def __init__(self, message: str, *, code: int, hint: str | None = None) -> None:
+        super().__init__(message, code=code, labels=(NON_RESUMABLE_LABEL,), hint=hint)
+
+
+class ChangeStreamFatal(NonResumableError):
+    """280: the resume token is not in the stream, or the pipeline changed ``_id``."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, code=280, hint=hint)
+
+
+class ChangeStreamHistoryLost(NonResumableError):
+    """286: the oplog no longer reaches back to the point that is asked for."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, code=286, hint=hint)
+
+
+class ServerError(TailraceError):
+    """The server's stream would end with this code too, and no label tells the client to go on (47, 166, 10334)."""
+
+
+class SourceError(TailraceError):
+    """The place that entries come from cannot be read: unreachable, not permitted, not a replica set, damaged."""
+
+
+class SinkError(TailraceError):
+    """The place that events go to cannot be written or is not fit for it: full, not permitted, damaged, another's."""
+
+
+class OplogFormatError(TailraceError):
+    """An oplog entry breaks its format. ``position`` is its cluster time or byte offset, as words.
+
+    Nothing is skipped: whoever catches it decides, and everything before the position has been delivered.
+    """
+
+    default_code = 8
+
+    def __init__(self, message: str, *, position: str | None = None, code: int | None = None) -> None:
+        super().__init__(message, code=code, hint=None if position is None else f"At {position}")
+        self.position = position
+
+
+class InternalError(TailraceError):
+    """Our own bug; the state can no longer be trusted. Please report it."""
+
+
+def invariant(condition: bool, message: str) -> None:
+    """Raise ``InternalError`` unless ``condition`` holds (a plain assert vanishes under ``python -O``)."""
+    if not condition:
+        raise InternalError(message)

@@ -1,0 +1,1 @@
+"""The nouns that go out: change events, update descriptions, resume tokens and their key strings. Bytes, no I/O."""

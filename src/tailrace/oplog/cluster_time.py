@@ -1,0 +1,55 @@
+"""Cluster time: the server's hybrid logical clock, (seconds, increment) compared as one 64-bit pair (seed 001)."""
+
+from __future__ import annotations
+
+from bson.timestamp import Timestamp
+
+
+class ClusterTime(int):
+    """A cluster time as one integer: seconds in the high 32 bits, increment in the low 32.
+
+    The packing is that of a BSON timestamp and of an oplog record id, so order is plain integer order.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, seconds: int, increment: int) -> ClusterTime:
+        return cls((seconds << 32) | increment)
+
+    @classmethod
+    def from_timestamp(cls, timestamp: Timestamp) -> ClusterTime:
+        return cls((timestamp.time << 32) | timestamp.inc)
+
+    @classmethod
+    def from_bytes_le(cls, data: bytes) -> ClusterTime:
+        """From the 8 bytes of a BSON timestamp value."""
+        return cls(int.from_bytes(data, "little"))
+
+    @property
+    def seconds(self) -> int:
+        return int(self) >> 32
+
+    @property
+    def increment(self) -> int:
+        return int(self) & 0xFFFFFFFF
+
+    def tick(self) -> ClusterTime:
+        """The next cluster time: the increment plus one (what the server starts a new stream at)."""
+        return ClusterTime(self + 1)
+
+    def to_timestamp(self) -> Timestamp:
+        return Timestamp(self.seconds, self.increment)
+
+    def to_bytes_le(self) -> bytes:
+        """The 8 bytes of a BSON timestamp value."""
+        return int(self).to_bytes(8, "little")
+
+    def __str__(self) -> str:
+        return f"Timestamp({self.seconds}, {self.increment})"
+
+    def __repr__(self) -> str:
+        return f"ClusterTime.of({self.seconds}, {self.increment})"
+
+
+ZERO = ClusterTime(0)

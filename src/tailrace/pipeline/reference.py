@@ -1,0 +1,49 @@
+"""The reference of server versions, made from the table of profiles.
+
+python -m tailrace.pipeline.reference > docs/reference/server-versions.md
+"""
+
+from __future__ import annotations
+
+from tailrace.pipeline.profile import PROFILES, differences
+
+_INTRODUCTION = """\
+# Server versions
+
+Change streams differ between server versions. A *server profile* says how; all that depends on the version is in one
+table, `tailrace/pipeline/profile.py`, and this page is made from it:
+`python -m tailrace.pipeline.reference > docs/reference/server-versions.md`.
+
+## Which profile is used
+
+The newest one that is not newer than the deployment's version: 6.0.27 and 6.3 have that of 6.0. It can be set by hand,
+to get another version's events from the same oplog:
+
+```python
+tailrace.connect("mongodb://localhost", server_version="7.0")
+```
+
+    tailrace watch mongodb://localhost shop.orders --server-version 7.0
+    tailrace replay dump/ --server-version 5.0
+
+A dump does not name its server, so `replay` takes 6.0 unless it is told. With `engine="server"` the server decides, and
+a version is refused. Versions before 4.4 are refused, and so is an option that the version does not have.
+
+A profile cannot bring back what a server did not write into its oplog: 4.4 writes updates in the form `$v: 1`, whose
+events have no `truncatedArrays`, whatever the profile.
+
+## What differs
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    names = [profile.name for profile in PROFILES]
+    lines = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for says, by_version in differences():
+        lines.append(f"| {says} | {' | '.join(by_version[name] for name in names)} |")
+    return _INTRODUCTION + "\n" + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,77 @@
+"""What a pipeline asks of its driver, and what it gives: values, never calls.
+
+A pipeline is a generator. It yields one of the requests below and is sent the answer, or yields an ``Emit`` and is sent
+``None``. So the core does no I/O, and the in-process cursor, the gateway and Spark drive the same stages; a driver may
+answer in bulk, from a server, an archive or a test's dictionary. ``tailrace.source.drive`` is the plain driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.image import DocumentLookup, PreImageKey
+from tailrace.oplog.cluster_time import ClusterTime
+
+__all__ = [
+    "Answer",
+    "DocumentLookup",
+    "Emit",
+    "NeedDocuments",
+    "NeedEntries",
+    "NeedPreImages",
+    "OplogBatch",
+    "PreImageKey",
+    "Request",
+    "Running",
+]
+
+
+class OplogBatch(NamedTuple):
+    """A run of oplog entries in oplog order, and the promise that comes with it.
+
+    ``raw``         the entries' BSON, one after the other (what one reply of the server carries); may be empty
+    ``high_water``  nothing at or before this cluster time will ever appear that was not given already: the time of the
+                    last entry read, matching or not
+    """
+
+    raw: bytes
+    high_water: ClusterTime
+
+
+@dataclass(frozen=True, slots=True)
+class NeedEntries:
+    """Ask for single oplog entries by cluster time (the earlier members of a transaction's chain).
+
+    Answer: ``list[bytes | None]``, one for each time in the order asked; ``None`` where the oplog no longer has it.
+    """
+
+    times: tuple[ClusterTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedPreImages:
+    """Ask for pre-images. Answer: ``list[bytes | None]``, the ``preImage`` documents in the order asked."""
+
+    keys: tuple[PreImageKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedDocuments:
+    """Ask for current documents. Answer: ``list[bytes | None]`` in the order asked."""
+
+    lookups: tuple[DocumentLookup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Finished events in stream order. Answer: ``None``."""
+
+    events: list[ChangeEvent]
+
+
+Request: TypeAlias = NeedEntries | NeedPreImages | NeedDocuments
+Answer: TypeAlias = "list[bytes | None] | None"
+Running: TypeAlias = Generator[Request | Emit, Answer, None]

@@ -1,0 +1,251 @@
+"""The stages in a row: oplog batches in, change events out.
+
+``SHARD_STAGES`` and ``ROUTER_STAGES`` hold the server's order; which of them a stream needs is decided here and
+nowhere else. Each stage appends to a list what it gives; when one raises, what it had given by then still goes through
+the rest, so that every event before an error is delivered before the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias
+
+from tailrace import raw_bson
+from tailrace.errors import OplogFormatError, TailraceError, invariant
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.resume_token import ResumeToken
+from tailrace.expression import CompiledPipeline, compile_stages
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.entry import OplogEntry, parse_entry
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import Plan
+from tailrace.pipeline.request import Answer, Emit, OplogBatch, Request, Running
+from tailrace.stage.add_post_image import AddPostImage
+from tailrace.stage.add_pre_image import AddPreImage
+from tailrace.stage.add_sort_key import AddSortKey
+from tailrace.stage.check_invalidate import CheckInvalidate
+from tailrace.stage.check_resumability import CheckResumability
+from tailrace.stage.ensure_resume_token_present import EnsureResumeTokenPresent
+from tailrace.stage.match_classic_events import MatchClassicEvents
+from tailrace.stage.oplog_match import OplogMatch
+from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent
+from tailrace.stage.transform import Transform
+from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
+from tailrace.stage.user_stages import GuardIdentifier, MatchAhead, UserStages
+
+#: The server's stages of a shard, and those behind the merge, in the order in which it builds them.
+SHARD_STAGES: Final = (
+    OplogMatch,
+    UnwindTransaction,
+    Transform,
+    CheckInvalidate,
+    MatchClassicEvents,
+    CheckResumability,
+    MatchAhead,
+    AddPreImage,
+    AddPostImage,
+    UserStages,
+    AddSortKey,
+)
+ROUTER_STAGES: Final = (EnsureResumeTokenPresent, GuardIdentifier, CheckEventSize, SplitLargeEvent)
+
+#: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
+_CHUNK_ENTRIES: Final = 1_000
+#: What a stage with a ``process`` of (events, out) looks like; it may be a generator of requests.
+_Stage: TypeAlias = Callable[[list[Any], list[ChangeEvent]], "Generator[Request, Answer, None] | None"]
+
+
+class ChangeStreamPipeline:
+    """One running change stream over one oplog.
+
+    ``mid_stream``   a later slice of a stream whose start another slice has found: nothing is searched for
+    ``invalidated``  the invalidate event has passed: the stream is over
+    ``high_water``   cluster time up to which every entry has been seen
+    ``searching``    the event resumed from has not been met yet
+    """
+
+    def __init__(self, plan: Plan, *, mid_stream: bool = False) -> None:
+        invariant(plan.read_after is not None, "a pipeline is built from a plan without a start")
+        self.plan = plan
+        self.invalidated = False
+        self.high_water = ClusterTime(plan.read_after or 0)
+        self._start = plan.start or ClusterTime(0)
+        self._token = plan.first_token
+        self._oplog_match = OplogMatch(plan.options, plan.profile)
+        self._unwind = UnwindTransaction(
+            self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
+        )
+        self._check_invalidate = CheckInvalidate(plan)
+        self._searches = not mid_stream and _must_search(plan)
+        # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
+        ensures = self._searches and not plan.options.needs_merge
+        self._ensure = EnsureResumeTokenPresent(_token_of(plan)) if ensures else None
+        self._stages = self._build_stages()
+
+    def _build_stages(self) -> tuple[_Stage, ...]:
+        plan, options = self.plan, self.plan.options
+        user = _compiled(options, options.pipeline)
+        image_free = _image_free_matches(options.pipeline)
+        needs_pre = options.full_document_before_change != "off"
+        needs_post = options.full_document != "default"
+        stages: list[_Stage] = [Transform(plan).process, self._check_invalidate.process]
+        if not options.show_expanded_events:
+            stages.append(MatchClassicEvents().process)
+        if self._searches:
+            stages.append(CheckResumability(_token_of(plan)).process)
+        if image_free and (needs_pre or needs_post or self._searches):
+            stages.append(MatchAhead(_compiled(options, options.pipeline[:image_free])).process)
+        if needs_pre:
+            stages.append(AddPreImage(options).process)
+        if needs_post:
+            stages.append(AddPostImage(options).process)
+        if user.stages:
+            stages.append(UserStages(user).process)
+        if self._ensure is not None:
+            stages.append(self._ensure.process)
+        if user.replaces_id:
+            stages.append(GuardIdentifier().process)
+        stages.append(_size_stage(plan, user))
+        if options.needs_merge:
+            stages.append(AddSortKey().process)
+        return tuple(stages)
+
+    @property
+    def searching(self) -> bool:
+        return self._ensure is not None and self._ensure.searching
+
+    @property
+    def resume_token(self) -> ResumeToken:
+        """The post-batch resume token: where a new stream goes on from here (semantics 7). It never goes back."""
+        return self._token
+
+    @property
+    def unknown_operations(self) -> dict[str, int]:
+        """How many entries were skipped for an operation letter that is not known, by letter."""
+        return self._oplog_match.unknown_operations
+
+    def process(self, batch: OplogBatch) -> Running:
+        """Run a batch through the stages: yields requests (answer them) and ``Emit`` (answer ``None``).
+
+        After invalidation the rest of the batch is not looked at. Raises ``OplogFormatError`` with the entry's
+        position, 280, 286, or what a stage raises, after everything before it was emitted.
+        """
+        chunk: list[OplogEntry] = []
+        try:
+            for raw in raw_bson.split(batch.raw):
+                entry = parse_entry(raw)
+                if entry.cluster_time < self._start:
+                    continue
+                if self._oplog_match.matches(entry):
+                    chunk.append(entry)
+                elif is_chain_member(entry):
+                    self._unwind.remember(entry.cluster_time, raw)
+                if len(chunk) >= _CHUNK_ENTRIES:
+                    full, chunk = chunk, []
+                    yield from self._run(full)
+                    if self.invalidated:
+                        return
+        except OplogFormatError:
+            yield from self._run(chunk)
+            if self.invalidated:
+                return
+            raise
+        yield from self._run(chunk)
+        if not self.invalidated:
+            self._promise(batch.high_water)
+
+    def _run(self, entries: list[OplogEntry]) -> Running:
+        """One chunk through all stages, transactions in bounded pieces."""
+        if not entries:
+            return
+        pieces = self._unwind.process(entries)
+        answer: Answer = None
+        while True:
+            try:
+                piece = pieces.send(answer)
+            except StopIteration:
+                return
+            if isinstance(piece, list):
+                answer = None
+                yield from self._run_piece(piece)
+                if self.invalidated:
+                    return
+            else:
+                answer = yield piece
+
+    def _run_piece(self, piece: list[OplogEntry]) -> Running:
+        items: list[Any] = piece
+        failure: TailraceError | None = None
+        invalidate: ChangeEvent | None = None
+        for stage in self._stages:
+            out: list[ChangeEvent] = []
+            try:
+                requests = stage(items, out)
+                if requests is not None:
+                    yield from requests
+            except TailraceError as error:
+                # What this stage had given comes before its error; an error further down comes earlier in the stream.
+                failure, invalidate = error, None
+            if stage == self._check_invalidate.process and (ending := _ending(out)) is not None:
+                # The stream is over here: what failed in a stage above stands behind it.
+                invalidate, failure = ending, None
+            items = out
+        if items:
+            self._token = items[-1].token
+            yield Emit(items)
+        if failure is not None:
+            raise failure
+        if invalidate is not None:
+            self.invalidated = True
+            self._token = invalidate.token
+            self.high_water = invalidate.cluster_time
+
+    def _promise(self, high_water: ClusterTime) -> None:
+        """Move the post-batch resume token to the end of what was scanned, where that is later than its time. A mark of
+        the same time is written anew: one of version 1 that a version 2 stream was started with becomes version 2."""
+        self.high_water = max(self.high_water, high_water)
+        reached = self._token.cluster_time
+        if high_water > reached or (high_water == reached and self._token.is_high_water_mark):
+            self._token = ResumeToken.high_water_mark(high_water, version=self.plan.token_version)
+
+
+def _compiled(options: StreamOptions, stages: tuple[bytes, ...]) -> CompiledPipeline:
+    return compile_stages(stages, let=options.let, show_expanded_events=options.show_expanded_events)
+
+
+def _must_search(plan: Plan) -> bool:
+    return plan.start_token is not None and not plan.start_token.is_high_water_mark
+
+
+def _token_of(plan: Plan) -> ResumeToken:
+    invariant(plan.start_token is not None, "a token is searched for without one")
+    return plan.start_token  # type: ignore[return-value]
+
+
+def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:
+    """The invalidate event that ends the stream, if this piece holds it; nothing stands behind it."""
+    if events and events[-1].from_invalidate and not events[-1].swallow:
+        return events[-1]
+    return None
+
+
+def _size_stage(plan: Plan, user: CompiledPipeline) -> _Stage:
+    if user.split_large_event:
+        return SplitLargeEvent(plan.start_token).process
+    return CheckEventSize().process
+
+
+def _image_free_matches(pipeline: tuple[bytes, ...]) -> int:
+    """How many leading stages are ``$match`` and cannot depend on an image: they spare others the looking up.
+
+    Judged by the bytes, towards caution: a match that names a full document in any way waits for the images.
+    """
+    count = 0
+    for stage in pipeline:
+        first = next(raw_bson.elements(stage), None)
+        if first is None or first.name != b"$match":
+            break
+        if any(word in stage for word in (b"fullDocument", b"$$", b"$jsonSchema")):
+            break
+        count += 1
+    return count

@@ -1,0 +1,99 @@
+"""AddPostImage: ``fullDocument`` of updates, looked up or computed, one request for a batch (semantics 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from tailrace import raw_bson
+from tailrace.errors import OplogFormatError, ServerError, TailraceError, invariant
+from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
+from tailrace.oplog.update_delta import apply_diff
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages
+from tailrace.raw_bson import OBJECT
+from tailrace.stage.add_pre_image import request_pre_images
+
+
+class AddPostImage:
+    """``updateLookup`` reads the current document; ``whenAvailable`` and ``required`` apply the delta to the pre-image.
+
+    Not found: null, but with ``required`` ``ServerError`` 47 at that event.
+    """
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._looks_up = options.full_document == "updateLookup"
+        self._required = options.full_document == "required"
+        self._match_uuid = options.match_collection_uuid_for_update_lookup
+        # A pre-image that the stage before has looked up, found or not, is not looked up again.
+        self._has_pre_images = options.full_document_before_change != "off"
+
+    def process(
+        self, events: list[ChangeEvent], out: list[ChangeEvent]
+    ) -> Generator[NeedDocuments | NeedPreImages, Answer, None]:
+        updates = [event for event in events if event.operation_type == "update"]
+        if self._looks_up:
+            failure = yield from self._look_up(updates)
+            for event in events:
+                if event.operation_type == "update" and event.full_document is None and failure is not None:
+                    raise failure
+                out.append(event)
+            return
+        if self._has_pre_images:
+            images = {id(event): event.full_document_before_change or None for event in updates}
+        else:
+            images = yield from request_pre_images(updates)
+        for event in events:
+            if event.operation_type == "update":
+                event.full_document = self._post_image(event, images[id(event)])
+            out.append(event)
+
+    def _look_up(self, updates: list[ChangeEvent]) -> Generator[NeedDocuments, Answer, TailraceError | None]:
+        """Fill the updates' documents, all at once; one by one up to the first that fails where that cannot be done,
+        so that the error stands at its event. Returns that error."""
+        if not updates:
+            return None
+        try:
+            yield from self._ask_for(updates)
+        except TailraceError as error:
+            if len(updates) == 1:
+                return error
+            for event in updates:
+                try:
+                    yield from self._ask_for([event])
+                except TailraceError as single:
+                    return single
+        return None
+
+    def _ask_for(self, updates: list[ChangeEvent]) -> Generator[NeedDocuments, Answer, None]:
+        answer = yield NeedDocuments(tuple(self._lookup(event) for event in updates))
+        invariant(answer is not None and len(answer) == len(updates), "a look-up of documents was not answered in full")
+        for event, document in zip(updates, answer or (), strict=True):
+            event.full_document = NULL_DOCUMENT if document is None else document
+
+    def _lookup(self, event: ChangeEvent) -> DocumentLookup:
+        return DocumentLookup(
+            event.database or "",
+            event.collection or "",
+            event.document_key or raw_bson.EMPTY_DOCUMENT,
+            event.cluster_time,
+            event.lookup_uuid if self._match_uuid else None,
+        )
+
+    def _post_image(self, event: ChangeEvent, pre_image: bytes | None) -> bytes:
+        if pre_image is None:
+            if self._required:
+                raise ServerError(
+                    "Change stream was configured to require a post-image for all update events, but the post-image "
+                    f"was not found for event: {event.describe()}",
+                    code=47,
+                )
+            return NULL_DOCUMENT
+        position = f"oplog entry {event.cluster_time}"
+        update = event.raw_update or raw_bson.EMPTY_DOCUMENT
+        diff = raw_bson.find(update, b"diff")
+        if diff is None or diff.type != OBJECT:
+            raise OplogFormatError("a post-image is asked of an update entry without a delta", position=position)
+        try:
+            return apply_diff(pre_image, raw_bson.value(update, diff))
+        except OplogFormatError as error:
+            raise OplogFormatError(error.message, position=position, code=error.code) from None

@@ -1,0 +1,18 @@
+"""The sort key that a shard's part of a merged stream carries behind each event (semantics 9)."""
+
+from __future__ import annotations
+
+from tailrace import raw_bson
+from tailrace.event.change_event import ChangeEvent
+from tailrace.raw_bson import ARRAY, OBJECT, encode_document, encode_element
+
+
+class AddSortKey:
+    """Appends ``$sortKey: [<token>]``: what the merge over shards compares."""
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        for event in events:
+            key = encode_document(encode_element(OBJECT, b"0", event.token_bson))
+            body = event.to_bson()[4:-1]
+            event.replaced_by = raw_bson.encode_document(body, encode_element(ARRAY, b"$sortKey", key))
+            out.append(event)

@@ -1,0 +1,53 @@
+"""CheckInvalidate: after the event that ends what a stream watches comes the invalidate event (semantics 6.1)."""
+
+from __future__ import annotations
+
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.resume_token import encode_event_token
+from tailrace.pipeline.plan import Plan
+
+
+class CheckInvalidate:
+    """Adds the invalidate event behind its cause and lets nothing pass after it.
+
+    The invalidate that a stream is started after does not end it: it passes once, marked, so that the resume search
+    finds it.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._kind = plan.options.scope.kind
+        start = plan.start_token
+        self._started_after = start if start is not None and start.from_invalidate else None
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        for event in events:
+            out.append(event)
+            if self._invalidates(event):
+                invalidate = self._invalidate_event(event)
+                out.append(invalidate)
+                if not invalidate.swallow:
+                    return
+
+    def _invalidates(self, event: ChangeEvent) -> bool:
+        if self._kind == "collection":
+            # Whatever the filter lets through: the server does not look at the name again, so the drop of "c\n", which
+            # its pattern takes for "c" too, ends the stream on "c" (6.0.27).
+            return event.operation_type in ("drop", "rename")
+        return self._kind == "database" and event.operation_type == "dropDatabase"
+
+    def _invalidate_event(self, cause: ChangeEvent) -> ChangeEvent:
+        """The invalidate: the cause's token with fromInvalidate set, its times, and nothing else."""
+        token = cause.token
+        document = encode_event_token(
+            token.cluster_time,
+            version=token.version,
+            txn_op_index=token.txn_op_index,
+            from_invalidate=True,
+            uuid=token.uuid,
+            identifier=token.event_identifier,
+        )
+        event = ChangeEvent("invalidate", cause.cluster_time, document)
+        event.wall_time_ms = cause.wall_time_ms
+        event.from_invalidate = True
+        event.swallow = self._started_after is not None and event.token == self._started_after
+        return event

@@ -1,0 +1,42 @@
+"""EnsureResumeTokenPresent: the first event that arrives must be the one resumed from; it is swallowed (semantics 6.2).
+
+A leading ``$match`` of the user's runs before this stage, as on the server: if it excludes the event resumed from, the
+resume fails at the first later event that passes (semantics 8).
+"""
+
+from __future__ import annotations
+
+from tailrace.errors import ChangeStreamFatal
+from tailrace.event.bson_text import token_text
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.resume_token import ResumeToken
+from tailrace.stage.check_resumability import ResumeStatus, compare_with_token
+
+
+class EnsureResumeTokenPresent:
+    """Raises ``ChangeStreamFatal`` (280) where the stream has passed the token without meeting it.
+
+    ``searching`` until the event is found. The event of a fragment's token is not swallowed: ``SplitLargeEvent`` gives
+    the fragments after it.
+    """
+
+    def __init__(self, token: ResumeToken) -> None:
+        self._token = token
+        self.searching = True
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        if not self.searching:
+            out.extend(events)
+            return
+        for position, event in enumerate(events):
+            status = compare_with_token(event, self._token)
+            if status is ResumeStatus.SURPASSED:
+                raise ChangeStreamFatal(
+                    f"cannot resume stream; the resume token was not found. {token_text(event.token_bson)}",
+                    hint="The token is of another stream, or the pipeline excludes its event: start a new stream",
+                )
+            if status is ResumeStatus.FOUND:
+                self.searching = False
+                keep = 0 if self._token.fragment_num is not None else 1
+                out.extend(events[position + keep :])
+                return

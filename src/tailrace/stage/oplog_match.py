@@ -1,0 +1,165 @@
+"""OplogMatch: which oplog entries a stream can be interested in (semantics 2.2 and 2.3).
+
+An inclusion list: an operation letter that no known server version writes is skipped and counted, never guessed at.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace import raw_bson
+from tailrace.oplog.entry import OplogEntry, apply_ops, first_elements, parse_operation
+from tailrace.oplog.namespace import NamespaceFilter
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.profile import ServerProfile
+from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, STRING, Element
+
+CRUD: Final = frozenset("iud")
+_KNOWN: Final = frozenset("iudcn")
+#: Commands whose value is the collection's bare name.
+_COLLECTION_COMMANDS: Final = (b"drop", b"create", b"createIndexes", b"commitIndexBuild", b"dropIndexes", b"collMod")
+#: No-ops by which a shard announces what happened to a collection.
+_SHARDING_NO_OPS: Final = (b"shardCollection", b"refineCollectionShardKey", b"reshardCollection")
+_RESHARDING_TYPES: Final = frozenset((b"reshardBegin", b"reshardDoneCatchUp"))
+_NEW_SHARD_TYPE: Final = b"migrateChunkToNewShard"
+
+
+class OplogMatch:
+    """Keeps the entries that can become events; the rest never leaves this stage.
+
+    ``unknown_operations`` counts entries by an operation letter that is not known.
+    """
+
+    def __init__(self, options: StreamOptions, profile: ServerProfile) -> None:
+        self._options = options
+        self._profile = profile
+        self._names = NamespaceFilter(options.scope, show_system_events=options.show_system_events)
+        self._views_match = options.show_expanded_events
+        self.unknown_operations: dict[str, int] = {}
+
+    def process(self, entries: list[OplogEntry]) -> list[OplogEntry]:
+        return [entry for entry in entries if self.matches(entry)]
+
+    def matches(self, entry: OplogEntry) -> bool:
+        """Whether the stream reads this top-level entry."""
+        operation = entry.operation
+        if entry.from_migrate and not self._shows_migration(entry):
+            return False
+        if operation in CRUD:
+            namespace = entry.namespace
+            return self._names.namespace(namespace) or (self._views_match and self._names.views(namespace))
+        if operation == "c":
+            return self._matches_command(entry, first_elements(entry.o))
+        if operation == "n":
+            return self._matches_no_op(entry)
+        if operation not in _KNOWN:
+            self.unknown_operations[operation] = self.unknown_operations.get(operation, 0) + 1
+        return False
+
+    def matches_inner(self, operation: OplogEntry) -> bool:
+        """Whether an operation inside a transaction passes: CRUD and commands, without the views branch."""
+        if operation.from_migrate and not self._shows_migration(operation):
+            return False
+        if operation.operation in CRUD:
+            return self._names.namespace(operation.namespace)
+        if operation.operation == "c":
+            return self._matches_ddl(operation, first_elements(operation.o))
+        return False
+
+    def _shows_migration(self, entry: OplogEntry) -> bool:
+        if self._options.show_migration_events:
+            return True
+        if not self._options.show_system_events or entry.operation != "c" or entry.o is None:
+            return False
+        fields = first_elements(entry.o)
+        return self._names.command(entry.namespace) and any(
+            self._names_collection(entry.o, fields.get(name)) for name in (b"create", b"createIndexes")
+        )
+
+    def _matches_command(self, entry: OplogEntry, fields: dict[bytes, Element]) -> bool:
+        if b"applyOps" in fields:
+            return self._matches_apply_ops(entry, fields)
+        commit = fields.get(b"commitTransaction")
+        if commit is not None and entry.o is not None:
+            return _equals_one(entry.o, commit)
+        return self._matches_ddl(entry, fields)
+
+    def _matches_ddl(self, entry: OplogEntry, fields: dict[bytes, Element]) -> bool:
+        body = entry.o
+        if body is None or not self._names.command(entry.namespace):
+            return False
+        for name in _COLLECTION_COMMANDS:
+            if self._names_collection(body, fields.get(name)):
+                return True
+        source = fields.get(b"renameCollection")
+        if source is not None and (
+            self._names_namespace(body, source) or self._names_namespace(body, fields.get(b"to"))
+        ):
+            return True
+        return b"dropDatabase" in fields and self._options.scope.kind != "collection"
+
+    def _matches_apply_ops(self, entry: OplogEntry, fields: dict[bytes, Element]) -> bool:
+        """The entry that commits a transaction with its last operations, and nothing else: not the earlier members of
+        a chain, not a prepare entry, and not (before 8.x) an applyOps without a session."""
+        body = entry.o
+        if body is None or fields[b"applyOps"].type != ARRAY:
+            return False
+        if _is_true(body, fields.get(b"prepare")) or _is_true(body, fields.get(b"partialTxn")):
+            return False
+        if entry.lsid is None or entry.txn_number is None:
+            return self._profile.unwinds_apply_ops_without_session and self._any_inner_matches(entry)
+        return entry.prev_op_time is not None or self._any_inner_matches(entry)
+
+    def _any_inner_matches(self, entry: OplogEntry) -> bool:
+        """Whether the whole entry is of interest: an operation in scope, or an in-scope create or createIndexes.
+
+        Narrower than the test of each operation: an in-scope drop alone does not make the server read the entry.
+        """
+        for raw in apply_ops(entry):
+            operation = parse_operation(raw, entry.position)
+            if self._names.namespace(operation.namespace):
+                return True
+            if operation.o is not None and self._names.command(operation.namespace):
+                fields = first_elements(operation.o)
+                if any(self._names_collection(operation.o, fields.get(name)) for name in (b"create", b"createIndexes")):
+                    return True
+        return False
+
+    def _matches_no_op(self, entry: OplogEntry) -> bool:
+        if entry.o2 is None or not self._names.namespace(entry.namespace):
+            return False
+        fields = first_elements(entry.o2)
+        if any(name in fields for name in _SHARDING_NO_OPS):
+            return True
+        if self._options.show_system_events and b"migrateLastChunkFromShard" in fields:
+            return True
+        kind = fields.get(b"type")
+        if kind is None or kind.type != STRING:
+            return False
+        name = raw_bson.read_string(entry.o2, kind.value_start)
+        return name in _RESHARDING_TYPES or (name == _NEW_SHARD_TYPE and self._options.needs_merge)
+
+    def _names_collection(self, body: bytes, element: Element | None) -> bool:
+        return (
+            element is not None
+            and element.type == STRING
+            and self._names.collection(raw_bson.read_string(body, element.value_start))
+        )
+
+    def _names_namespace(self, body: bytes, element: Element | None) -> bool:
+        return (
+            element is not None
+            and element.type == STRING
+            and self._names.namespace(raw_bson.read_string(body, element.value_start))
+        )
+
+
+def _is_true(body: bytes, element: Element | None) -> bool:
+    return element is not None and element.type == BOOL and body[element.value_start] == 1
+
+
+def _equals_one(body: bytes, element: Element) -> bool:
+    value = raw_bson.value(body, element)
+    if element.type in (INT32, INT64):
+        return int.from_bytes(value, "little", signed=True) == 1
+    return element.type == DOUBLE and value == b"\x00\x00\x00\x00\x00\x00\xf0\x3f"

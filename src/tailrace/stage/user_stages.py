@@ -1,0 +1,75 @@
+"""The user's own stages on finished events, and the guard of ``_id`` behind them (semantics 8)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace import raw_bson
+from tailrace.errors import ChangeStreamFatal
+from tailrace.event.bson_text import spaced_document_text
+from tailrace.event.change_event import ChangeEvent
+from tailrace.expression import CompiledPipeline
+from tailrace.raw_bson import OBJECT, encode_document, encode_element
+
+_MODIFIED: Final = (
+    "Encountered an event whose _id field, which contains the resume token, was modified by the pipeline. Modifying "
+    "the _id field of an event makes it impossible to resume the stream from that point. Only transformations that "
+    "retain the unmodified _id field are allowed."
+)
+
+
+class MatchAhead:
+    """The user's leading ``$match`` stages: they run before the resume check, as the server moves them there."""
+
+    def __init__(self, pipeline: CompiledPipeline) -> None:
+        self._pipeline = pipeline
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        for event in events:
+            # The invalidate that the stream is started after must reach the resume check whatever the match says.
+            if event.swallow or self._pipeline.apply(event.to_bson()) is not None:
+                out.append(event)
+
+
+class UserStages:
+    """Every stage of the user's pipeline, in order.
+
+    They stand before the search for the resume token, since the server lets all of them swap with it (measured on
+    6.0.27 with a ``$match`` on a field that a ``$set`` before it computes): an event that they filter out is not found.
+    """
+
+    def __init__(self, pipeline: CompiledPipeline) -> None:
+        self._pipeline = pipeline
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        for event in events:
+            document = self._pipeline.apply(event.to_bson())
+            if document is not None:
+                event.replaced_by = document
+            elif not event.swallow:
+                continue
+            out.append(event)
+
+
+class GuardIdentifier:
+    """Raises 280 where the user's stages changed or removed the resume token of an event that is given."""
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        for event in events:
+            if event.replaced_by is not None:
+                check_id(event.token_bson, event.replaced_by)
+            out.append(event)
+
+
+def check_id(token_bson: bytes, document: bytes) -> None:
+    """Raise ``ChangeStreamFatal`` (280) unless the document's ``_id`` is the token, byte for byte."""
+    element = raw_bson.find(document, b"_id")
+    if element is not None and element.type == OBJECT and raw_bson.value(document, element) == token_bson:
+        return
+    expected = encode_document(encode_element(OBJECT, b"_id", token_bson))
+    found = raw_bson.EMPTY_DOCUMENT
+    if element is not None:
+        found = encode_document(document[element.start : element.end])
+    raise ChangeStreamFatal(
+        f"{_MODIFIED} Expected: {spaced_document_text(expected)} but found: {spaced_document_text(found)}"
+    )
