@@ -1,0 +1,10 @@
+"""The user's pipeline: the server's match and expression language on the raw bytes of events.
+
+``compile_stages`` turns the stages into closures; nothing is decoded but what an operator needs. What cannot be
+evaluated exactly as mongod does is refused by name.
+"""
+
+from tailrace.expression import operators as operators  # fills the registry
+from tailrace.expression.pipeline import CompiledPipeline, compile_stages
+
+__all__ = ["CompiledPipeline", "compile_stages"]

@@ -1,0 +1,1 @@
+"""The query language of ``$match``: parsed form, path traversal, compiled tests."""

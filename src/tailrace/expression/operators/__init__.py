@@ -1,0 +1,37 @@
+"""The aggregation operators by group. Importing this package fills the registry."""
+
+from tailrace.expression.operators import (
+    accumulate,
+    arithmetic,
+    array,
+    convert,
+    date_math,
+    date_text,
+    dates,
+    iterate,
+    logic,
+    numeric,
+    objects,
+    regex,
+    sets,
+    text,
+    variables,
+)
+
+__all__ = [
+    "accumulate",
+    "arithmetic",
+    "array",
+    "convert",
+    "date_math",
+    "date_text",
+    "dates",
+    "iterate",
+    "logic",
+    "numeric",
+    "objects",
+    "regex",
+    "sets",
+    "text",
+    "variables",
+]

@@ -1,0 +1,153 @@
+"""Accumulators used as expressions: over their arguments, or over the elements of one array argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Final
+
+from tailrace.expression import value as v
+from tailrace.expression.compare import compare
+from tailrace.expression.core import Expression, Frame, Scope, operator_of, parse_arguments, regroup
+from tailrace.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, widest
+from tailrace.expression.registry import failure, register
+from tailrace.expression.value import Maybe, Value
+
+_ACCUMULATOR: Final = "accumulator"
+
+
+def _accumulator(
+    name: str,
+    since: str,
+    total: Callable[[Iterable[Maybe]], Maybe],
+    *,
+    associative: bool = False,
+    commutative: bool = False,
+) -> None:
+    """One argument that is an array stands for its elements; several stand for themselves."""
+
+    def build(args: Sequence[Expression], scope: Scope) -> Expression:
+        closures = [argument.evaluate for argument in args]
+        if len(closures) != 1:
+            return operator_of(name, args, lambda frame: total(evaluate(frame) for evaluate in closures), scope)
+        only = closures[0]
+
+        def evaluate(frame: Frame) -> Maybe:
+            value = only(frame)
+            if value is not None and value[0] == v.ARRAY:
+                return total(list(v.elements_of(value)))
+            return total([value])
+
+        return operator_of(name, args, evaluate, scope)
+
+    def parse(operand: Value, scope: Scope) -> Expression:
+        args = parse_arguments(operand, scope)
+        if associative and scope.folding and len(args) > 1 and not all(argument.constant for argument in args):
+            args = regroup(name, args, build, scope, commutative=commutative, least=2)
+        return build(args, scope)
+
+    register(name, _ACCUMULATOR, since, parse)
+
+
+def _numbers(values: Iterable[Maybe]) -> list[Value]:
+    return [value for value in values if value is not None and value[0] in v.NUMERIC]
+
+
+def _totals(numbers: list[Value]) -> tuple[DoubleSum, Decimal, int]:
+    total, decimal_total, kind = DoubleSum(), Decimal(0), v.INT32
+    for value in numbers:
+        kind = widest(kind, value[0])
+        number = v.number_of(value)
+        if value[0] == v.DECIMAL:
+            decimal_total = CONTEXT.add(decimal_total, v.decimal_of(value))
+        elif isinstance(number, int):
+            total.add_long(number)
+        else:
+            total.add(float(number))
+    return total, decimal_total, kind
+
+
+def _sum(values: Iterable[Maybe]) -> Maybe:
+    total, decimal_total, kind = _totals(_numbers(values))
+    if kind == v.DECIMAL:
+        return v.decimal(CONTEXT.add(decimal_total, total.decimal()))
+    if kind == v.DOUBLE:
+        return v.double(total.double())
+    whole = total.long()
+    if whole is None:
+        return v.double(total.double())
+    return v.int64(whole) if kind == v.INT64 else v.integer(whole)
+
+
+_accumulator("$sum", "2.6", _sum, associative=True, commutative=True)
+
+
+def _average(values: Iterable[Maybe]) -> Maybe:
+    numbers = _numbers(values)
+    if not numbers:
+        return v.NULL
+    total, decimal_total, kind = _totals(numbers)
+    if kind == v.DECIMAL:
+        whole = CONTEXT.add(decimal_total, total.decimal())
+        return v.decimal(CONTEXT.divide(whole, Decimal(len(numbers))))
+    return v.double(total.double() / len(numbers))
+
+
+_accumulator("$avg", "2.6", _average)
+
+
+def _extreme(sign: int) -> Callable[[Iterable[Maybe]], Maybe]:
+    def choose(values: Iterable[Maybe]) -> Maybe:
+        best: Maybe = None
+        for value in values:
+            if value is None or value[0] in v.NULLISH:
+                continue
+            if best is None or compare(value, best) * sign > 0:
+                best = value
+        return v.NULL if best is None else best
+
+    return choose
+
+
+_accumulator("$min", "2.6", _extreme(-1), associative=True, commutative=True)
+_accumulator("$max", "2.6", _extreme(1), associative=True, commutative=True)
+
+
+def _deviation(sample: bool) -> Callable[[Iterable[Maybe]], Maybe]:
+    """Welford's method in doubles, as the server does it."""
+
+    def apply(values: Iterable[Maybe]) -> Maybe:
+        count, mean, squares = 0, 0.0, 0.0
+        for value in _numbers(values):
+            number = float_of(value)
+            count += 1
+            delta = number - mean
+            if delta != 0:
+                mean += delta / count
+                squares += delta * (number - mean)
+        least = count - 1 if sample else count
+        if least <= 0:
+            return v.NULL
+        return v.double(math.sqrt(squares / least) if not v.is_nan(squares) and squares != math.inf else squares)
+
+    return apply
+
+
+_accumulator("$stdDevPop", "3.2", _deviation(False))
+_accumulator("$stdDevSamp", "3.2", _deviation(True))
+
+
+def _merge_objects(values: Iterable[Maybe]) -> Maybe:
+    fields: dict[bytes, Value] = {}
+    for value in values:
+        if value is None or value[0] in v.NULLISH:
+            continue
+        if value[0] != v.OBJECT:
+            raise failure(40400, f"$mergeObjects requires object inputs, but an input is of type {v.type_name(value)}")
+        for name, kind, data in v.fields_of(value[1]):
+            fields[name] = (kind, data)
+    return v.object_of(fields.items())
+
+
+_accumulator("$mergeObjects", "3.6", _merge_objects)

@@ -1,0 +1,244 @@
+"""Dates as text: ``$dateToString``, ``$dateFromString`` and the parsing that ``$toDate`` shares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from tailrace.errors import TailraceError
+from tailrace.expression import value as v
+from tailrace.expression.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.operators import calendar
+from tailrace.expression.operators.calendar import civil_of, days_of
+from tailrace.expression.operators.dates import moment_of, named, sunday_week, zone_at
+from tailrace.expression.operators.zones import Zone, zone_of
+from tailrace.expression.registry import failure, not_exact, parse_failure, register
+from tailrace.expression.value import Maybe, Value
+
+_DATE: Final = "date"
+_FAILED: Final = 241
+ISO_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%LZ"
+
+
+def _check_format(text: str, letters: str) -> None:
+    at = 0
+    while at < len(text):
+        if text[at] != "%":
+            at += 1
+            continue
+        if at + 1 == len(text):
+            raise failure(18535, "Unmatched '%' at end of format string")
+        if text[at + 1] not in letters:
+            raise failure(18536, f"Invalid format character '%{text[at + 1]}' in format string")
+        at += 2
+
+
+def _to_string(operand: Value, scope: Scope) -> Expression:
+    given = named("$dateToString", operand, ("date", "format", "timezone", "onNull"), (18629, 18534), scope)
+    if "date" not in given:
+        raise parse_failure(18628, "Missing 'date' parameter to $dateToString")
+
+    def evaluate(frame: Frame) -> Maybe:
+        value = given["date"].evaluate(frame)
+        layout: str | None = None
+        if "format" in given:
+            wanted = given["format"].evaluate(frame)
+            if wanted is None or wanted[0] in v.NULLISH:
+                return v.NULL
+            if wanted[0] != v.STRING:
+                raise failure(18533, f"$dateToString requires that 'format' be a string, found: {v.type_name(wanted)}")
+            layout = v.text_of(wanted)
+            _check_format(layout, "dGHjLmMSuUVwYzZ%")
+        zone = zone_at(given, frame)
+        if value is None or value[0] in v.NULLISH:
+            return v.NULL if "onNull" not in given else given["onNull"].evaluate(frame)
+        if zone is None:
+            return v.NULL
+        return v.string(written(moment_of(value), ISO_FORMAT if layout is None else layout, zone))
+
+    return operator_of("$dateToString", list(given.values()), evaluate, scope)
+
+
+register("$dateToString", _DATE, "3.0", _to_string)
+
+
+def written(moment: int, layout: str, zone: Zone) -> str:
+    """A date in a layout such as "%Y-%m-%d"."""
+    local = zone.local(moment)
+    civil, days = civil_of(local), local // calendar.DAY
+    offset = (local - moment) // 60000
+    parts: dict[str, Callable[[], str]] = {
+        "Y": lambda: f"{calendar.check_year(civil.year):04d}",
+        "m": lambda: f"{civil.month:02d}",
+        "d": lambda: f"{civil.day:02d}",
+        "H": lambda: f"{civil.hour:02d}",
+        "M": lambda: f"{civil.minute:02d}",
+        "S": lambda: f"{civil.second:02d}",
+        "L": lambda: f"{civil.millisecond:03d}",
+        "j": lambda: f"{calendar.day_of_year(civil):03d}",
+        "w": lambda: str((calendar.weekday(days) + 1) % 7 + 1),
+        "u": lambda: str(calendar.weekday(days) + 1),
+        "U": lambda: f"{sunday_week(civil):02d}",
+        "V": lambda: f"{calendar.iso_week(days)[1]:02d}",
+        "G": lambda: f"{calendar.check_year(calendar.iso_week(days)[0]):04d}",
+        "z": lambda: f"{'-' if offset < 0 else '+'}{abs(offset) // 60:02d}{abs(offset) % 60:02d}",
+        "Z": lambda: str(offset),
+        "%": lambda: "%",
+    }
+    return re.sub(r"%(.)", lambda found: parts[found[1]](), layout)
+
+
+# ── parsing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_PLAIN: Final = re.compile(
+    r"(?P<year>\d{4})(?:-(?P<month>\d\d)-(?P<day>\d\d)|/(?P<month2>\d\d)/(?P<day2>\d\d))"
+    r"(?:[Tt ](?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?)?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?)?",
+    re.ASCII,
+)
+
+
+def parse_date_text(text: str, *, code: int = _FAILED, zone: Zone | None = None) -> int:
+    """Milliseconds of an ISO 8601 text. Other notations that the server understands are refused by name.
+
+    Raises ``code`` where the server finds an impossible date, and 115 for what is not read here.
+    """
+    if text == "":
+        raise failure(code, "Error parsing date string ''; 0: Empty string")
+    found = _PLAIN.fullmatch(text)
+    if found is None:
+        raise not_exact(f"the date text {text!r}")
+    month, day = int(found["month"] or found["month2"]), int(found["day"] or found["day2"])
+    hour, minute, second = (int(found[name] or 0) for name in ("hour", "minute", "second"))
+    if not 1 <= month <= 12 or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 59:
+        raise failure(code, f"Error parsing date string '{text}'; Unexpected character")
+    days = days_of(int(found["year"]), month, day)
+    if civil_of(days * calendar.DAY)[:3] != (int(found["year"]), month, day):
+        raise failure(code, f"Error parsing date string '{text}'; The parsed date was invalid")
+    fraction = int((found["fraction"] or "").ljust(3, "0")[:3])
+    local = days * calendar.DAY + hour * calendar.HOUR + minute * calendar.MINUTE + second * 1000 + fraction
+    return _placed(local, found["zone"], zone, code, text)
+
+
+def _placed(local: int, written_zone: str | None, zone: Zone | None, code: int, text: str) -> int:
+    if written_zone is None:
+        return local if zone is None else zone.moment(local)
+    if zone is not None:
+        raise failure(
+            code,
+            f"you cannot pass in a date/time string with time zone information ('{text}') with a timezone argument",
+        )
+    if written_zone == "Z":
+        return local
+    sign = -1 if written_zone[0] == "-" else 1
+    return local - sign * (int(written_zone[1:3]) * 3600 + int(written_zone[-2:]) * 60) * 1000
+
+
+_FORMAT_PARTS: Final = {
+    "Y": r"(?P<Y>\d{4})",
+    "m": r"(?P<m>\d{1,2})",
+    "d": r"(?P<d>\d{1,2})",
+    "H": r"(?P<H>\d{1,2})",
+    "M": r"(?P<M>\d{1,2})",
+    "S": r"(?P<S>\d{1,2})",
+    "L": r"(?P<L>\d{1,3})",
+    "G": r"(?P<G>\d{4})",
+    "V": r"(?P<V>\d{1,2})",
+    "u": r"(?P<u>\d)",
+    "z": r"(?P<z>Z|[+-]\d\d:?\d\d)",
+    "%": "%",
+}
+
+
+def parse_with_format(text: str, layout: str, *, zone: Zone | None) -> int:
+    """Milliseconds of a text in a layout. Layouts that name a part twice or an offset in minutes are refused."""
+    letters = re.findall(r"%(.)", layout)
+    if len(set(letters)) != len(letters) or "Z" in letters:
+        raise not_exact(f"the date format {layout!r}")
+    pieces = re.split(r"(%.)", layout)
+    source = "".join(_FORMAT_PARTS[p[1]] if p[:1] == "%" and len(p) == 2 else re.escape(p) for p in pieces)
+    found = re.fullmatch(source, text, re.ASCII)
+    if found is None:
+        raise failure(_FAILED, f"Error parsing date string '{text}'")
+    parts = {name: int(part) for name, part in found.groupdict().items() if name != "z"}
+    days = _days_of_parts(parts, text)
+    hour, minute, second = parts.get("H", 0), parts.get("M", 0), parts.get("S", 0)
+    if hour > 23 or minute > 59 or second > 59:
+        raise failure(_FAILED, f"Error parsing date string '{text}'")
+    local = days * calendar.DAY + hour * calendar.HOUR + minute * calendar.MINUTE + second * 1000
+    if "L" in parts:
+        local += int(found["L"].ljust(3, "0"))
+    return _placed(local, found.groupdict().get("z"), zone, _FAILED, text)
+
+
+def _days_of_parts(parts: dict[str, int], text: str) -> int:
+    if {"G", "V"} <= set(parts) and not {"Y", "m", "d"} & set(parts):
+        if not 1 <= parts["V"] <= 53 or not 1 <= parts.get("u", 1) <= 7:
+            raise failure(_FAILED, f"Error parsing date string '{text}'")
+        fourth = days_of(parts["G"], 1, 4)
+        return fourth - calendar.weekday(fourth) + (parts["V"] - 1) * 7 + parts.get("u", 1) - 1
+    if not {"Y", "m", "d"} <= set(parts):
+        raise failure(_FAILED, "an incomplete date/time string has been found, with elements missing")
+    year, month, day = parts["Y"], parts["m"], parts["d"]
+    if not 1 <= month <= 12 or not 1 <= day <= 31:
+        raise failure(_FAILED, f"Error parsing date string '{text}'")
+    days = days_of(year, month, day)
+    if civil_of(days * calendar.DAY)[:3] != (year, month, day):
+        raise failure(_FAILED, f"Error parsing date string '{text}'; The parsed date was invalid")
+    return days
+
+
+def _from_string(operand: Value, scope: Scope) -> Expression:
+    allowed = ("dateString", "format", "timezone", "onError", "onNull")
+    given = named("$dateFromString", operand, allowed, (40540, 40541), scope)
+    if "dateString" not in given:
+        raise parse_failure(40542, "Missing 'dateString' parameter to $dateFromString")
+
+    def evaluate(frame: Frame) -> Maybe:
+        value = given["dateString"].evaluate(frame)
+        layout, no_layout = _layout(given, frame)
+        zone: Zone | None = None
+        no_zone = False
+        if "timezone" in given:
+            where = given["timezone"].evaluate(frame)
+            no_zone = where is None or where[0] in v.NULLISH
+            zone = None if where is None or no_zone else zone_of(where)
+        if value is None or value[0] in v.NULLISH:
+            return v.NULL if "onNull" not in given else given["onNull"].evaluate(frame)
+        if no_layout or (no_zone and value[0] == v.STRING):
+            return v.NULL
+        try:
+            return v.date(_read(value, layout, zone))
+        except TailraceError as error:
+            if error.code != _FAILED or "onError" not in given:
+                raise
+            return given["onError"].evaluate(frame)
+
+    return operator_of("$dateFromString", list(given.values()), evaluate, scope)
+
+
+def _layout(given: dict[str, Expression], frame: Frame) -> tuple[str | None, bool]:
+    """The format, and whether it is given but null."""
+    if "format" not in given:
+        return None, False
+    wanted = given["format"].evaluate(frame)
+    if wanted is None or wanted[0] in v.NULLISH:
+        return None, True
+    if wanted[0] != v.STRING:
+        raise failure(40684, f"$dateFromString requires that 'format' be a string, found: {v.type_name(wanted)}")
+    layout = v.text_of(wanted)
+    _check_format(layout, "dGHLmMSuVYzZ%")
+    return layout, False
+
+
+def _read(value: Value, layout: str | None, zone: Zone | None) -> int:
+    if value[0] != v.STRING:
+        raise failure(_FAILED, f"$dateFromString requires that 'dateString' be a string, found: {v.type_name(value)}")
+    text = v.text_of(value)
+    if layout is None:
+        return parse_date_text(text, zone=zone)
+    return parse_with_format(text, layout, zone=zone)
+
+
+register("$dateFromString", _DATE, "3.6", _from_string, note="without a format, ISO 8601 dates alone")

@@ -1,0 +1,149 @@
+"""``$regexFind``, ``$regexFindAll`` and ``$regexMatch``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tailrace.errors import TailraceError
+from tailrace.expression import pattern as regular
+from tailrace.expression import value as v
+from tailrace.expression.core import Expression, Frame, Scope, parse_operand, runtime_operator
+from tailrace.expression.pattern import CompiledPattern
+from tailrace.expression.registry import failure, parse_failure, register
+from tailrace.expression.value import Maybe, Value
+
+_STRING: Final = "string"
+_NOTE: Final = "constructs that PCRE and the library read alike"
+
+Answer = Callable[[CompiledPattern, str], Value]
+
+
+def _operator(name: str, nothing: Value, answer: Answer) -> None:
+    def parse(operand: Value, scope: Scope) -> Expression:
+        if operand[0] != v.OBJECT:
+            raise parse_failure(51103, f"{name} expects an object of named arguments but found: {v.type_name(operand)}")
+        given: dict[str, Expression] = {}
+        for field_name, kind, data in v.fields_of(operand[1]):
+            shown = field_name.decode("utf-8", "replace")
+            if shown not in ("input", "regex", "options"):
+                raise parse_failure(31024, f"{name} found an unknown argument: {shown}")
+            given[shown] = parse_operand((kind, data), scope)
+        if "input" not in given:
+            raise parse_failure(31022, f"{name} requires 'input' parameter")
+        if "regex" not in given:
+            raise parse_failure(31023, f"{name} requires 'regex' parameter")
+        return _built(name, given, (nothing, answer), scope)
+
+    register(name, _STRING, "4.2", parse, note=_NOTE)
+
+
+def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer], scope: Scope) -> Expression:
+    nothing, answer = result
+    source, pattern, options = given["input"], given["regex"], given.get("options")
+    read = source.evaluate
+    fixed: CompiledPattern | None = None
+    known = scope.folding and pattern.constant and (options is None or options.constant)
+    if known:
+        try:
+            fixed = _compiled(name, pattern.value, None if options is None else options.value)
+        except TailraceError as error:  # the server compiles a constant pattern when it optimizes
+            if error.code == 115:
+                raise
+            scope.fail_later(error.code, error.message)
+
+    def evaluate(frame: Frame) -> Maybe:
+        value = read(frame)
+        compiled = fixed
+        source_pattern: Maybe = None
+        found: Maybe = None
+        if not known:
+            source_pattern = pattern.evaluate(frame)
+            found = None if options is None else options.evaluate(frame)
+        missing = value is None or value[0] in v.NULLISH
+        if value is not None and not missing and value[0] != v.STRING:
+            raise failure(51104, f"{name} needs 'input' to be of type string")
+        if not known:
+            compiled = _compiled(name, source_pattern, found)
+        if missing or compiled is None:
+            return nothing
+        return answer(compiled, v.text_of(value))  # type: ignore[arg-type]
+
+    return runtime_operator(name, [source, pattern, *([] if options is None else [options])], evaluate)
+
+
+def _compiled(name: str, pattern: Maybe, options: Maybe) -> CompiledPattern | None:
+    """The pattern of an evaluated argument; ``None`` for null."""
+    source = _source(name, pattern)
+    letters = _options(name, pattern, options)
+    if source is None:
+        return None
+    try:
+        return regular.compile_pattern(source, letters)
+    except TailraceError as error:
+        if error.code == 51091:
+            raise failure(51111, f"Invalid Regex in {name}: {error.message}") from None
+        raise
+
+
+def _source(name: str, pattern: Maybe) -> bytes | None:
+    if pattern is None or pattern[0] in v.NULLISH:
+        return None
+    if pattern[0] == v.REGEX:
+        return pattern[1].split(b"\x00")[0]
+    if pattern[0] != v.STRING:
+        raise failure(51105, f"{name} needs 'regex' to be of type string or regex")
+    source = v.bytes_of(pattern)
+    if b"\x00" in source:
+        raise failure(51109, f"{name}: regular expression cannot contain an embedded null byte")
+    return source
+
+
+def _options(name: str, pattern: Maybe, options: Maybe) -> bytes:
+    own = pattern[1].split(b"\x00")[1] if pattern is not None and pattern[0] == v.REGEX else b""
+    letters = own
+    if options is not None and options[0] not in v.NULLISH:
+        if options[0] != v.STRING:
+            raise failure(51106, f"{name} needs 'options' to be of type string")
+        if own:
+            raise failure(51107, f"{name}: found regex option(s) specified in both 'regex' and 'option' fields")
+        letters = v.bytes_of(options)
+        if b"\x00" in letters:
+            raise failure(51110, f"{name}: regular expression options cannot contain an embedded null byte")
+    regular.check_options(letters)
+    return letters
+
+
+def _found(match: Any) -> Value:
+    captures = [v.NULL if part is None else v.string(part) for part in match.groups()]
+    return v.object_of(
+        [
+            (b"match", v.string(match.group())),
+            (b"idx", v.int32(match.start())),
+            (b"captures", v.array_of(captures)),
+        ]
+    )
+
+
+def _find(pattern: CompiledPattern, text: str) -> Value:
+    match = pattern.search(text, 0)
+    return v.NULL if match is None else _found(match)
+
+
+def _find_all(pattern: CompiledPattern, text: str) -> Value:
+    """Every match; after an empty one the search goes on one code point further."""
+    found, start = [], 0
+    while start <= len(text):
+        match = pattern.search(text, start)
+        if match is None:
+            break
+        found.append(_found(match))
+        start = match.end() + (match.end() == match.start())
+        if start >= len(text):
+            break
+    return v.array_of(found)
+
+
+_operator("$regexFind", v.NULL, _find)
+_operator("$regexFindAll", v.EMPTY_ARRAY, _find_all)
+_operator("$regexMatch", v.FALSE, lambda pattern, text: v.boolean(pattern.search(text, 0) is not None))

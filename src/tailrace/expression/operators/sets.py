@@ -1,0 +1,165 @@
+"""Set operators: equality by the server's order, results in that order where the server sorts them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Final
+
+from tailrace.expression import value as v
+from tailrace.expression.compare import identity, sort_key
+from tailrace.expression.core import (
+    Expression,
+    Frame,
+    Scope,
+    binary,
+    check_arity,
+    operator_of,
+    parse_arguments,
+    runtime_operator,
+    unary,
+    variadic,
+)
+from tailrace.expression.registry import failure, parse_failure, register
+from tailrace.expression.value import Maybe, Value
+
+_SET: Final = "set"
+
+
+def _every(name: str, code: int, *, wanted: bool) -> None:
+    def apply(value: Maybe) -> Maybe:
+        if value is None or value[0] != v.ARRAY:
+            raise failure(code, f"{name}'s argument must be an array, but is {v.type_name(value)}")
+        combine = all if wanted else any
+        return v.boolean(combine(v.truthy(item) for item in v.elements_of(value)))
+
+    unary(name, _SET, "2.6", apply)
+
+
+_every("$allElementsTrue", 17040, wanted=True)
+_every("$anyElementTrue", 17041, wanted=False)
+
+
+def _difference(a: Maybe, b: Maybe) -> Maybe:
+    if v.nullish(a) or v.nullish(b):
+        return v.NULL
+    left = _array(a, 17048, "both operands of $setDifference must be arrays. First")
+    right = _array(b, 17049, "both operands of $setDifference must be arrays. Second")
+    seen: set[Hashable] = {identity(item) for item in right}
+    kept = []
+    for item in left:
+        key = identity(item)
+        if key not in seen:
+            seen.add(key)
+            kept.append(item)
+    return v.array_of(kept)
+
+
+def _array(value: Maybe, code: int, text: str) -> list[Value]:
+    if value is None or value[0] != v.ARRAY:
+        raise failure(code, f"{text} argument is of type: {v.type_name(value)}")
+    return v.elements_of(value)
+
+
+binary("$setDifference", _SET, "2.6", _difference)
+
+
+def _is_subset(a: Maybe, b: Maybe) -> Maybe:
+    left = _array(a, 17046, "both operands of $setIsSubset must be arrays. First")
+    right = _array(b, 17042, "both operands of $setIsSubset must be arrays. Second")
+    held = {identity(item) for item in right}
+    return v.boolean(all(identity(item) in held for item in left))
+
+
+def _subset(operand: Value, scope: Scope) -> Expression:
+    """With a constant second argument the server prepares the set beforehand, with other codes."""
+    args = parse_arguments(operand, scope)
+    check_arity("$setIsSubset", len(args), 2, 2)
+    left, right = args[0].evaluate, args[1].evaluate
+    if not args[1].constant or args[0].constant or not scope.folding:
+        return operator_of("$setIsSubset", args, lambda frame: _is_subset(left(frame), right(frame)), scope)
+    superset = args[1].value
+    if superset is None or superset[0] != v.ARRAY:
+        kind = v.type_name(superset)
+        scope.fail_later(17311, f"both operands of $setIsSubset must be arrays. Second argument is of type: {kind}")
+        superset = v.EMPTY_ARRAY
+    held = {identity(item) for item in v.elements_of(superset)}
+
+    def evaluate(frame: Frame) -> Maybe:
+        items = _array(left(frame), 17310, "both operands of $setIsSubset must be arrays. First")
+        return v.boolean(all(identity(item) in held for item in items))
+
+    return operator_of("$setIsSubset", args, evaluate, scope)
+
+
+register("$setIsSubset", _SET, "2.6", _subset)
+
+
+def _equals(operand: Value, scope: Scope) -> Expression:
+    args = parse_arguments(operand, scope)
+    if len(args) < 2:
+        raise parse_failure(17045, f"$setEquals needs at least two arguments had: {len(args)}")
+    closures = [argument.evaluate for argument in args]
+    for place, argument in enumerate(args):
+        if scope.folding and argument.constant and v.type_name(argument.value) != "array":
+            kind = v.type_name(argument.value)
+            scope.fail_later(
+                5887502, f"All operands of $setEquals must be arrays. {place + 1}-th argument is of type: {kind}"
+            )
+            break
+
+    def evaluate(frame: list[Maybe]) -> Maybe:
+        first: set[Hashable] | None = None
+        for place, closure in enumerate(closures):
+            value = closure(frame)
+            if value is None or value[0] != v.ARRAY:
+                kind = v.type_name(value)
+                raise failure(
+                    17044, f"All operands of $setEquals must be arrays. {place + 1}-th argument is of type: {kind}"
+                )
+            keys = {identity(item) for item in v.elements_of(value)}
+            if first is None:
+                first = keys
+            elif first != keys:
+                return v.FALSE
+        return v.TRUE
+
+    return runtime_operator("$setEquals", args, evaluate)
+
+
+register("$setEquals", _SET, "2.6", _equals)
+
+
+def _sorted_set(items: dict[Hashable, Value]) -> Value:
+    return v.array_of(sorted(items.values(), key=sort_key))
+
+
+def _union(args: Iterable[Maybe]) -> Maybe:
+    found: dict[Hashable, Value] = {}
+    for value in args:
+        if value is None or value[0] in v.NULLISH:
+            return v.NULL
+        for item in _array(value, 17043, "All operands of $setUnion must be arrays. One"):
+            found.setdefault(identity(item), item)
+    return _sorted_set(found)
+
+
+variadic("$setUnion", _SET, "2.6", _union, associative=True, commutative=True)
+
+
+def _intersection(args: Iterable[Maybe]) -> Maybe:
+    found: dict[Hashable, Value] | None = None
+    for value in args:
+        if value is None or value[0] in v.NULLISH:
+            return v.NULL
+        items = _array(value, 17047, "All operands of $setIntersection must be arrays. One")
+        if found is None:
+            found = {}
+            for item in items:
+                found.setdefault(identity(item), item)
+        elif found:
+            held = {identity(item) for item in items}
+            found = {key: item for key, item in found.items() if key in held}
+    return _sorted_set(found or {})
+
+
+variadic("$setIntersection", _SET, "2.6", _intersection, associative=True, commutative=True)

@@ -1,0 +1,61 @@
+"""The reference of the expression language, made from the registry: what is supported, since when, what is refused.
+
+python -m tailrace.expression.reference > docs/reference/expressions.md
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import tailrace.expression  # noqa: F401  fills the registry
+from tailrace.expression.registry import LISTED, OPERATORS, REFUSED, Listed
+
+_INTRODUCTION = """\
+# The expression language
+
+What a change stream's own pipeline may hold here, and since which server version MongoDB has it. This page is made from
+the code: `python -m tailrace.expression.reference > docs/reference/expressions.md`.
+
+The meaning is that of mongod 6.0: the same bytes come out, and the same error codes. `tests/differential` compares both
+on random stages and documents (`make fuzz-expressions SEED=n N=n`). What cannot be evaluated exactly is refused by
+name, with the server's code where the server refuses it too and 115 (CommandNotSupported) where it does not: when the
+stream is opened, or, where only a value decides, on the event that holds it.
+"""
+
+_KNOWN = """\
+## Known limits
+
+* Collations other than simple are refused when the stream is opened.
+* Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event: the server's last
+  digit is its library's own. Addition, multiplication, division, remainder, square root and rounding are exact.
+* `$dateFromString` and `$toDate` read ISO 8601 dates; other notations are refused on the event. With a `format`, a part
+  may be named once, and `%Z` is refused.
+* Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
+  bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
+* Regular expressions: PCRE and the library used here agree on the constructs that are let through; others, such as
+  recursion, conditions, verbs, `\\p{..}` and options inside the pattern, are refused when the stream is opened. One
+  search may take two seconds, then it ends with the server's code for its own limit (51156).
+* `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, the
+  server keeps invisible elements that a later stage still counts; an expression that reads such an array is refused.
+* `$sortArray` by a path that meets an array is refused on the event.
+* Where two constant parts of one projection fail, the server reports either; here it is the first.
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    rows = [*LISTED, *(Listed(each.name, each.group, each.since, each.note) for each in OPERATORS.values())]
+    parts = [_INTRODUCTION]
+    ordered = sorted(rows, key=lambda row: row.group)
+    for group, members in groupby(ordered, key=lambda row: row.group):
+        lines = [f"| `{row.name}` | {row.since} | {row.note} |" for row in sorted(members, key=lambda row: row.name)]
+        parts.append(
+            f"## {group[0].upper()}{group[1:]}\n\n| name | since | |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+        )
+    refused = [f"| `{each.name}` | {each.code} | {each.reason} |" for _, each in sorted(REFUSED.items())]
+    parts.append("## Refused\n\n| name | code | why |\n|---|---|---|\n" + "\n".join(refused) + "\n")
+    return "\n".join([*parts, _KNOWN])
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,385 @@
+"""The value model of the expression language: a BSON type byte and the value's own bytes.
+
+A value is never decoded to pass it on: what is copied keeps its type, its NaN payload and its decimal exponent. Only an
+operator that needs a number, a text or the elements of an array reads them here. A missing field is ``None``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Final, NoReturn, TypeAlias
+
+from bson.decimal128 import Decimal128, create_decimal128_context
+
+from tailrace import raw_bson as bson
+from tailrace.errors import InternalError
+
+Value: TypeAlias = tuple[int, bytes]
+Maybe: TypeAlias = Value | None
+Number: TypeAlias = int | float | Decimal
+
+DOUBLE: Final = bson.DOUBLE
+STRING: Final = bson.STRING
+OBJECT: Final = bson.OBJECT
+ARRAY: Final = bson.ARRAY
+BINARY: Final = bson.BINARY
+UNDEFINED: Final = bson.UNDEFINED
+OBJECT_ID: Final = bson.OBJECT_ID
+BOOL: Final = bson.BOOL
+DATE: Final = bson.DATE
+NULL_TYPE: Final = bson.NULL
+REGEX: Final = bson.REGEX
+DB_POINTER: Final = bson.DB_POINTER
+CODE: Final = bson.CODE
+SYMBOL: Final = bson.SYMBOL
+CODE_WITH_SCOPE: Final = bson.CODE_WITH_SCOPE
+INT32: Final = bson.INT32
+TIMESTAMP: Final = bson.TIMESTAMP
+INT64: Final = bson.INT64
+DECIMAL: Final = bson.DECIMAL128
+MIN_KEY: Final = bson.MIN_KEY
+MAX_KEY: Final = bson.MAX_KEY
+
+NUMERIC: Final = frozenset({DOUBLE, INT32, INT64, DECIMAL})
+NULLISH: Final = frozenset({NULL_TYPE, UNDEFINED})
+
+NULL: Final[Value] = (NULL_TYPE, b"")
+TRUE: Final[Value] = (BOOL, b"\x01")
+FALSE: Final[Value] = (BOOL, b"\x00")
+EMPTY_OBJECT: Final[Value] = (OBJECT, bson.EMPTY_DOCUMENT)
+EMPTY_ARRAY: Final[Value] = (ARRAY, bson.EMPTY_DOCUMENT)
+EMPTY_STRING: Final[Value] = (STRING, b"\x01\x00\x00\x00\x00")
+
+INT32_MIN: Final = -(1 << 31)
+INT32_MAX: Final = (1 << 31) - 1
+INT64_MIN: Final = -(1 << 63)
+INT64_MAX: Final = (1 << 63) - 1
+
+#: Inside a pipeline only: a field that went but keeps its place (see ``object_with_places``). No BSON type has it.
+GONE: Final = 0x16
+
+#: The server's alias of each type, as ``$type`` gives it and error messages name it.
+TYPE_NAMES: Final[dict[int, str]] = {
+    DOUBLE: "double",
+    STRING: "string",
+    OBJECT: "object",
+    ARRAY: "array",
+    BINARY: "binData",
+    UNDEFINED: "undefined",
+    OBJECT_ID: "objectId",
+    BOOL: "bool",
+    DATE: "date",
+    NULL_TYPE: "null",
+    REGEX: "regex",
+    DB_POINTER: "dbPointer",
+    CODE: "javascript",
+    SYMBOL: "symbol",
+    CODE_WITH_SCOPE: "javascriptWithScope",
+    INT32: "int",
+    TIMESTAMP: "timestamp",
+    INT64: "long",
+    DECIMAL: "decimal",
+    MIN_KEY: "minKey",
+    MAX_KEY: "maxKey",
+}
+
+_F64 = struct.Struct("<d")
+_I32 = struct.Struct("<i")
+_I64 = struct.Struct("<q")
+_U64 = struct.Struct("<Q")
+_SIZES: Final[dict[int, int]] = {
+    DOUBLE: 8,
+    UNDEFINED: 0,
+    OBJECT_ID: 12,
+    BOOL: 1,
+    DATE: 8,
+    NULL_TYPE: 0,
+    INT32: 4,
+    TIMESTAMP: 8,
+    INT64: 8,
+    DECIMAL: 16,
+    MIN_KEY: 0,
+    MAX_KEY: 0,
+}
+_PREFIXED: Final[dict[int, int]] = {
+    STRING: 4,
+    CODE: 4,
+    SYMBOL: 4,
+    OBJECT: 0,
+    ARRAY: 0,
+    CODE_WITH_SCOPE: 0,
+    BINARY: 5,
+    DB_POINTER: 16,
+}
+
+#: 34 digits, round half to even, the exponents of IEEE 754 decimal128.
+DECIMAL_CONTEXT: Final = create_decimal128_context()
+DECIMAL_CONTEXT.clear_traps()
+
+
+def type_name(value: Maybe) -> str:
+    """The server's name of the value's type; ``missing`` for a field that is not there."""
+    return "missing" if value is None else TYPE_NAMES[value[0]]
+
+
+def is_nan(number: Number) -> bool:
+    return number != number  # noqa: PLR0124  true of NaN alone, whatever its type
+
+
+def nullish(value: Maybe) -> bool:
+    """Missing, null or undefined: what most operators turn into null."""
+    return value is None or value[0] in NULLISH
+
+
+# ── construction ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def int32(number: int) -> Value:
+    return (INT32, _I32.pack(number))
+
+
+def int64(number: int) -> Value:
+    return (INT64, _I64.pack(number))
+
+
+def integer(number: int) -> Value:
+    """An int where it fits, else a long (the server's rule for results of integer arithmetic on ints)."""
+    return (INT32, _I32.pack(number)) if INT32_MIN <= number <= INT32_MAX else (INT64, _I64.pack(number))
+
+
+def double(number: float) -> Value:
+    return (DOUBLE, _F64.pack(number))
+
+
+def decimal(number: Decimal) -> Value:
+    """A decimal128, rounded to 34 digits."""
+    return (DECIMAL, Decimal128(DECIMAL_CONTEXT.create_decimal(number)).bid)
+
+
+def boolean(truth: bool) -> Value:
+    return TRUE if truth else FALSE
+
+
+def date(milliseconds: int) -> Value:
+    return (DATE, _I64.pack(milliseconds))
+
+
+def string(text: str) -> Value:
+    data = text.encode("utf-8", "surrogateescape")
+    return (STRING, _I32.pack(len(data) + 1) + data + b"\x00")
+
+
+def string_of(data: bytes) -> Value:
+    """A string from its UTF-8 bytes."""
+    return (STRING, _I32.pack(len(data) + 1) + data + b"\x00")
+
+
+def timestamp(seconds: int, increment: int) -> Value:
+    return (TIMESTAMP, _U64.pack(seconds << 32 | increment))
+
+
+def object_of(fields: Iterable[tuple[bytes, Value]]) -> Value:
+    """A document from its fields, in order."""
+    body = b"".join([b"%c%b\x00%b" % (value[0], name, value[1]) for name, value in fields])
+    return (OBJECT, _I32.pack(len(body) + 5) + body + b"\x00")
+
+
+_INDEX: Final = [b"%d\x00" % index for index in range(1000)]
+
+
+def array_of(values: Iterable[Maybe]) -> Value:
+    """An array from its elements; a missing element becomes null, as on the server."""
+    parts = []
+    for index, value in enumerate(values):
+        name = _INDEX[index] if index < 1000 else b"%d\x00" % index
+        kind, data = NULL if value is None else value
+        parts.append(b"%c%b%b" % (kind, name, data))
+    body = b"".join(parts)
+    return (ARRAY, _I32.pack(len(body) + 5) + body + b"\x00")
+
+
+def array_with_places(values: Iterable[Maybe]) -> Value:
+    """An array whose missing elements keep their places inside the pipeline."""
+    kind, data = object_with_places([(b"%d" % index, value) for index, value in enumerate(values)])
+    return (ARRAY, data) if kind == OBJECT else EMPTY_ARRAY
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fields_of(document: bytes) -> list[tuple[bytes, int, bytes]]:
+    """``(name, type, value bytes)`` of a document's fields, in order, duplicates included."""
+    result = []
+    pos, limit = 4, len(document) - 1
+    find = document.find
+    while pos < limit:
+        kind = document[pos]
+        name_end = find(0, pos + 1)
+        start = name_end + 1
+        size = _SIZES.get(kind)
+        if size is None:
+            if kind == GONE:
+                pos = start
+                continue
+            end = _end(document, kind, start, limit)
+        else:
+            end = start + size
+        result.append((document[pos + 1 : name_end], kind, document[start:end]))
+        pos = end
+    if pos != limit:
+        _corrupt()
+    return result
+
+
+def elements_of(array: Value) -> list[Value]:
+    """The elements of an array value (or the values of a document's bytes), in order."""
+    return [(kind, data) for _, kind, data in fields_of(array[1])]
+
+
+def field(document: bytes, name: bytes) -> Maybe:
+    """The value of the first field called ``name``, or ``None``."""
+    if name not in document:  # at C speed, and most look-ups of absent fields end here
+        return None
+    pos, limit = 4, len(document) - 1
+    find = document.find
+    wanted = len(name)
+    while pos < limit:
+        kind = document[pos]
+        name_end = find(0, pos + 1)
+        start = name_end + 1
+        size = 0 if kind == GONE else _SIZES.get(kind)
+        end = _end(document, kind, start, limit) if size is None else start + size
+        if name_end - pos - 1 == wanted and document.startswith(name, pos + 1):
+            return None if kind == GONE else (kind, document[start:end])
+        pos = end
+    return None
+
+
+def _end(document: bytes, kind: int, start: int, limit: int) -> int:
+    """Where a value of variable size ends."""
+    extra = _PREFIXED.get(kind)
+    if extra is None:
+        return bson.value_end(document, kind, start, limit)
+    length: int = _I32.unpack_from(document, start)[0]
+    return start + extra + length
+
+
+# ── fields that went ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def object_with_places(fields: Iterable[tuple[bytes, Maybe]]) -> Value:
+    """A document in which a field without value keeps its place: the server puts it there again if a later stage sets
+    it. Readers do not see such a field; ``stripped`` takes them out at the end of the pipeline."""
+    parts = [
+        b"%c%b\x00" % (GONE, name) if value is None else b"%c%b\x00%b" % (value[0], name, value[1])
+        for name, value in fields
+    ]
+    body = b"".join(parts)
+    return (OBJECT, _I32.pack(len(body) + 5) + body + b"\x00")
+
+
+def places_of(document: bytes) -> list[tuple[bytes, Maybe]]:
+    """The fields of a document, with ``None`` for those that went."""
+    result: list[tuple[bytes, Maybe]] = []
+    pos, limit = 4, len(document) - 1
+    while pos < limit:
+        kind = document[pos]
+        name_end = document.find(0, pos + 1)
+        name = document[pos + 1 : name_end]
+        size = 0 if kind == GONE else _SIZES.get(kind)
+        end = _end(document, kind, name_end + 1, limit) if size is None else name_end + 1 + size
+        result.append((name, None if kind == GONE else (kind, document[name_end + 1 : end])))
+        pos = end
+    return result
+
+
+def stripped(document: bytes) -> bytes:
+    """A document without the places of fields that went, at every depth."""
+    if GONE not in document:
+        return document
+    return _stripped((OBJECT, document))[1]
+
+
+def _stripped(value: Value) -> Value:
+    kind, data = value
+    if kind not in (OBJECT, ARRAY) or GONE not in data:
+        return value
+    found = fields_of(data)
+    if kind == ARRAY:
+        return array_of([_stripped((k, inner)) for _, k, inner in found])
+    parts = [b"%c%b\x00%b" % (k, name, _stripped((k, inner))[1]) for name, k, inner in found]
+    body = b"".join(parts)
+    return (kind, _I32.pack(len(body) + 5) + body + b"\x00")
+
+
+def _corrupt() -> NoReturn:
+    raise InternalError("a document's fields do not end where it ends; it should have been checked before")
+
+
+def number_of(value: Value) -> Number:
+    """The Python number of a numeric value: int, float or Decimal. A decimal NaN comes as the float: Python's decimals
+    raise where a NaN is compared."""
+    kind, data = value
+    if kind == INT32:
+        return int(_I32.unpack(data)[0])
+    if kind == DOUBLE:
+        return float(_F64.unpack(data)[0])
+    if kind == INT64:
+        return int(_I64.unpack(data)[0])
+    number = Decimal128.from_bid(data).to_decimal()
+    return number if not number.is_nan() else float("nan")
+
+
+def integer_of(value: Value) -> int:
+    """The integer of an int, long, date (milliseconds since 1970)."""
+    return int((_I32 if value[0] == INT32 else _I64).unpack(value[1])[0])
+
+
+def unsigned_of(value: Value) -> int:
+    """The 64 bits of a timestamp."""
+    return int(_U64.unpack(value[1])[0])
+
+
+def bytes_of(value: Value) -> bytes:
+    """The UTF-8 bytes of a string, symbol or code."""
+    return value[1][4:-1]
+
+
+def text_of(value: Value) -> str:
+    """The text of a string, symbol or code. Bytes that are no UTF-8 are kept as lone surrogates."""
+    return value[1][4:-1].decode("utf-8", "surrogateescape")
+
+
+def decimal_of(value: Value) -> Decimal:
+    """A numeric value as decimal; a double is converted as the server converts it: to 15 digits."""
+    if value[0] == DECIMAL:
+        return Decimal128.from_bid(value[1]).to_decimal()
+    number = number_of(value)
+    if isinstance(number, float):
+        return decimal_of_double(number)
+    return number if isinstance(number, Decimal) else Decimal(number)
+
+
+def decimal_of_double(number: float) -> Decimal:
+    """The server's conversion of a double: its 15 significant digits, with all their zeros. NaN keeps its sign."""
+    if is_nan(number) or number == 0:
+        text = "NaN" if number else "0"
+        return Decimal("-" + text if math.copysign(1.0, number) < 0 else text)
+    if math.isinf(number):
+        return Decimal(number)
+    return Decimal(f"{number:.14e}")
+
+
+def truthy(value: Maybe) -> bool:
+    """The server's truth: everything except missing, null, undefined, false and numeric zero."""
+    if value is None:
+        return False
+    kind, data = value
+    if kind == BOOL:
+        return data != b"\x00"
+    if kind in NUMERIC:
+        return number_of(value) != 0
+    return kind not in NULLISH
