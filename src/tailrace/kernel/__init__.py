@@ -1,0 +1,99 @@
+"""The batch kernel: many oplog entries to many change events at once, natively, without decoding a user's documents.
+
+The plain stages (``tailrace.stage``, driven by ``tailrace.pipeline``) are the reference. The kernel does the common
+case of their work in compiled code and marks every entry that is anything else; the caller runs the plain stages over
+exactly those, in order. Property tests hold the two equal, byte for byte.
+
+From entries to events
+    ``transform_batch(raw, settings) -> KernelBatch``: ``raw`` is an ``OplogBatch.raw``, BSON entries one behind the
+    other; ``KernelSettings`` names scope, token version and what is shown. Of ``n`` entries, as numpy arrays:
+
+    ``kind``          uint8[n]: ``SKIPPED`` (the stream does not show it), ``EVENT``, ``PLAIN`` (for the plain stages)
+    ``entry_start``   int64[n] and ``entry_end``, offsets into ``raw``. Where a length leads astray, the rest of the
+                      buffer is one last entry of kind ``PLAIN``
+    ``events``        uint8: the events' BSON, one behind the other, in the order of their entries
+    ``event_start``   int64[n + 1]: event ``i`` is ``events[event_start[i] : event_start[i + 1]]``, empty unless its
+                      kind is ``EVENT``
+    ``offsets``       the same without the empty ones: what ``locate`` takes
+
+    The kernel makes the events of plain (non-transaction) insert, update (``$v`` 1 and 2), replace and delete entries,
+    with document keys of the usual types (ObjectId, numbers but decimals, strings, symbols, dates, timestamps,
+    booleans, null, binary, and documents and arrays of these). It leaves commands, transactions, no-ops in scope,
+    writes to ``system.views``, entries without UUID or time and all corrupt bytes. It never reads outside ``raw``.
+
+From a pipeline's batches to events
+    ``process_batch(pipeline, batch, run)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the
+    plain stages for the entries it leaves (all of them while the stream searches its start, looks images up or runs
+    user's stages), everything in stream order as ``EventRun(buffer, offsets)``. ``run`` drives the plain stages:
+    ``functools.partial(drive, source=source)``. Afterwards the pipeline stands where its own ``process`` leaves it.
+
+From events to columns
+    ``locate(buffer, offsets, wanted) -> {name: Part}`` finds the parts of finished events, whatever made them (this
+    kernel, the plain stages, a user's ``$project``) as runs of the one buffer. ``gather(buffer, start, end)`` makes a
+    part an Arrow binary column (data, int32 offsets), ``is_utf8`` says whether that may be called a string column, and
+    ``encode_variants(buffer, part)`` makes a document part a VARIANT column, as ``tailrace.spark.variant`` would. The
+    column ``event`` needs no copy: its data are ``events`` themselves, its offsets ``offsets``.
+
+Compiling
+    Everything needs numba and numpy (the extra ``spark``); ``available`` says whether they are there. Importing this
+    package costs nothing: the compiled code is loaded on first use, from numba's cache where it is there. Compiling it
+    takes some ten seconds once; ``warm_up`` does it at a chosen moment. The cache lies in ``NUMBA_CACHE_DIR`` where a
+    layer above set that before numba is imported, else beside the source or in the user's own cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailrace.kernel.arrays import Part, VariantColumn, encode_variants, gather, is_utf8, locate
+    from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
+    from tailrace.kernel.fast_path import EventRun, process_batch, settings_for
+
+__all__ = [
+    "EVENT",
+    "PLAIN",
+    "SKIPPED",
+    "EventRun",
+    "KernelBatch",
+    "KernelSettings",
+    "Part",
+    "VariantColumn",
+    "available",
+    "encode_variants",
+    "gather",
+    "is_utf8",
+    "locate",
+    "process_batch",
+    "settings_for",
+    "transform_batch",
+    "warm_up",
+]
+
+_MODULES = ("tailrace.kernel.batch", "tailrace.kernel.arrays", "tailrace.kernel.fast_path")
+
+
+def available() -> bool:
+    """Whether numba and numpy can be imported, so that the rest of this package works."""
+    try:
+        importlib.import_module("numba")
+        importlib.import_module("numpy")
+    except ImportError:  # numba also says so when it does not know this version of numpy
+        return False
+    return True
+
+
+def warm_up() -> None:
+    """Load all compiled code, compiling it where the cache does not hold it."""
+    for module in _MODULES:
+        importlib.import_module(module)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(importlib.import_module(module), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,271 @@
+"""Where the parts of change events lie, and how parts are gathered into columns, in compiled code.
+
+It reads finished events, whatever made them: this kernel, the plain stages, a user's ``$project``. So there is one way
+from events to columns; a field that is not there is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.kernel.compiled import SOURCES, entry_point, inner
+from tailrace.kernel.memory import copy, load8, load32, load64, store32, store64
+from tailrace.kernel.scan import (
+    BINARY,
+    DATE,
+    INT64,
+    INVALID,
+    OBJECT,
+    STRING,
+    TIMESTAMP,
+    document_end,
+    find_nul,
+    name_word,
+    value_end,
+    word_of,
+)
+
+# The parts, in the order of their places in the result.
+TOKEN = 0  # the bytes of _id._data
+OPERATION_TYPE = 1  # the bytes of the string
+CLUSTER_TIME = 2  # the packed number in place of a start
+WALL_TIME = 3  # milliseconds in place of a start
+DATABASE = 4  # the bytes of ns.db
+COLLECTION = 5  # the bytes of ns.coll
+DOCUMENT_KEY = 6
+FULL_DOCUMENT = 7
+FULL_DOCUMENT_BEFORE_CHANGE = 8
+UPDATE_DESCRIPTION = 9
+SESSION = 10  # the 16 bytes of the UUID lsid.id
+TXN_NUMBER = 11  # the number in place of a start
+PARTS = 12
+
+_ID = word_of(b"_id")
+_NS = word_of(b"ns")
+_DB = word_of(b"db")
+_COLL = word_of(b"coll")
+_DATA = word_of(b"_data")
+_LSID = word_of(b"lsid")
+_INNER_ID = word_of(b"id")
+_OPERATION = word_of(b"operatio")
+_CLUSTER = word_of(b"clusterT")
+_WALL = word_of(b"wallTime")
+_DOCUMENT = word_of(b"document")
+_FULL = word_of(b"fullDocu")
+_UPDATE = word_of(b"updateDe")
+_TXN = word_of(b"txnNumbe")
+# The rest of the longer names, as little-endian numbers.
+_N_TYPE = int.from_bytes(b"Type", "little")  # operatio|nType, of which the last four
+_IME = int.from_bytes(b"Time", "little")
+_TKEY = int.from_bytes(b"tKey", "little")
+_MENT = int.from_bytes(b"ment", "little")
+_MBER = int.from_bytes(b"mber", "little")
+_TAIL_MENT_BEFORE = word_of(b"mentBefo")
+_TAIL_RE_CHANGE = word_of(b"reChange")
+_TAIL_SCRIPTION = word_of(b"cription")
+
+
+@inner
+def _part_of(name: int, size: int) -> int:
+    """The part that a top-level field of an event is, or holds (``_id`` the token, ``ns`` the database); or -1."""
+    word = name_word(name, size)
+    if size < 8:
+        if word == _ID:
+            return TOKEN
+        if word == _NS:
+            return DATABASE
+        return SESSION if word == _LSID else INVALID
+    tail = load32(name + size - 4)
+    if size == 8:
+        return WALL_TIME if word == _WALL else INVALID
+    if size == 9:
+        return TXN_NUMBER if word == _TXN and tail == _MBER else INVALID
+    if size == 11:
+        if word == _CLUSTER and tail == _IME:
+            return CLUSTER_TIME
+        return DOCUMENT_KEY if word == _DOCUMENT and tail == _TKEY else INVALID
+    if size == 12:
+        return FULL_DOCUMENT if word == _FULL and tail == _MENT else INVALID
+    if size == 13:
+        fits = word == _OPERATION and tail == _N_TYPE and load8(name + 8) == 0x6E
+        return OPERATION_TYPE if fits else INVALID
+    if size == 17:
+        fits = word == _UPDATE and load64(name + 9) == _TAIL_SCRIPTION and load8(name + 8) == 0x73
+        return UPDATE_DESCRIPTION if fits else INVALID
+    if size == 24 and word == _FULL and load64(name + 8) == _TAIL_MENT_BEFORE and load64(name + 16) == _TAIL_RE_CHANGE:
+        return FULL_DOCUMENT_BEFORE_CHANGE
+    return INVALID
+
+
+@inner
+def _put(row: int, stride: int, part: int, type_: int, start: int, end: int) -> None:  # noqa: PLR0917
+    place = row + 3 * stride * part
+    store64(place, start)
+    store64(place + stride, end)
+    store64(place + 2 * stride, type_)
+
+
+@inner
+def _put_field(row: int, stride: int, part: int, base: int, type_: int, value: int, end: int) -> None:  # noqa: PLR0917
+    """One field that is a part itself."""
+    if part == OPERATION_TYPE:
+        if type_ == STRING:
+            _put(row, stride, part, type_, value + 4 - base, end - 1 - base)
+    elif part == CLUSTER_TIME:
+        if type_ == TIMESTAMP:
+            _put(row, stride, part, type_, load64(value), 0)
+    elif part == WALL_TIME:
+        if type_ == DATE:
+            _put(row, stride, part, type_, load64(value), 0)
+    elif part == TXN_NUMBER:
+        if type_ == INT64:
+            _put(row, stride, part, type_, load64(value), 0)
+    else:
+        _put(row, stride, part, type_, value - base, end - base)
+
+
+@inner
+def _put_inner(row: int, stride: int, part: int, base: int, document: int) -> bool:
+    """The parts inside ``_id``, ``ns`` and ``lsid``: the first field of each name. False: corrupt."""
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        end = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if end < 0:
+            return False
+        type_, size, value = load8(pos), nul - pos - 1, nul + 1
+        word = name_word(pos + 1, size)
+        inner_part = INVALID
+        if size > 5:
+            inner_part = INVALID
+        elif part == TOKEN:
+            inner_part = TOKEN if word == _DATA else INVALID
+        elif part == DATABASE:
+            inner_part = DATABASE if word == _DB else (COLLECTION if word == _COLL else INVALID)
+        elif word == _INNER_ID and type_ == BINARY and load32(value) == 16:
+            _put(row, stride, SESSION, type_, value + 5 - base, end - base)
+        if inner_part >= 0 and type_ == STRING:
+            _put(row, stride, inner_part, type_, value + 4 - base, end - 1 - base)
+        pos = end
+    return True
+
+
+@inner
+def _locate_one(row: int, stride: int, base: int, start: int, end: int, wanted: int) -> bool:  # noqa: PLR0917
+    for part in range(PARTS):
+        _put(row, stride, part, 0, 0, 0)
+    if document_end(start, end) != end:
+        return False
+    limit = end - 1
+    pos = start + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = INVALID if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return False
+        part = _part_of(pos + 1, nul - pos - 1)
+        if part >= 0 and (wanted >> part) & 1 == 1:
+            type_ = load8(pos)
+            if part in (TOKEN, DATABASE, SESSION):
+                if type_ == OBJECT and not _put_inner(row, stride, part, base, nul + 1):
+                    return False
+            else:
+                _put_field(row, stride, part, base, type_, nul + 1, after)
+        pos = after
+    return True
+
+
+def _make_locate(sources: int) -> Callable[[int, int, int, int, int], int]:
+    @entry_point("int64(int64, int64, int64, int64, int64)")
+    def locate(base: int, offsets: int, count: int, wanted: int, result: int) -> int:
+        """Fill ``result``, int64[PARTS, 3, count], from ``count`` events between ``offsets``; start, end and type.
+
+        Gives -1, or the index of the first event that is no BSON document.
+        """
+        if sources == 0:
+            return 0
+        stride = 8 * count
+        for i in range(count):
+            start, end = base + load64(offsets + 8 * i), base + load64(offsets + 8 * i + 8)
+            if not _locate_one(result + 8 * i, stride, base, start, end, wanted):
+                return i
+        return INVALID
+
+    return locate
+
+
+def _make_gather(sources: int) -> Callable[[int], None]:
+    @entry_point("void(int64)")
+    def gather(job: int) -> None:
+        """Copy runs one behind the other. ``job`` is int64[6]: base, starts, ends, count; then the targets: data,
+        offsets (int32)."""
+        if sources == 0:
+            return
+        base, starts, ends = load64(job), load64(job + 8), load64(job + 16)
+        data, offsets = load64(job + 32), load64(job + 40)
+        out = data
+        store32(offsets, 0)
+        for i in range(load64(job + 24)):
+            start = load64(starts + 8 * i)
+            size = load64(ends + 8 * i) - start
+            copy(out, base + start, size)
+            out += size
+            store32(offsets + 4 * i + 4, out - data)
+
+    return gather
+
+
+def _make_is_utf8(sources: int) -> Callable[[int, int], int]:
+    @entry_point("int64(int64, int64)")
+    def is_utf8(start: int, end: int) -> int:
+        """1 where the bytes are valid UTF-8 (Unicode table 3-7: no surrogates, nothing overlong), else 0."""
+        if sources == 0:
+            return 0
+        return 1 if valid_utf8(start, end) else 0
+
+    return is_utf8
+
+
+_HIGH_BITS = -0x7F7F7F7F7F7F7F80
+
+
+@inner
+def _sequence_size(pos: int, end: int) -> int:
+    """The size of the valid UTF-8 sequence at ``pos`` that begins with a byte of 0x80 or more; or -1."""
+    first = load8(pos)
+    if first < 0xC2 or first > 0xF4:
+        return INVALID
+    size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
+    if pos + size > end:
+        return INVALID
+    lowest = 0xA0 if first == 0xE0 else (0x90 if first == 0xF0 else 0x80)
+    highest = 0x9F if first == 0xED else (0x8F if first == 0xF4 else 0xBF)
+    if load8(pos + 1) < lowest or load8(pos + 1) > highest:
+        return INVALID
+    for i in range(2, size):
+        if load8(pos + i) & 0xC0 != 0x80:
+            return INVALID
+    return size
+
+
+@inner
+def valid_utf8(start: int, end: int) -> bool:
+    """Whether [start, end) is valid UTF-8."""
+    pos = start
+    while pos < end:
+        if pos + 8 <= end and load64(pos) & _HIGH_BITS == 0:
+            pos += 8
+        elif load8(pos) < 0x80:
+            pos += 1
+        else:
+            size = _sequence_size(pos, end)
+            if size < 0:
+                return False
+            pos += size
+    return True
+
+
+locate = _make_locate(SOURCES)
+gather = _make_gather(SOURCES)
+is_utf8 = _make_is_utf8(SOURCES)

@@ -1,0 +1,60 @@
+"""How the kernel's functions are compiled, and where numba is met: nowhere else is it imported by name.
+
+Only the entry points are cached on disk. Their inner functions are compiled into them, so one file holds each entry
+point whole and a warm start compiles nothing. numba checks the cache against the entry point's own source file alone;
+``SOURCES`` therefore goes into every entry point as a constant, and a change anywhere in this package compiles anew.
+
+The directory is numba's affair: ``NUMBA_CACHE_DIR`` where the process that starts us sets it (this package does no I/O
+of its own), otherwise beside the source or the user's cache directory. Where none can be written, and where the source
+lies in a zip file, each process compiles for itself.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _fingerprint() -> int:
+    """A checksum of this package's source, so that no cached code outlives a change in what it was built from."""
+    checksum = zlib.crc32(numba.__version__.encode())
+    package = files("tailrace.kernel")
+    for name in sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py")):
+        checksum = zlib.crc32((package / name).read_bytes(), checksum)
+    return checksum or 1
+
+
+#: Never 0: entry points compare it with 0, only to make it a part of themselves.
+SOURCES = _fingerprint()
+
+#: Python never calls these, so the wrappers that it would need are not compiled (a quarter of the time to compile).
+_INNER: dict[str, Any] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def inner(function: F) -> F:
+    """A function that only compiled code calls; compiled into its callers when they are.
+
+    Compiled code knows no keyword-only parameters, so a few of these take more than five.
+    """
+    return cast(F, numba.njit(**_INNER)(function))
+
+
+def entry_point(signature: str) -> Callable[[F], F]:
+    """A function that Python calls, with one signature, compiled when its module is imported."""
+
+    def compile_(function: F) -> F:
+        try:
+            return cast(F, numba.njit(signature, nogil=True, cache=True)(function))
+        except RuntimeError as error:
+            # numba's words when neither the source's directory nor the user's cache can be written.
+            if "no locator available" not in str(error):
+                raise
+        return cast(F, numba.njit(signature, nogil=True)(function))
+
+    return compile_

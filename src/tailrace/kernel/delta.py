@@ -1,0 +1,319 @@
+"""Update descriptions from the oplog's ``o``, in compiled code (semantics 3). ``tailrace.stage`` holds the reference.
+
+A *delta* is a block of int64 slots: the output (``updatedFields`` goes straight into the event) and three areas of
+scratch memory: the names for ``removedFields``, the documents for ``truncatedArrays``, and the path of the nested diff
+that is being read. ``FALL_BACK`` leaves the entry to the plain stages, ``NO_ROOM`` asks for a larger event buffer.
+"""
+
+from __future__ import annotations
+
+from tailrace.kernel.compiled import inner
+from tailrace.kernel.fragments import (
+    FIELD,
+    NEW_SIZE,
+    REMOVED_FIELDS,
+    TRUNCATED_ARRAYS,
+    UPDATED_FIELDS,
+)
+from tailrace.kernel.memory import copy, load8, load32, load64, store8, store32, store64
+from tailrace.kernel.scan import BOOL, INT32, OBJECT, STRING, find_nul, value_end
+
+FALL_BACK = -1
+NO_ROOM = -2
+
+# Slots of a delta, as byte offsets.
+TEXT = 0
+OUT = 8
+OUT_END = 16
+_REMOVED = 24
+_REMOVED_COUNT = 32
+_TRUNCATED = 40
+_TRUNCATED_COUNT = 48
+AREAS = 56  # start of the scratch areas
+DELTA_SIZE = 64
+
+#: Each of the three areas of scratch memory; what does not fit is left to the plain stages.
+_AREA = 1 << 16
+_DEPTH_MAX = 200
+_FRAME = 32
+_STACK = 3 * _AREA
+AREAS_SIZE = _STACK + _FRAME * _DEPTH_MAX
+
+# Slots of a frame of the stack: where the enclosing diff goes on.
+_POS = 0
+_LIMIT = 8
+_PREFIX = 16
+_RANK = 24
+
+_ARRAY_DIFF = -2  # in place of a rank: the frame reads an array's diff
+_NO_SECTION = -1
+_SUB_DIFF = 3
+
+
+@inner
+def put_decimal(target: int, number: int) -> int:
+    """The decimal digits of a number that is not negative, and NUL; gives the address behind them."""
+    size = 1
+    rest = number // 10
+    while rest > 0:
+        size += 1
+        rest //= 10
+    rest = number
+    for i in range(size - 1, -1, -1):
+        store8(target + i, 0x30 + rest % 10)
+        rest //= 10
+    store8(target + size, 0)
+    return target + size + 1
+
+
+@inner
+def _updated(delta: int, prefix: int, type_: int, name: int, end: int) -> int:
+    """One field of ``updatedFields``: its name begins at ``name``, and name, NUL and value end at ``end``."""
+    out = load64(delta + OUT)
+    if 1 + prefix + end - name > load64(delta + OUT_END) - out:
+        return NO_ROOM
+    store8(out, type_)
+    copy(out + 1, load64(delta + AREAS), prefix)
+    copy(out + 1 + prefix, name, end - name)
+    store64(delta + OUT, out + 1 + prefix + end - name)
+    return 0
+
+
+@inner
+def _removed(delta: int, prefix: int, name: int, size: int) -> int:
+    """One name of ``removedFields``."""
+    out = load64(delta + _REMOVED)
+    count = load64(delta + _REMOVED_COUNT)
+    if out + prefix + size + 32 > load64(delta + AREAS) + 2 * _AREA:
+        return FALL_BACK
+    store8(out, STRING)
+    out = put_decimal(out + 1, count)
+    store32(out, prefix + size + 1)
+    copy(out + 4, load64(delta + AREAS), prefix)
+    copy(out + 4 + prefix, name, size)
+    store8(out + 4 + prefix + size, 0)
+    store64(delta + _REMOVED, out + 5 + prefix + size)
+    store64(delta + _REMOVED_COUNT, count + 1)
+    return 0
+
+
+@inner
+def _truncated(delta: int, prefix: int, value: int) -> int:
+    """One document of ``truncatedArrays``. The prefix ends with the dot that would lead to an element."""
+    out = load64(delta + _TRUNCATED)
+    count = load64(delta + _TRUNCATED_COUNT)
+    if prefix == 0 or out + prefix + 64 > load64(delta + AREAS) + 3 * _AREA:
+        return FALL_BACK
+    text = load64(delta + TEXT)
+    store8(out, OBJECT)
+    out = put_decimal(out + 1, count)
+    size = 4 + FIELD[1] + 4 + prefix + NEW_SIZE[1] + 4 + 1
+    store32(out, size)
+    out += 4
+    copy(out, text + FIELD[0], FIELD[1])
+    out += FIELD[1]
+    store32(out, prefix)
+    copy(out + 4, load64(delta + AREAS), prefix - 1)
+    store8(out + 3 + prefix, 0)
+    out += 4 + prefix
+    copy(out, text + NEW_SIZE[0], NEW_SIZE[1])
+    out += NEW_SIZE[1]
+    store32(out, load32(value))
+    store8(out + 4, 0)
+    store64(delta + _TRUNCATED, out + 5)
+    store64(delta + _TRUNCATED_COUNT, count + 1)
+    return 0
+
+
+@inner
+def _fields(delta: int, prefix: int, document: int, end: int, removed: bool) -> int:
+    """All fields of a section: into ``updatedFields``, or their names into ``removedFields``."""
+    limit = end - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return FALL_BACK
+        if removed:
+            status = _removed(delta, prefix, pos + 1, nul - pos - 1)
+        else:
+            status = _updated(delta, prefix, load8(pos), pos + 1, after)
+        if status < 0:
+            return status
+        pos = after
+    return 0
+
+
+@inner
+def _digits(name: int, end: int) -> bool:
+    """Whether a name is an array index as the server writes it: digits, no leading zero."""
+    if end == name or end - name > 9 or (load8(name) == 0x30 and end - name > 1):
+        return False
+    for i in range(name, end):  # noqa: SIM110
+        if load8(i) < 0x30 or load8(i) > 0x39:
+            return False
+    return True
+
+
+@inner
+def _array_part(delta: int, prefix: int, pos: int, nul: int, after: int, is_first: bool) -> int:  # noqa: PLR0917
+    """A part of an array diff: 1 when it is a nested diff that is to be entered, else 0 or a negative status."""
+    type_ = load8(pos)
+    kind = load8(pos + 1)
+    if kind == 0x6C and nul == pos + 2:  # "l"
+        return _truncated(delta, prefix, nul + 1) if is_first and type_ == INT32 else FALL_BACK
+    if not _digits(pos + 2, nul):
+        return FALL_BACK
+    if kind == 0x75:  # "u"
+        return _updated(delta, prefix, type_, pos + 2, after)
+    return 1 if kind == 0x73 and type_ == OBJECT else FALL_BACK
+
+
+@inner
+def _section_rank(pos: int, nul: int) -> int:
+    """The place of a section in the order that a document diff keeps; -1 for what is none."""
+    kind = load8(pos + 1)
+    if load8(pos) != OBJECT:
+        return FALL_BACK
+    if kind == 0x73:  # "s"
+        return _SUB_DIFF if nul > pos + 2 else FALL_BACK
+    if nul != pos + 2:
+        return FALL_BACK
+    if kind == 0x64:  # "d"
+        return 0
+    if kind == 0x75:  # "u"
+        return 1
+    return 2 if kind == 0x69 else FALL_BACK  # "i"
+
+
+@inner
+def _enter(delta: int, prefix: int, name: int, size: int) -> int:
+    """Append a name and a dot to the path; gives the new prefix's length."""
+    path = load64(delta + AREAS)
+    if prefix + size + 1 > _AREA:
+        return FALL_BACK
+    copy(path + prefix, name, size)
+    store8(path + prefix + size, 0x2E)
+    return prefix + size + 1
+
+
+@inner
+def _is_array_diff(document: int, limit: int) -> bool:
+    """Whether the first element is ``a: true``; ``limit`` is where the document's NUL lies."""
+    if limit - document < 8 or load8(document + 4) != BOOL:
+        return False
+    return load8(document + 5) == 0x61 and load8(document + 6) == 0 and load8(document + 7) == 1
+
+
+@inner
+def _diff(delta: int, document: int, end: int) -> int:
+    """Read a whole ``diff``, nested ones included, into the three outputs."""
+    stack = load64(delta + AREAS) + _STACK
+    depth = 0
+    pos, limit, prefix, rank = document + 4, end - 1, 0, _NO_SECTION
+    is_first = True
+    while True:
+        if pos == limit:
+            if rank == _NO_SECTION:
+                return FALL_BACK  # an empty diff
+            if depth == 0:
+                return 0
+            depth -= 1
+            frame = stack + _FRAME * depth
+            pos, limit = load64(frame + _POS), load64(frame + _LIMIT)
+            prefix, rank = load64(frame + _PREFIX), load64(frame + _RANK)
+            is_first = False
+            continue
+        nul = find_nul(pos + 1, limit)
+        after = FALL_BACK if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return FALL_BACK
+        if rank == _ARRAY_DIFF:
+            status = _array_part(delta, prefix, pos, nul, after, is_first)
+        else:
+            section = _section_rank(pos, nul)
+            if section < 0 or section < rank or (section == rank and rank != _SUB_DIFF):
+                return FALL_BACK
+            rank = section
+            status = 1 if rank == _SUB_DIFF else _fields(delta, prefix, nul + 1, after, rank == 0)
+        is_first = False
+        if status < 0:
+            return status
+        if status == 0:
+            pos = after
+            continue
+        inner_prefix = _enter(delta, prefix, pos + 2, nul - pos - 2)
+        if inner_prefix < 0 or depth == _DEPTH_MAX:
+            return FALL_BACK
+        frame = stack + _FRAME * depth
+        store64(frame + _POS, after)
+        store64(frame + _LIMIT, limit)
+        store64(frame + _PREFIX, prefix)
+        store64(frame + _RANK, rank)
+        depth += 1
+        pos, limit, prefix, rank = nul + 5, after - 1, inner_prefix, _NO_SECTION
+        if _is_array_diff(nul + 1, limit):
+            rank, pos, is_first = _ARRAY_DIFF, pos + 4, True
+
+
+@inner
+def _put_array(delta: int, name: tuple[int, int], source: int, end: int) -> int:
+    """An array element whose body lies in scratch memory."""
+    out = load64(delta + OUT)
+    size = end - source
+    if name[1] + size + 5 > load64(delta + OUT_END) - out:
+        return NO_ROOM
+    copy(out, load64(delta + TEXT) + name[0], name[1])
+    out += name[1]
+    store32(out, size + 5)
+    copy(out + 4, source, size)
+    store8(out + 4 + size, 0)
+    store64(delta + OUT, out + size + 5)
+    return 0
+
+
+@inner
+def put_update_description(delta: int, diff: int, set_: int, unset: int) -> int:
+    """The document of ``updateDescription`` at ``OUT``, which is moved behind it.
+
+    ``diff`` is the address of the ``$v: 2`` diff or 0; then ``set_`` and ``unset`` are those of the old form's
+    documents or 0 (all checked for their outer length). Gives 0, ``FALL_BACK`` or ``NO_ROOM``.
+    """
+    areas = load64(delta + AREAS)
+    store64(delta + _REMOVED, areas + _AREA)
+    store64(delta + _REMOVED_COUNT, 0)
+    store64(delta + _TRUNCATED, areas + 2 * _AREA)
+    store64(delta + _TRUNCATED_COUNT, 0)
+    start = load64(delta + OUT)
+    fields = start + 4 + UPDATED_FIELDS[1]
+    if load64(delta + OUT_END) - start < 128:
+        return NO_ROOM
+    copy(start + 4, load64(delta + TEXT) + UPDATED_FIELDS[0], UPDATED_FIELDS[1])
+    store64(delta + OUT, fields + 4)
+    status = 0
+    if diff != 0:
+        status = _diff(delta, diff, diff + load32(diff))
+    if set_ != 0:
+        status = _fields(delta, 0, set_, set_ + load32(set_), False)
+    if unset != 0 and status == 0:
+        status = _fields(delta, 0, unset, unset + load32(unset), True)
+    if status < 0:
+        return status
+    out = load64(delta + OUT)
+    if load64(delta + OUT_END) - out < 2:
+        return NO_ROOM
+    store8(out, 0)
+    store32(fields, out + 1 - fields)
+    store64(delta + OUT, out + 1)
+    status = _put_array(delta, REMOVED_FIELDS, areas + _AREA, load64(delta + _REMOVED))
+    if status == 0 and diff != 0:
+        status = _put_array(delta, TRUNCATED_ARRAYS, areas + 2 * _AREA, load64(delta + _TRUNCATED))
+    out = load64(delta + OUT)
+    if status == 0 and out == load64(delta + OUT_END):
+        status = NO_ROOM
+    if status == 0:
+        store8(out, 0)
+        store32(start, out + 1 - start)
+        store64(delta + OUT, out + 1)
+    return status

@@ -1,0 +1,123 @@
+"""A change stream's batches through the kernel, and through the plain stages where the kernel leaves an entry.
+
+This is what Spark's readers and other bulk consumers drive. The events come in stream order as runs of one buffer,
+ready for ``tailrace.kernel.locate``; the pipeline's state moves as if it had done all the work itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from tailrace.event.change_event import ChangeEvent
+from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, Bytes, KernelBatch, KernelSettings, Offsets, transform_batch
+from tailrace.oplog.cluster_time import ZERO
+from tailrace.pipeline.plan import Plan
+from tailrace.pipeline.request import OplogBatch, Running
+from tailrace.pipeline.stream import ChangeStreamPipeline
+
+#: Runs the plain stages and answers their requests: ``functools.partial(drive, source=source)``.
+Run: TypeAlias = Callable[[Running], Iterator[list[ChangeEvent]]]
+
+
+class EventRun(NamedTuple):
+    """Finished events, one behind the other: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]``.
+
+    ``offsets`` (int64) may begin anywhere in the buffer.
+    """
+
+    buffer: Bytes
+    offsets: Offsets
+
+    @classmethod
+    def of(cls, events: Sequence[ChangeEvent]) -> EventRun:
+        parts = [event.to_bson() for event in events]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(parts), np.uint8), offsets)
+
+    def events(self) -> list[bytes]:
+        """Each event's BSON."""
+        data = self.buffer.tobytes() if len(self.offsets) > 1 else b""
+        return [data[start:end] for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
+
+
+def settings_for(plan: Plan) -> KernelSettings | None:
+    """What the kernel must know of a plan; ``None`` where every entry needs the plain stages: images to look up, user's
+    stages, system or migration events, paths to disambiguate, a shard's part of a merged stream."""
+    options, profile = plan.options, plan.profile
+    if (
+        options.pipeline
+        or options.full_document != "default"
+        or options.full_document_before_change != "off"
+        or options.show_system_events
+        or options.show_migration_events
+        or options.needs_merge
+        or (options.show_expanded_events and profile.disambiguated_paths)
+    ):
+        return None
+    return KernelSettings(
+        scope=options.scope,
+        start=plan.start or ZERO,
+        token_version=plan.token_version,
+        wall_time=profile.wall_time,
+        collection_uuid=options.show_expanded_events,
+        raw_updates=options.show_raw_update_description,
+    )
+
+
+def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventRun]:
+    """The events of one batch. Afterwards the pipeline stands where ``pipeline.process(batch)`` would leave it.
+
+    Ends early when the pipeline is invalidated. What the source and the plain stages raise passes through, after the
+    events that come before it.
+    """
+    settings = settings_for(pipeline.plan)
+    if settings is None or not batch.raw or not _is_under_way(pipeline):
+        yield from _plain(pipeline, batch, run)
+        return
+    made = transform_batch(batch.raw, settings)
+    *stretches, last = _stretches(made)
+    for entries in stretches:
+        if made.kind[entries[0]] == EVENT:
+            yield EventRun(made.events, np.append(made.event_start[entries], made.event_start[entries[-1] + 1]))
+            continue
+        # What is promised stays as it was: later entries of the batch are not given yet.
+        yield from _plain(pipeline, OplogBatch(_entries(made, entries), pipeline.high_water), run)
+        if pipeline.invalidated:
+            return
+    yield from _plain(pipeline, OplogBatch(_entries(made, last), batch.high_water), run)
+
+
+def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
+    """Whether the stream has neither ended nor is it still looking for the event resumed from. Up to that event's time
+    tokens have the version of the token given, so the kernel comes in behind it."""
+    token = pipeline.plan.start_token
+    if token is not None and not token.is_high_water_mark and pipeline.high_water < token.cluster_time:
+        return False
+    return not pipeline.searching and not pipeline.invalidated
+
+
+def _plain(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventRun]:
+    for events in run(pipeline.process(batch)):
+        if events:
+            yield EventRun.of(events)
+
+
+def _entries(made: KernelBatch, entries: Offsets) -> bytes:
+    return b"".join(made.entry(entry) for entry in entries)
+
+
+def _stretches(made: KernelBatch) -> list[Offsets]:
+    """The entries that matter, as indices: in turn some that the kernel made and some for the plain stages.
+
+    The last stretch is one for the plain stages, though it may be empty. The last event is left to them in any case, so
+    that the pipeline knows the token that it would resume after.
+    """
+    events = np.flatnonzero(made.kind == EVENT)
+    if events.size:
+        made.kind[events[-1]] = PLAIN
+    entries = np.flatnonzero(made.kind != SKIPPED)
+    return np.split(entries, np.flatnonzero(np.diff(made.kind[entries])) + 1)

@@ -1,0 +1,79 @@
+"""Which namespaces a stream sees, in compiled code: the counterpart of ``tailrace.oplog.namespace``."""
+
+from __future__ import annotations
+
+from tailrace.kernel.compiled import inner
+from tailrace.kernel.memory import load8
+from tailrace.kernel.scan import equal, name_word, word_of
+
+#: Kinds of scope, as ``KernelSettings`` names them.
+CLUSTER = 0
+DATABASE = 1
+COLLECTION = 2
+
+# Answers.
+OUT_OF_SCOPE = 0
+IN_SCOPE = 1
+#: A namespace that the plain stages judge: ``system.views``, a final newline, no collection name.
+UNDECIDED = 2
+
+_ADMIN = word_of(b"admin")
+_CONFIG = word_of(b"config")
+_LOCAL = word_of(b"local")
+_SYSTEM = word_of(b"system")
+_VIEWS = word_of(b"views")
+
+_DOT = 0x2E
+_DOLLAR = 0x24
+_NEWLINE = 0x0A
+
+
+@inner
+def first_dot(start: int, end: int) -> int:
+    """The address of the first dot in [start, end), or ``end``."""
+    pos = start
+    while pos < end and load8(pos) != _DOT:
+        pos += 1
+    return pos
+
+
+@inner
+def _is_internal_database(start: int, size: int) -> bool:
+    if size not in (5, 6):
+        return False
+    word = name_word(start, size)
+    return word in (_ADMIN, _LOCAL) if size == 5 else word == _CONFIG
+
+
+@inner
+def _visible(start: int, end: int) -> int:
+    """The answer for a collection name under a database or cluster scope."""
+    size = end - start
+    if size == 0 or load8(end - 1) == _NEWLINE:
+        return UNDECIDED
+    if load8(start) == _DOLLAR:
+        return OUT_OF_SCOPE
+    if size >= 7 and name_word(start, 6) == _SYSTEM:
+        if size == 12 and name_word(start + 7, 5) == _VIEWS:
+            return UNDECIDED
+        if load8(start + 6) == _DOT:
+            return OUT_OF_SCOPE
+    return IN_SCOPE
+
+
+@inner
+def in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> int:
+    """The answer for the namespace in [start, end). ``scope`` is ``db.coll`` or ``db.``, or anything for a cluster."""
+    size = end - start
+    if size > 0 and load8(end - 1) == _NEWLINE:
+        return UNDECIDED
+    if kind == COLLECTION:
+        return IN_SCOPE if size == scope_size and equal(start, scope, size) else OUT_OF_SCOPE
+    if kind == DATABASE:
+        if size < scope_size or not equal(start, scope, scope_size):
+            return OUT_OF_SCOPE
+        return _visible(start + scope_size, end)
+    dot = first_dot(start, end)
+    if dot in (end, start) or _is_internal_database(start, dot - start):
+        return OUT_OF_SCOPE
+    return _visible(dot + 1, end)

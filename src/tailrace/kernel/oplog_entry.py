@@ -1,0 +1,208 @@
+"""Where the fields of an oplog entry lie, in compiled code: the counterpart of ``tailrace.oplog.entry``.
+
+A *table* is a block of int64 slots, one for each field: the address of its value, or 0 where it is missing. Fields
+whose type is not what the server writes, and names that occur twice, make the entry one for the plain stages.
+"""
+
+from __future__ import annotations
+
+from tailrace.kernel.compiled import inner
+from tailrace.kernel.memory import load8, load32, load64, store64
+from tailrace.kernel.scan import (
+    BINARY,
+    BOOL,
+    DATE,
+    INT32,
+    INT64,
+    OBJECT,
+    STRING,
+    TIMESTAMP,
+    find_nul,
+    name_word,
+    value_end,
+    word_of,
+)
+
+# Slots of the table, as byte offsets: the entry's own fields ...
+TIME = 0
+OPERATION = 8
+NAMESPACE = 16
+UUID = 24
+OBJECT_1 = 32  # o
+OBJECT_2 = 40  # o2
+WALL = 48
+FROM_MIGRATE = 56
+LSID = 64
+TXN_NUMBER = 72
+PREV_OP_TIME = 80
+_ENTRY_FIELDS = 11
+# ... and those of an update's or an insert's ``o``: the address of the *element*, or 0.
+ID = 88
+VERSION = 96
+DIFF = 104
+SET = 112
+UNSET = 120
+TABLE_SIZE = 128
+
+_UNKNOWN = -1
+
+_TS = word_of(b"ts")
+_OP = word_of(b"op")
+_NS = word_of(b"ns")
+_UI = word_of(b"ui")
+_O = word_of(b"o")
+_O2 = word_of(b"o2")
+_WALL = word_of(b"wall")
+_LSID = word_of(b"lsid")
+_TXN_NUMBER = word_of(b"txnNumber")
+_PREV_OP_TIME = word_of(b"prevOpTime")
+_FROM_MIGRATE = word_of(b"fromMigrate")
+_ID = word_of(b"_id")
+_V = word_of(b"$v")
+_DIFF = word_of(b"diff")
+_SET = word_of(b"$set")
+_UNSET = word_of(b"$unset")
+
+# The last four bytes of the longer names.
+_TAIL_NUMBER = int.from_bytes(b"mber", "little")
+_TAIL_TIME = int.from_bytes(b"Time", "little")
+_TAIL_MIGRATE = int.from_bytes(b"rate", "little")
+
+
+@inner
+def _slot_of(name: int, size: int) -> int:
+    """The slot of a field of an oplog entry by its name, or -1."""
+    if size > 11:
+        return _UNKNOWN
+    word = name_word(name, size)
+    if size <= 2:
+        if word == _TS:
+            return TIME
+        if word == _OP:
+            return OPERATION
+        if word == _NS:
+            return NAMESPACE
+        if word == _UI:
+            return UUID
+        if word == _O:
+            return OBJECT_1
+        return OBJECT_2 if word == _O2 else _UNKNOWN
+    if size == 4:
+        if word == _WALL:
+            return WALL
+        return LSID if word == _LSID else _UNKNOWN
+    if size < 9:
+        return _UNKNOWN
+    tail = load32(name + size - 4)
+    if size == 9:
+        return TXN_NUMBER if word == _TXN_NUMBER and tail == _TAIL_NUMBER else _UNKNOWN
+    if size == 10:
+        return PREV_OP_TIME if word == _PREV_OP_TIME and tail == _TAIL_TIME else _UNKNOWN
+    return FROM_MIGRATE if word == _FROM_MIGRATE and tail == _TAIL_MIGRATE else _UNKNOWN
+
+
+@inner
+def _type_fits(slot: int, type_: int, value: int) -> bool:
+    if slot in (OBJECT_1, OBJECT_2, LSID, PREV_OP_TIME):
+        return type_ == OBJECT
+    if slot in (OPERATION, NAMESPACE):
+        return type_ == STRING
+    if slot == TIME:
+        return type_ == TIMESTAMP
+    if slot == WALL:
+        return type_ == DATE
+    if slot == UUID:
+        return type_ == BINARY and load32(value) == 16 and load8(value + 4) == 4
+    if slot == FROM_MIGRATE:
+        return type_ == BOOL
+    return type_ in (INT64, INT32)
+
+
+@inner
+def well_formed(document: int) -> bool:
+    """Whether the elements of a document (its outer length checked) follow each other to its end."""
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        pos = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if pos < 0:
+            return False
+    return True
+
+
+@inner
+def read_entry(table: int, start: int, end: int) -> bool:
+    """Fill the table from the entry in [start, end), its outer length checked. False: an entry for the plain stages.
+
+    True means that time, operation and namespace are there and every field of the table has its type.
+    """
+    for slot in range(_ENTRY_FIELDS):
+        store64(table + 8 * slot, 0)
+    limit = end - 1
+    pos = start + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return False
+        slot = _slot_of(pos + 1, nul - pos - 1)
+        if slot >= 0:
+            if load64(table + slot) != 0 or not _type_fits(slot, load8(pos), nul + 1):
+                return False
+            store64(table + slot, nul + 1)
+        pos = after
+    previous = load64(table + PREV_OP_TIME)
+    if previous != 0 and not well_formed(previous):
+        return False
+    return load64(table + TIME) != 0 and load64(table + OPERATION) != 0 and load64(table + NAMESPACE) != 0
+
+
+@inner
+def read_update(table: int, document: int) -> bool:
+    """Find the fields of an ``o`` that tell a replacement from an update. False: corrupt, or a name twice."""
+    for slot in range(_ENTRY_FIELDS, TABLE_SIZE // 8):
+        store64(table + 8 * slot, 0)
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return False
+        size = nul - pos - 1
+        if size <= 6:
+            word = name_word(pos + 1, size)
+            slot = _UNKNOWN
+            if word == _ID:
+                slot = ID
+            elif word == _V:
+                slot = VERSION
+            elif word == _DIFF:
+                slot = DIFF
+            elif word == _SET:
+                slot = SET
+            elif word == _UNSET:
+                slot = UNSET
+            if slot >= 0:
+                if load64(table + slot) != 0:
+                    return False
+                store64(table + slot, pos)
+        pos = after
+    return True
+
+
+@inner
+def find_id(document: int) -> int:
+    """The address of the ``_id`` element of a document (its outer length checked); 0 when missing, -1 when corrupt."""
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return -1
+        if nul - pos == 4 and name_word(pos + 1, 3) == _ID:
+            return pos
+        pos = after
+    return 0
