@@ -1,0 +1,195 @@
+"""The face of a change stream, and the stream that is made of the oplog in the calling process."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import bson
+from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from pymongo.collation import Collation
+
+from tailrace.client.request import WatchRequest
+from tailrace.errors import UsageError
+from tailrace.event.change_event import ChangeEvent
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import Plan, build_plan
+from tailrace.pipeline.profile import ServerProfile, profile_for
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.source.drive import drive
+from tailrace.source.mongod import AWAIT_MS, MongodSource
+
+_SIMPLE_COLLATION: Final = {"locale": "simple"}
+
+
+class ChangeStream(ABC):
+    """An iterator over change events. ``for event in stream`` waits for the next one; the end is an invalidation.
+
+    Nothing runs in the background: a stream reads when it is asked for an event. It belongs to one thread at a time;
+    threads that watch have a stream each, from a client each.
+    """
+
+    _codec_options: CodecOptions[Any]
+
+    @abstractmethod
+    def try_next(self) -> Any | None:
+        """The next event, or ``None`` when there is none within ``max_await_time_ms`` (default 1 s) or the stream has
+        ended. Raises the error that ends the stream: a TailraceError with the server's code."""
+
+    @property
+    @abstractmethod
+    def resume_token(self) -> Any:
+        """The token to go on after the last event given (``resume_after``); it advances on a quiet stream too."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """False after an invalidation was given, an error, or ``close``."""
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the next event is here already; False also where that is not known."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the stream and the server's cursor. Twice does no harm."""
+
+    def next(self) -> Any:
+        """The next event, waited for. Raises StopIteration when the stream has ended."""
+        while self.alive:
+            event = self.try_next()
+            if event is not None:
+                return event
+        raise StopIteration
+
+    __next__ = next
+
+    def _decoded(self, event: bytes) -> Any:
+        try:
+            return bson.decode(event, codec_options=self._codec_options)
+        except (BSONError, ValueError, OverflowError, TypeError) as error:
+            self.close()
+            raise UsageError(
+                f"an event cannot be decoded: {error}",
+                hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
+            ) from None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class OplogChangeStream(ChangeStream):
+    """Reads the oplog and makes the events here. Raises at once what the server's ``aggregate`` would raise.
+
+    ``profile``  of the server version whose events to make; ``None``: the deployment's own
+    """
+
+    def __init__(self, source: MongodSource, request: WatchRequest, profile: ServerProfile | None = None) -> None:
+        if request.session is not None:
+            raise UsageError("a session has no meaning for the oplog", hint='Leave it out, or use engine="server"')
+        if request.collation is not None and dict(_as_document(request.collation)) != _SIMPLE_COLLATION:
+            raise UsageError("a collation cannot be used here yet", hint='Use engine="server" for this stream')
+        options = StreamOptions.parse(request.scope, request.stage(), request.stages())
+        scope = options.scope
+        if scope.database is not None and scope.collection is not None:
+            source.refuse_view(scope.database, scope.collection)
+        self._source = source
+        self._codec_options = request.codec_options
+        plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
+        self._pipeline = ChangeStreamPipeline(plan)
+        self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
+        self._batches = source.tail(
+            plan.read_after or ClusterTime(0),
+            await_ms=max(1, int(self._await_s * 1000)),
+            batch_size=request.batch_size,
+            comment=request.comment,
+        )
+        self._driven: Iterator[list[ChangeEvent]] = iter(())
+        self._events: deque[ChangeEvent] = deque()
+        self._token: bytes = plan.first_token.to_bson()
+        self._alive = True
+
+    def _begun(self, plan: Plan) -> Plan:
+        if plan.read_after is None:
+            # The server begins one tick after what it has applied, committed or not.
+            return plan.start_at(self._source.operation_time().tick())
+        plan.confirm_history(*self._source.oldest())
+        return plan
+
+    @property
+    def resume_token(self) -> Any:
+        return bson.decode(self._token, codec_options=self._codec_options)
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    @property
+    def has_next(self) -> bool:
+        return bool(self._events)
+
+    def try_next(self) -> Any | None:
+        event = self.next_event()
+        return None if event is None else self._decoded(event.to_bson())
+
+    def next_event(self) -> ChangeEvent | None:
+        """Like ``try_next``, but the event as the pipeline made it."""
+        deadline = time.monotonic() + self._await_s
+        has_read = False
+        try:
+            while self._alive:
+                if self._events or self._finish_events():
+                    return self._give()
+                self._token = self._pipeline.resume_token.to_bson()
+                if self._pipeline.invalidated:
+                    self.close()
+                    break
+                if has_read and time.monotonic() >= deadline:
+                    break
+                self._driven = drive(self._pipeline.process(next(self._batches)), self._source)
+                has_read = True
+        except BaseException:
+            self.close()
+            raise
+        return None
+
+    def _finish_events(self) -> bool:
+        """Let the pipeline go on with the batch it has until it gives events; False when the batch is done."""
+        for events in self._driven:
+            if events:
+                self._events.extend(events)
+                return True
+        return False
+
+    def _give(self) -> ChangeEvent:
+        event = self._events.popleft()
+        self._token = event.token_bson
+        if not self._events and self._pipeline.invalidated and not self._finish_events():
+            self._token = self._pipeline.resume_token.to_bson()
+            self.close()
+        return event
+
+    def close(self) -> None:
+        self._alive = False
+        self._events.clear()
+        close_batches = getattr(self._batches, "close", None)
+        if close_batches is not None:
+            close_batches()
+
+
+def _as_document(collation: Any) -> Mapping[str, Any]:
+    document: Mapping[str, Any] = collation.document if isinstance(collation, Collation) else collation
+    return document

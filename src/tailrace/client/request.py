@@ -1,0 +1,86 @@
+"""What ``watch()`` was asked for, in one value for both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import bson
+from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from bson.timestamp import Timestamp
+from pymongo.client_session import ClientSession
+from pymongo.collation import Collation
+
+from tailrace.errors import UsageError
+from tailrace.oplog.namespace import Scope
+
+#: The parameters that are options of the ``$changeStream`` stage, and the server's names for them.
+STAGE_NAMES: Final[dict[str, str]] = {
+    "full_document": "fullDocument",
+    "full_document_before_change": "fullDocumentBeforeChange",
+    "resume_after": "resumeAfter",
+    "start_after": "startAfter",
+    "start_at_operation_time": "startAtOperationTime",
+    "show_expanded_events": "showExpandedEvents",
+}
+
+#: A command holds no larger whole number.
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchRequest:
+    """The parameters of a ``watch()``; ``None`` is "not said" and is left to the server's default."""
+
+    scope: Scope
+    codec_options: CodecOptions[Any]
+    pipeline: Sequence[Mapping[str, Any]] = ()
+    full_document: str | None = None
+    full_document_before_change: str | None = None
+    resume_after: Mapping[str, Any] | None = None
+    start_after: Mapping[str, Any] | None = None
+    start_at_operation_time: Timestamp | None = None
+    show_expanded_events: bool | None = None
+    max_await_time_ms: int | None = None
+    batch_size: int | None = None
+    collation: Collation | Mapping[str, Any] | None = None
+    comment: Any = None
+    session: ClientSession | None = None
+    options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pipeline, (list, tuple)):
+            raise UsageError(f"the pipeline must be a list of stages, not {type(self.pipeline).__name__}")
+        for name in ("max_await_time_ms", "batch_size"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UsageError(f"{name} must be a whole number, 0 or more, not {value!r}")
+            if value > _INT64_MAX:
+                raise UsageError(f"{name} must be {_INT64_MAX} or less")
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise UsageError(f"the options must be a mapping, not {type(self.options).__name__}")
+        if self.collation is not None and not isinstance(self.collation, (Collation, Mapping)):
+            raise UsageError(f"the collation must be a mapping, not {type(self.collation).__name__}")
+        if self.comment is not None:
+            self.encoded({"comment": self.comment}, "the comment")
+
+    def stage(self) -> bytes:
+        """The document inside ``$changeStream``: what was said, under the server's names."""
+        said = {name: getattr(self, parameter) for parameter, name in STAGE_NAMES.items()}
+        document = {name: value for name, value in said.items() if value is not None}
+        return self.encoded(document | dict(self.options or {}), "an option of the change stream")
+
+    def stages(self) -> list[bytes]:
+        """The user's stages."""
+        return [self.encoded(stage, "a stage of the pipeline") for stage in self.pipeline]
+
+    def encoded(self, document: Mapping[str, Any], what: str) -> bytes:
+        """BSON by the codec options; UsageError where a value has none."""
+        try:
+            return bson.encode(document, codec_options=self.codec_options)
+        except (BSONError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UsageError(f"{what} cannot be written as BSON: {error}") from None

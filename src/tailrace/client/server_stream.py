@@ -1,0 +1,100 @@
+"""The server's own change stream, as PyMongo reads it, with the face and the errors of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import bson
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+from pymongo import errors as pymongo_errors
+from pymongo.synchronous.change_stream import ChangeStream as NativeChangeStream
+
+from tailrace.client.change_stream import ChangeStream
+from tailrace.client.request import STAGE_NAMES, WatchRequest
+from tailrace.errors import (
+    ChangeStreamFatal,
+    ChangeStreamHistoryLost,
+    InvalidResumeToken,
+    ServerError,
+    TailraceError,
+    UsageError,
+)
+from tailrace.source.failure import source_error
+
+_PASSED_ON = (*STAGE_NAMES, "max_await_time_ms", "batch_size", "collation", "comment", "session")
+
+
+class ServerChangeStream(ChangeStream):
+    """Delegates to PyMongo's ``watch``. Options that PyMongo's has no parameter for are a UsageError.
+
+    ``client`` must give raw documents (``document_class=RawBSONDocument``): events are decoded here, by the codec
+    options asked for, since PyMongo's cluster streams know only their client's.
+    """
+
+    def __init__(self, client: MongoClient[Any], request: WatchRequest) -> None:
+        if request.options:
+            raise UsageError(
+                f"PyMongo's watch has no parameter for {', '.join(request.options)}", hint='Use engine="oplog"'
+            )
+        self._client = client
+        self._codec_options = request.codec_options
+        scope = request.scope
+        scope.check_names()
+        stages = [RawBSONDocument(stage) for stage in request.stages()]
+        with self._translated():
+            target: Any = client if scope.database is None else client[scope.database]
+            if scope.collection is not None:
+                target = target[scope.collection]
+            self._stream: NativeChangeStream[RawBSONDocument] = target.watch(
+                stages, **{name: getattr(request, name) for name in _PASSED_ON}
+            )
+
+    def try_next(self) -> Any | None:
+        if not self.alive:
+            return None
+        with self._translated():
+            event = self._stream.try_next()
+        return None if event is None else self._decoded(bytes(event.raw))
+
+    @property
+    def resume_token(self) -> Any:
+        token = self._stream.resume_token
+        return bson.decode(token.raw, self._codec_options) if isinstance(token, RawBSONDocument) else token
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._stream.alive)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except pymongo_errors.OperationFailure as error:
+            raise _from_server(error) from None
+        except pymongo_errors.InvalidName as error:
+            # PyMongo takes fewer names than the server does.
+            raise UsageError(str(error), code=73) from None
+        except pymongo_errors.PyMongoError as error:
+            raise source_error(error, self._client) from None
+        except (BSONError, TypeError, ValueError, OverflowError) as error:
+            raise UsageError(str(error)) from None
+
+
+def _from_server(error: pymongo_errors.OperationFailure) -> TailraceError:
+    """The same class that the oplog engine would raise; code, message and labels are the server's."""
+    message = str((error.details or {}).get("errmsg") or error)
+    labels = (error.details or {}).get("errorLabels", ())
+    if error.code == 280:
+        return ChangeStreamFatal(message)
+    if error.code == 286:
+        return ChangeStreamHistoryLost(message)
+    if error.code == 260:
+        return InvalidResumeToken(message, labels=labels)
+    return ServerError(message, code=error.code, labels=labels)

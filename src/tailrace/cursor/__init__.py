@@ -1,0 +1,24 @@
+"""The server's change-stream cursors as a pure state machine: commands in, actions asked for, replies out.
+
+No I/O and no clock here. ``CursorRegistry.run`` takes a command and the time, and gives a generator: it yields what it
+needs done (``tailrace.cursor.action``: a piece of the oplog, perhaps after a wait; images; the state of the source), is
+sent the answer, and returns the reply's BSON. So a server with many cursors on one tail and a test that steps by hand
+drive the same code.
+"""
+
+from tailrace.cursor.action import Acting, Action, NeedOldest, NeedStart, OldestEntry, OplogRead, ReadOplog, StreamStart
+from tailrace.cursor.aggregate import is_change_stream
+from tailrace.cursor.registry import CursorRegistry
+
+__all__ = [
+    "Acting",
+    "Action",
+    "CursorRegistry",
+    "NeedOldest",
+    "NeedStart",
+    "OldestEntry",
+    "OplogRead",
+    "ReadOplog",
+    "StreamStart",
+    "is_change_stream",
+]

@@ -1,0 +1,167 @@
+"""All open cursors of one source: ids, the three commands, killing, and letting go of cursors nobody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tailrace.cursor.action import Acting, NeedStart, StreamStart
+from tailrace.cursor.aggregate import AggregateCommand, check_kind
+from tailrace.cursor.batch import Batch
+from tailrace.cursor.change_stream_cursor import ChangeStreamCursor
+from tailrace.cursor.command import check_bson
+from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
+from tailrace.cursor.reply import IN_AGGREGATE, IN_GET_MORE, cursor_reply, error_reply, kill_reply
+from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
+from tailrace.pipeline.plan import build_plan
+from tailrace.pipeline.profile import SERVER_6_0, ServerProfile
+from tailrace.raw_bson import elements
+
+#: A cursor that nobody asked for so long is closed (cursorTimeoutMillis of mongod).
+IDLE_MS_MAX: Final = 600_000
+
+
+@dataclass(slots=True)
+class _Open:
+    cursor: ChangeStreamCursor
+    namespace: str
+    used_ms: int
+    in_use: bool = False
+
+
+class CursorRegistry:
+    """The cursors of one source.
+
+    ``new_ids``  where cursor ids come from: positive int64 that cannot be guessed, endless
+    ``profile``  the server version whose streams are given
+
+    Each method that carries out a command gives a generator of actions whose value is the reply; a TailraceError that
+    the driver throws into it becomes an error reply. Only ``InternalError`` comes out, and ends its cursor.
+    """
+
+    def __init__(
+        self, new_ids: Iterator[int], profile: ServerProfile = SERVER_6_0, *, idle_ms_max: int = IDLE_MS_MAX
+    ) -> None:
+        self._new_ids = new_ids
+        self._profile = profile
+        self._idle_ms_max = idle_ms_max
+        self._open: dict[int, _Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def run(self, database: str, command: bytes, now_ms: int) -> Acting:
+        """Carry out an aggregate, getMore or killCursors command on a database."""
+        try:
+            check_bson(command)
+            name = next((element.name for element in elements(command)), b"")
+        except TailraceError as error:
+            return error_reply(error, in_stream=False)
+        match name:
+            case b"aggregate":
+                return (yield from self.aggregate(database, command, now_ms))
+            case b"getMore":
+                return (yield from self.get_more(database, command, now_ms))
+            case b"killCursors":
+                return self.kill_cursors(command)
+            case _:
+                text = name.decode("utf-8", "replace")
+                return error_reply(UsageError(f"no such command: '{text}'", code=59), in_stream=False)
+
+    def aggregate(self, database: str, command: bytes, now_ms: int) -> Acting:
+        """Open a change stream and give its first batch."""
+        prefix = ""
+        try:
+            wanted = AggregateCommand.parse(database, command)
+            start: StreamStart = yield NeedStart(wanted.scope)
+            check_kind(wanted.namespace, start.kind)
+            plan = build_plan(wanted.options(), self._profile)
+            started_by_caller = plan.start is not None
+            if not started_by_caller:
+                plan = plan.start_at(start.operation_time.tick())
+            cursor = ChangeStreamCursor(plan, started_by_caller=started_by_caller)
+            prefix = IN_AGGREGATE
+            batch = Batch("firstBatch", wanted.batch_size)
+            token, closed = yield from cursor.fill(batch, None)
+        except InternalError:
+            raise
+        except TailraceError as error:
+            return error_reply(error, prefix=prefix, in_stream=True)
+        cursor_id = 0 if closed else self._new_id()
+        if not closed:
+            self._open[cursor_id] = _Open(cursor, wanted.namespace, now_ms)
+        return self._reply(batch, token, cursor_id, wanted.namespace)
+
+    def get_more(self, database: str, command: bytes, now_ms: int) -> Acting:
+        """Give the next batch, after a wait where there is nothing."""
+        try:
+            wanted = GetMoreCommand.parse(database, command)
+            entry = self._checked_out(wanted)
+        except TailraceError as error:
+            return error_reply(error, in_stream=False)
+        batch = Batch("nextBatch", wanted.batch_size)
+        closed = True  # unless it ends well: whatever leaves this block closes the cursor
+        entry.in_use = True
+        try:
+            token, closed = yield from entry.cursor.fill(batch, now_ms + wanted.await_ms)
+        except InternalError:
+            raise
+        except TailraceError as error:
+            return error_reply(error, prefix=IN_GET_MORE, in_stream=True)
+        finally:
+            entry.in_use = False
+            entry.used_ms = now_ms + wanted.await_ms
+            if closed:
+                self._open.pop(wanted.cursor_id, None)
+        cursor_id = 0 if closed else wanted.cursor_id
+        return self._reply(batch, token, cursor_id, entry.namespace)
+
+    def kill_cursors(self, command: bytes) -> bytes:
+        """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not looked at."""
+        try:
+            wanted = cursors_to_kill(command)
+        except TailraceError as error:
+            return error_reply(error, in_stream=False)
+        killed, not_found = [], []
+        for cursor_id in wanted:
+            entry = self._open.pop(cursor_id, None)
+            if entry is None:
+                not_found.append(cursor_id)
+            else:
+                entry.cursor.killed = True
+                killed.append(cursor_id)
+        return kill_reply(killed, not_found)
+
+    def expire(self, now_ms: int) -> int:
+        """Close the cursors that nobody has asked for too long; how many."""
+        idle = [
+            cursor_id
+            for cursor_id, entry in self._open.items()
+            if not entry.in_use and now_ms - entry.used_ms >= self._idle_ms_max
+        ]
+        for cursor_id in idle:
+            del self._open[cursor_id]
+        return len(idle)
+
+    def _reply(self, batch: Batch, token: bytes, cursor_id: int, namespace: str) -> bytes:
+        # Only invalidation closes a change stream's cursor in a reply that is no error.
+        invalidated = cursor_id == 0 and self._profile.reply_says_invalidated
+        return cursor_reply(batch, token, cursor_id=cursor_id, namespace=namespace, invalidated=invalidated)
+
+    def _new_id(self) -> int:
+        return next(cursor_id for cursor_id in self._new_ids if cursor_id not in self._open)
+
+    def _checked_out(self, wanted: GetMoreCommand) -> _Open:
+        entry = self._open.get(wanted.cursor_id)
+        if entry is None:
+            raise ServerError(f"cursor id {wanted.cursor_id} not found", code=43)
+        if entry.in_use:
+            raise ServerError(f"cursor id {wanted.cursor_id} is already in use", code=143)
+        if entry.namespace != wanted.namespace:
+            raise ServerError(
+                f"Requested getMore on namespace '{wanted.namespace}', but cursor belongs to a different namespace "
+                f"{entry.namespace}",
+                code=13,
+            )
+        return entry

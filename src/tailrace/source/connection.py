@@ -1,0 +1,164 @@
+"""The way to one replica set: a PyMongo client, what kind of deployment answers, and reads that are tried again."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from pymongo import MongoClient, ReadPreference
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from tailrace.errors import SourceError, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.failure import Backoff, describe_members, is_transient, seed_names, source_error
+from tailrace.source.uri import parse_complaint
+
+APP_NAME: Final = "tailrace"
+SERVER_SELECTION_TIMEOUT_MS: Final = 10_000
+#: A member that hangs without closing its connection is given up after this time; no read of ours waits longer.
+SOCKET_TIMEOUT_MS: Final = 60_000
+RETRY_SECONDS: Final = 120.0
+
+MAJORITY: Final = ReadConcern("majority")
+
+_log = logging.getLogger("tailrace.source")
+_T = TypeVar("_T")
+
+
+def open_client(uri: str, **options: Any) -> MongoClient[dict[str, Any]]:
+    """A PyMongo client for ``uri`` with our defaults where neither ``uri`` nor ``options`` (PyMongo's) say otherwise.
+
+    Does not connect. Raises UsageError, without any secret, where the URI or an option cannot be used.
+    """
+    if not isinstance(uri, str):
+        raise UsageError(f"the connection URI must be a string, not {type(uri).__name__}")
+    named = {name.lower() for name in (*options, *re.findall(r"[?&;]([^=&;]+)=", uri))}
+    defaults: dict[str, Any] = {
+        "appname": APP_NAME,
+        "serverSelectionTimeoutMS": SERVER_SELECTION_TIMEOUT_MS,
+        "socketTimeoutMS": SOCKET_TIMEOUT_MS,
+    }
+    chosen = {name: value for name, value in defaults.items() if name.lower() not in named}
+    if not re.match(r"mongodb(\+srv)?://", uri):
+        raise UsageError(
+            "the connection URI does not begin with mongodb:// or mongodb+srv://",
+            hint="Example: mongodb://host:27017/?replicaSet=rs0",
+        )
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            client: MongoClient[dict[str, Any]] = MongoClient(uri, **(chosen | options))
+    except (PyMongoError, ValueError, TypeError, KeyError) as error:
+        said = parse_complaint(str(error), uri)
+        raise UsageError(
+            "the connection URI does not parse" + (f": {said.partition('Hint:')[0].rstrip('. ')}" if said else ""),
+            hint="In the name and the password of the user, @ is written as %40, : as %3A and / as %2F",
+        ) from None
+    for warning in warned:
+        if issubclass(warning.category, ResourceWarning):
+            continue  # of another client that went without close() at this moment
+        _log.warning("connection URI: %s", parse_complaint(str(warning.message), uri) or "an option was not understood")
+    return client
+
+
+class Connection:
+    """A replica set seen through one client. Reads go where the client's read preference says (default: the primary).
+
+    Not for use by several threads at a time: a source belongs to its reader.
+    """
+
+    def __init__(
+        self, client: str | MongoClient[Any], *, retry_seconds: float = RETRY_SECONDS, options: Mapping[str, Any] = {}
+    ) -> None:
+        self._owned = isinstance(client, str)
+        self.client: MongoClient[Any] = open_client(client, **options) if isinstance(client, str) else client
+        self._retry_seconds = retry_seconds
+        self._hello: Mapping[str, Any] | None = None
+
+    @property
+    def hello(self) -> Mapping[str, Any]:
+        """What the deployment says of itself; the first use connects. Raises SourceError where it is no replica set
+        that we can read."""
+        if self._hello is None:
+            try:
+                self._hello = self._say_hello()
+            except PyMongoError as error:
+                raise source_error(error, self.client) from None
+        return self._hello
+
+    def _say_hello(self) -> Mapping[str, Any]:
+        hello: Mapping[str, Any] = self.client.admin.command("hello", read_preference=self.client.read_preference)
+        if hello.get("msg") == "isdbgrid":
+            raise SourceError(
+                f"{seed_names(self.client)} is a mongos: sharded clusters are not read yet",
+                hint="Connect to the replica set of one shard",
+            )
+        if "setName" not in hello:
+            raise SourceError(
+                f"{seed_names(self.client)} is a standalone server, which keeps no oplog",
+                hint="Start mongod with --replSet and run rs.initiate(); one member is enough",
+                code=40573,
+            )
+        return hello
+
+    @property
+    def name(self) -> str:
+        """The replica set's name."""
+        return str(self.hello["setName"])
+
+    def majority(self, database: str, collection: str) -> Collection[Any]:
+        """The collection, to be read at majority."""
+        return self.client.get_database(database, read_concern=MAJORITY).get_collection(collection)
+
+    @contextmanager
+    def session_after(self, time: ClusterTime | None) -> Iterator[ClientSession]:
+        """A session whose first read waits until its member has majority-committed everything up to ``time``.
+
+        So a member that was just elected cannot answer from an older snapshot. ``time`` must be one that the deployment
+        has reached: the server rejects a future one. Each session serves one read, or the replies' own operation
+        times would make the next one wait for more.
+        """
+        with self.client.start_session(causal_consistency=True) as session:
+            if time:  # the server rejects a null timestamp
+                session.advance_operation_time(time.to_timestamp())
+            yield session
+
+    def retrying(self, read: Callable[[], _T]) -> _T:
+        """The result of ``read``, tried again while the deployment may come back, for ``retry_seconds`` at most.
+
+        Raises SourceError where waiting is over or cannot help.
+        """
+        name = self.name
+        backoff = Backoff(give_up_s=self._retry_seconds)
+        while True:
+            try:
+                return read()
+            except PyMongoError as error:
+                self.endure(error, backoff, name)
+
+    def new_backoff(self, *, for_ever: bool = False) -> Backoff:
+        return Backoff(give_up_s=None if for_ever else self._retry_seconds)
+
+    def endure(self, error: PyMongoError, backoff: Backoff, what: str) -> None:
+        """Wait after ``error`` so that ``what`` can be tried again; raises SourceError where that is no use."""
+        if not is_transient(error) or backoff.exhausted:
+            raise source_error(error, self.client) from None
+        _log.warning("%s: waiting for a member to read from (%s)", what, describe_members(self.client))
+        _log.debug("%s: %s", what, type(error).__name__)
+        backoff.wait()
+
+    @property
+    def reads_primary(self) -> bool:
+        return bool(self.client.read_preference == ReadPreference.PRIMARY)
+
+    def close(self) -> None:
+        """Close the client, if it was made here."""
+        if self._owned:
+            self.client.close()

@@ -1,0 +1,44 @@
+"""The plain driver: answers what a pipeline asks for from one source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tailrace.errors import TailraceError
+from tailrace.event.change_event import ChangeEvent
+from tailrace.pipeline.request import Answer, Emit, NeedDocuments, NeedEntries, Request, Running
+from tailrace.source.base import OplogSource
+
+
+def drive(running: Running, source: OplogSource) -> Iterator[list[ChangeEvent]]:
+    """Run a pipeline to its end, answering its requests from ``source``; gives the events as they are finished.
+
+    Where the source cannot answer, the pipeline gets the source's error in place of the answer: it gives what comes
+    before and raises, or asks in another way. Closing the iterator closes the pipeline.
+    """
+    answer: Answer = None
+    failure: TailraceError | None = None
+    try:
+        while True:
+            try:
+                request = running.send(answer) if failure is None else running.throw(failure)
+            except StopIteration:
+                return
+            answer = failure = None
+            if isinstance(request, Emit):
+                yield request.events
+                continue
+            try:
+                answer = _answer(request, source)
+            except TailraceError as error:
+                failure = error
+    finally:
+        running.close()
+
+
+def _answer(request: Request, source: OplogSource) -> list[bytes | None]:
+    if isinstance(request, NeedEntries):
+        return source.entries(request.times)
+    if isinstance(request, NeedDocuments):
+        return source.documents(request.lookups)
+    return source.pre_images(request.keys)

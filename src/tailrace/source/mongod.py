@@ -1,0 +1,267 @@
+"""Entries from a running replica set: ``local.oplog.rs`` in raw batches, majority-committed only.
+
+An entry that is majority-committed is in the oplog of every member that can be elected, so the reader may go from
+member to member: it asks the next one for everything from the last entry given, that one included. When that entry
+comes first, nothing is missing between; when it does not, either the oplog was truncated (286) or another oplog
+answers. How cursors behave at the end of the oplog and under truncation is measured on mongod 6.0.27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final, NamedTuple
+
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+from pymongo.cursor import CursorType, RawBatchCursor
+from pymongo.errors import AutoReconnect, PyMongoError
+
+from tailrace import raw_bson
+from tailrace.errors import ChangeStreamHistoryLost, SourceError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
+from tailrace.source.connection import RETRY_SECONDS, Connection
+from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
+
+AWAIT_MS: Final = 1000
+#: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
+_AWAIT_MS_MAX: Final = 10_000
+_SAME_MEMBER_TRIES: Final = 10
+
+HISTORY_LOST: Final = "Resume of change stream was not possible, as the resume point may no longer be in the oplog."
+
+
+class _Position(NamedTuple):
+    """Where a reader stands: after which time; the entry of that time if it has given it; whether the deployment is
+    known to have reached it."""
+
+    after: ClusterTime
+    entry: bytes | None
+    reached: bool
+
+
+class MongodSource:
+    """One replica set's oplog, and the images and documents beside it.
+
+    ``deployment``     a connection URI, or a PyMongo client (which stays open when the source is closed)
+    ``retry_seconds``  how long a read is tried again without progress; ``tail`` never gives up once it has begun
+    ``options``        PyMongo's client options, for a URI
+
+    Connects at first use; a deployment that cannot be read then is a SourceError. Not for several threads at a time.
+    """
+
+    def __init__(
+        self, deployment: str | MongoClient[Any], *, retry_seconds: float = RETRY_SECONDS, **options: Any
+    ) -> None:
+        self._connection = Connection(deployment, retry_seconds=retry_seconds, options=options)
+
+    @property
+    def client(self) -> MongoClient[Any]:
+        """The PyMongo client that the source reads with."""
+        return self._connection.client
+
+    @property
+    def name(self) -> str:
+        """The replica set's name."""
+        return self._connection.name
+
+    @property
+    def server_version(self) -> str:
+        """The server's version, "6.0.27"."""
+        return str(self._connection.retrying(self.client.server_info)["version"])
+
+    def operation_time(self) -> ClusterTime:
+        """The time of the last entry that the member has applied, committed or not: where a stream without a starting
+        point begins, one tick later."""
+        reply = self._connection.retrying(
+            lambda: self.client.admin.command("ping", read_preference=self.client.read_preference)
+        )
+        return ClusterTime.from_timestamp(reply["operationTime"])
+
+    def oldest(self) -> tuple[ClusterTime, bool]:
+        time, complete, _ = self._connection.retrying(self._oldest)
+        return time, complete
+
+    def newest(self) -> ClusterTime:
+        return self._connection.retrying(self._newest)
+
+    def read(
+        self, after: ClusterTime, until: ClusterTime, *, batch_bytes_max: int = BATCH_BYTES_MAX
+    ) -> Iterator[OplogBatch]:
+        """See OplogSource. The last batch's high water is ``until``; it is empty when no entry has that time."""
+        if until <= after:
+            return
+        self._wait_until_committed(until)
+        position = _Position(after, None, reached=True)
+        backoff = self._connection.new_backoff()
+        while True:
+            try:
+                with self._opened(position, until=until) as (cursor, first):
+                    for raw in _replies(cursor, first):
+                        for batch, last in cut(raw, batch_bytes_max):
+                            position = _Position(batch.high_water, last, reached=True)
+                            backoff.progress()
+                            yield batch
+                break
+            except PyMongoError as error:
+                self._connection.endure(error, backoff, self.name)
+        if position.after < until:
+            yield OplogBatch(b"", until)
+
+    def tail(
+        self,
+        after: ClusterTime,
+        *,
+        await_ms: int = AWAIT_MS,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        batch_size: int | None = None,
+        comment: Any = None,
+    ) -> Iterator[OplogBatch]:
+        """See OplogSource. While no member can be read it goes on trying, and gives an empty batch after each try.
+
+        ``batch_size`` bounds the entries and ``comment`` marks the commands of the oplog cursor.
+        """
+        position = _Position(after, None, reached=after <= self.newest())
+        backoff = self._connection.new_backoff(for_ever=True)
+        extra = {"batch_size": batch_size or 0, "comment": comment}
+        while True:
+            try:
+                with self._opened(position, await_ms=await_ms, **extra) as (cursor, first):
+                    for raw in self._tailed(cursor, first):
+                        backoff.progress()
+                        for batch, last in cut(raw, batch_bytes_max):
+                            position = _Position(batch.high_water, last, reached=True)
+                            yield batch
+                        if not raw:
+                            yield OplogBatch(b"", position.after)
+            except PyMongoError as error:
+                self._connection.endure(error, backoff, self.name)
+                yield OplogBatch(b"", position.after)
+
+    def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:
+        """The entries at exactly these times, ``None`` where the oplog has none."""
+        return self._connection.retrying(lambda: [self._entry(time) for time in times])
+
+    def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
+        """The documents before the operations, from ``config.system.preimages`` (semantics 5)."""
+        return stored_pre_images(self._connection, keys)
+
+    def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+        """The current documents, read at majority after the events; ServerError 166 where the name is a view now."""
+        return current_documents(self._connection, lookups)
+
+    def refuse_view(self, database: str, collection: str) -> None:
+        """Raises ServerError 166 where the name is a view or a time-series collection now."""
+        refuse_view(self._connection, database, collection)
+
+    def close(self) -> None:
+        """Close the client, if the source made it. Iterators still open end with an error."""
+        self._connection.close()
+
+    def _oplog(self) -> Any:
+        return self._connection.majority("local", "oplog.rs")
+
+    def _oldest(self) -> tuple[ClusterTime, bool, tuple[str, int | None] | None]:
+        with closing(self._oplog().find_raw_batches({}, sort=[("$natural", 1)], limit=1)) as cursor:
+            raw: bytes = next(cursor, b"")
+            if not raw:
+                raise SourceError(
+                    f"the oplog of replica set {self.name} is empty", hint="Wait until the member has finished starting"
+                )
+            return entry_time(raw), is_initiating_set(raw), cursor.address
+
+    def _newest(self) -> ClusterTime:
+        with closing(self._oplog().find_raw_batches({}, sort=[("$natural", -1)], limit=1)) as cursor:
+            raw: bytes = next(cursor, b"")
+            # Right after rs.initiate() nothing is majority-committed yet.
+            return entry_time(raw) if raw else ClusterTime(0)
+
+    def _entry(self, time: ClusterTime) -> bytes | None:
+        # $gte with limit 1 seeks on every server version; $in would scan the oplog.
+        query = {"ts": {"$gte": time.to_timestamp()}}
+        with (
+            self._connection.session_after(time) as session,
+            closing(self._oplog().find_raw_batches(query, limit=1, session=session)) as cursor,
+        ):
+            raw: bytes = next(cursor, b"")
+        return raw if raw and entry_time(raw) == time else None
+
+    def _wait_until_committed(self, until: ClusterTime) -> None:
+        backoff = self._connection.new_backoff(for_ever=True)
+        while self.newest() < until:
+            backoff.wait()
+
+    @contextmanager
+    def _opened(
+        self, position: _Position, *, until: ClusterTime | None = None, await_ms: int | None = None, **extra: Any
+    ) -> Iterator[tuple[RawBatchCursor[Any], bytes]]:
+        """A cursor on the entries after ``position``, and its first reply without the entry at ``position`` itself.
+
+        Raises ChangeStreamHistoryLost where the oplog no longer reaches back, SourceError where it never held the last
+        entry given.
+        """
+        window: dict[str, Timestamp] = {"$gte": position.after.to_timestamp()}
+        if until is not None:
+            window["$lte"] = until.to_timestamp()
+        wait_for = until or (position.after if position.reached else None)
+        with self._connection.session_after(wait_for) as session:
+            options: dict[str, Any] = {"session": session, **extra}
+            if await_ms is not None:
+                options["cursor_type"] = CursorType.TAILABLE_AWAIT
+            with closing(self._oplog().find_raw_batches({"ts": window}, **options)) as cursor:
+                if await_ms is not None:
+                    cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
+                first: bytes = next(cursor, b"")
+                end = raw_bson.document_end(first) if first else 0
+                if first and entry_time(first) == position.after and position.entry in (None, first[:end]):
+                    first = first[end:]
+                else:
+                    self._check_history(position, cursor.address)
+                yield cursor, first
+
+    def _check_history(self, position: _Position, address: tuple[str, int | None] | None) -> None:
+        """The oplog of the member at ``address`` does not show the entry at ``position``: what does that mean?
+
+        The look at its oldest entry comes after the cursor's first reply, so a truncation between the two is seen.
+        """
+        for _ in range(_SAME_MEMBER_TRIES):
+            oldest, complete, looked_at = self._oldest()
+            if looked_at == address:
+                break
+        else:
+            raise AutoReconnect("the member changed between two reads")
+        if oldest > position.after + 1 and not complete:
+            raise ChangeStreamHistoryLost(
+                HISTORY_LOST,
+                hint=f"The oldest oplog entry of {self.name} is at {oldest} and the reader at {position.after}: start "
+                "a new stream, and enlarge the oplog or read more often",
+            )
+        if position.entry is not None:
+            raise SourceError(
+                f"the oplog of {self.name} does not hold the entry at {position.after} that was read before",
+                hint="Another replica set answers under its address, or it was restored: start a new stream",
+            )
+
+    def _tailed(self, cursor: RawBatchCursor[Any], first: bytes) -> Iterator[bytes]:
+        """The cursor's replies, empty ones too, for as long as its member is the one to read from."""
+        yield first
+        while True:
+            raw: bytes = next(cursor, b"")
+            if not cursor.alive:
+                raise AutoReconnect("the server closed the cursor at the end of the oplog")
+            yield raw
+            # A member that was voted out and then cut off would answer for ever that nothing is new.
+            if not raw and self._connection.reads_primary and self.client.primary not in (None, cursor.address):
+                raise AutoReconnect("another member is primary now")
+
+    def _await_ms_max(self) -> int:
+        options = self.client.options
+        limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout) if limit]
+        return max(1, min(_AWAIT_MS_MAX, *(int(limit * 500) for limit in limits))) if limits else _AWAIT_MS_MAX
+
+
+def _replies(cursor: RawBatchCursor[Any], first: bytes) -> Iterator[bytes]:
+    yield first
+    yield from cursor
