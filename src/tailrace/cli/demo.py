@@ -1,0 +1,95 @@
+"""``tailrace demo``: the main job on an embedded MongoDB, crash included, compared with the server byte for byte."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+_DESCRIPTION = """\
+Start a real MongoDB, let a shop work on it, and keep its changes in a lake of Parquet files with Spark. Kill the Spark
+process once in the middle and start it again. At the end compare the lake with the server's own change stream over the
+same time, byte for byte. The exit status is 0 only when there is no difference and the crash has happened."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="the whole of it on this machine: MongoDB, Spark, a crash, a comparison",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seconds", type=_positive, default=60.0, help="how long the shop works (default: 60)")
+    parser.add_argument("--rate", type=_positive, default=300.0, help="operations a second (default: 300)")
+    parser.add_argument("--keep-running", action="store_true", help="the shop works until Ctrl-C; then compare")
+    parser.add_argument("--no-crash", action="store_true", help="do not kill the Spark process")
+    parser.add_argument(
+        "--directory", type=Path, metavar="DIR", help="where to put the lake (default: a temporary one)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the shop's decisions (default: 1)")
+    parser.add_argument("--mongod-version", metavar="V", help="one of the embedded versions (default: 6.0.27)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo. 0 when all is as it should be, 1 when not; raises TailraceError where a part cannot be had."""
+    from tailrace.demo.conductor import Demo, DemoSettings  # noqa: PLC0415  so that --help needs nothing
+    from tailrace.demo.summary import print_summary  # noqa: PLC0415
+
+    settings = DemoSettings(
+        seconds=None if args.keep_running else args.seconds,
+        rate=args.rate,
+        crash=not args.no_crash,
+        directory=args.directory,
+        seed=args.seed,
+        version=args.mongod_version,
+    )
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    screen = _Screen()
+    try:
+        if args.keep_running:
+            screen.say("The shop works until Ctrl-C")
+        result = Demo(settings, say=screen.say, show=screen.show, stop=stop).run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        screen.end_line()
+    print_summary(result)
+    return 0 if result.good else 1
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError("expected a number above 0")
+    return value
+
+
+class _Screen:
+    """Sentences, and between them one progress line that is rewritten on a terminal."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._open = False
+        self._count = 0
+
+    def say(self, sentence: str) -> None:
+        self.end_line()
+        print(f"{sentence}.", flush=True)
+
+    def show(self, line: str) -> None:
+        self._count += 1
+        if self._terminal:
+            print(f"\r{line}\x1b[K", end="", flush=True)
+            self._open = True
+        elif self._count % 10 == 1:
+            print(line, flush=True)
+
+    def end_line(self) -> None:
+        if self._open:
+            print(flush=True)
+            self._open = False

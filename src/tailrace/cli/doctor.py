@@ -1,0 +1,201 @@
+"""``tailrace doctor``: is this deployment fit for reading change events from its oplog?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from pymongo.errors import OperationFailure, PyMongoError
+
+from tailrace.errors import TailraceError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.profile import profile_for
+from tailrace.source.failure import describe_members, source_error
+from tailrace.source.mongod import MongodSource
+
+_HOURS_GOOD: Final = 24
+_HOURS_MIN: Final = 1
+_MAJORITY_LAG_SECONDS_MAX: Final = 30
+_NAMED_MAX: Final = 5
+_MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+_COLOURS: Final = {"ok": "32", "warn": "33", "fail": "31"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: how it came out, what was found, and what to do where it is not well."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check a deployment: oplog, rights, version, images",
+        description="Check whether a deployment is fit for reading change events from its oplog. "
+        "The exit status is 1 where a check fails.",
+    )
+    parser.add_argument("uri", metavar="URI", help="mongodb://... of a replica set")
+    parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; 1 where a check fails. Raises UsageError for a URI that cannot be used."""
+    findings = []
+    with closing(MongodSource(args.uri, retry_seconds=10.0)) as source:
+        for finding in examine(source):
+            findings.append(finding)
+            if args.format == "pretty":
+                _print(finding)
+    if args.format == "json":
+        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+    return 1 if any(finding.status == "fail" for finding in findings) else 0
+
+
+def _print(finding: Finding) -> None:
+    mark = _MARKS[finding.status]
+    if sys.stdout.isatty():
+        mark = f"\x1b[{_COLOURS[finding.status]}m{mark}\x1b[0m"
+    print(f"{mark}  {finding.check}: {finding.found}", flush=True)
+    if finding.advice:
+        print(f"      {finding.advice}", flush=True)
+
+
+def examine(source: MongodSource) -> Iterator[Finding]:
+    """The findings, one by one. The first two must be well for the others to be asked."""
+    for check, look in (("replica set", _replica_set), ("rights", _rights)):
+        finding = _look(check, look, source)
+        yield finding
+        if finding.status == "fail":
+            return
+    for check, look in (
+        ("version", _version),
+        ("oplog window", _window),
+        ("majority reads", _majority),
+        ("pre- and post-images", _images),
+    ):
+        yield _look(check, look, source)
+
+
+def _look(check: str, look: Callable[[MongodSource], Finding], source: MongodSource) -> Finding:
+    try:
+        return look(source)
+    except TailraceError as error:
+        return Finding(check, "fail", str(error.message), error.hint or "")
+    except PyMongoError as error:
+        found = source_error(error, source.client)
+        return Finding(check, "fail", str(found.message), found.hint or "")
+
+
+def _replica_set(source: MongodSource) -> Finding:
+    name = source.name
+    return Finding("replica set", "ok", f"{name} ({describe_members(source.client)})")
+
+
+def _rights(source: MongodSource) -> Finding:
+    source.oldest()
+    return Finding("rights", "ok", "this user may read local.oplog.rs")
+
+
+def _version(source: MongodSource) -> Finding:
+    version = source.server_version
+    profile = profile_for(version)
+    if profile.measured:
+        return Finding("version", "ok", f"MongoDB {version}")
+    return Finding(
+        "version",
+        "warn",
+        f"MongoDB {version}, read by the rules of {profile.name} from its documents, not measured",
+        'Compare a sample with engine="server" before you rely on it',
+    )
+
+
+def _window(source: MongodSource) -> Finding:
+    oldest, complete = source.oldest()
+    hours = (source.newest().seconds - oldest.seconds) / 3600
+    size = _oplog_size(source)
+    if complete:
+        return Finding("oplog window", "ok", f"whole history, {hours:.1f} hours since the set was made{size}")
+    found = f"{hours:.1f} hours{size}"
+    if hours >= _HOURS_GOOD:
+        return Finding("oplog window", "ok", found)
+    advice = (
+        "A reader that stops for longer loses its place: enlarge it with replSetResizeOplog (size, minRetentionHours)"
+    )
+    return Finding("oplog window", "warn" if hours >= _HOURS_MIN else "fail", found, advice)
+
+
+def _oplog_size(source: MongodSource) -> str:
+    try:
+        stats = source.client.local.command("collStats", "oplog.rs")
+    except OperationFailure:
+        return ""  # the right to see it is not needed for reading
+    return f", {stats['size'] / 2**20:,.0f} of {stats['maxSize'] / 2**20:,.0f} MB used"
+
+
+def _majority(source: MongodSource) -> Finding:
+    newest, applied = source.newest(), source.operation_time()
+    lag = applied.seconds - newest.seconds
+    if newest == ClusterTime(0) or lag > _MAJORITY_LAG_SECONDS_MAX:
+        return Finding(
+            "majority reads",
+            "warn",
+            f"the majority is {lag} s behind the newest entry",
+            "Events come only when a majority of the members has them: look at the members that lag or are down",
+        )
+    return Finding("majority reads", "ok", f"majority-committed up to {newest}")
+
+
+def _images(source: MongodSource) -> Finding:
+    if not profile_for(source.server_version).expanded_events_and_images:
+        return Finding("pre- and post-images", "warn", "this version has none", "They came with MongoDB 6.0")
+    names = list(_collections_with_images(source.client))
+    if not names:
+        return Finding(
+            "pre- and post-images",
+            "ok",
+            "no collection that this user sees keeps them (needed for fullDocumentBeforeChange and exact fullDocument)",
+        )
+    complaint = _complaint_about_reading_images(source)
+    if complaint is not None:
+        return complaint
+    shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
+    return Finding("pre- and post-images", "ok", f"kept {_expiry(source.client)} for {shown}")
+
+
+def _complaint_about_reading_images(source: MongodSource) -> Finding | None:
+    """The right to read the images themselves, which reading the oplog does not bring."""
+    try:
+        source.client.config["system.preimages"].find_one({}, {"_id": 1})
+    except OperationFailure as error:
+        found = source_error(error, source.client)
+        return Finding("pre- and post-images", "warn", str(found.message), found.hint or "")
+    return None
+
+
+def _collections_with_images(client: Any) -> Iterator[str]:
+    enabled = {"options.changeStreamPreAndPostImages.enabled": True}
+    for database in client.list_database_names():
+        if database in ("admin", "config", "local"):
+            continue
+        for collection in client[database].list_collections(filter=enabled):
+            yield f"{database}.{collection['name']}"
+
+
+def _expiry(client: Any) -> str:
+    try:
+        reply = client.admin.command({"getClusterParameter": "changeStreamOptions"})
+        seconds = reply["clusterParameters"][0]["preAndPostImages"]["expireAfterSeconds"]
+    except (OperationFailure, LookupError):
+        return "(for how long is not to be seen)"
+    return "as long as the oplog" if seconds == "off" else f"{seconds} s, and no longer than the oplog"

@@ -1,0 +1,118 @@
+"""``tailrace``: the commands, and what all of them do with errors and signals."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Final
+
+from tailrace.errors import InternalError, TailraceError
+from tailrace.source.uri import redact_uri
+
+#: The commands in the order of the help, and the modules that hold them: each has ``add_parser`` and ``run``.
+COMMANDS: Final = ("demo", "watch", "run", "replay", "token", "doctor")
+
+#: The extra that brings a package which a command may miss.
+_EXTRAS: Final = {
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "numba": "spark",
+    "numpy": "spark",
+    "yaml": "spark",
+    "google": "spark",
+    "fiftyone": "embedded",
+    "duckdb": "dev",
+    "pandas": "dev",
+}
+_INTERRUPTED: Final = 130
+_DESCRIPTION = """\
+MongoDB change streams outside the server: the server's own events, read from the oplog.
+Every command takes --help. Errors are one sentence, with an exit status other than 0."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point. Returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
+    try:
+        args = _parse(arguments)
+    except KeyboardInterrupt:  # the commands' modules take a moment to load
+        return _INTERRUPTED
+    logging.basicConfig(level=logging.WARNING, format="tailrace: %(message)s")
+    if sys.stdout is None:
+        return _fail("standard output is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal or a locale without some character gets its number instead of an error in the middle.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except TailraceError as error:
+        return _fail(str(error), _bug_note(error))
+    except KeyboardInterrupt:
+        _discard_output()
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        _discard_output()
+        return 0
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        return _fail(
+            f"this command needs the package {package}. Install it: pip install 'tailrace[{_EXTRAS[package]}]'"
+        )
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="tailrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        import_module(f"tailrace.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments. argparse takes an optional positional only right behind the one before it; here it may come after
+    flags too: a command names it in ``late_positional``."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(arguments)
+    late: str | None = getattr(args, "late_positional", None)
+    if late and len(rest) == 1 and not rest[0].startswith("-") and getattr(args, late) is None:
+        setattr(args, late, rest.pop())
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
+def _fail(message: str, note: str = "") -> int:
+    _discard_output()
+    print(f"tailrace: {redact_uri(message).rstrip('.')}.{note}", file=sys.stderr)
+    return 1
+
+
+def _bug_note(error: TailraceError) -> str:
+    return " This is a bug of tailrace: please report it." if isinstance(error, InternalError) else ""
+
+
+def _discard_output() -> None:
+    """Write what can still be written; what cannot (a closed pipe) must not fail again when Python ends."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

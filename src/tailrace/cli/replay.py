@@ -1,0 +1,83 @@
+"""``tailrace replay``: the change events of a dumped oplog."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from tailrace.cli.event_writer import EventWriter, new_writer
+from tailrace.cli.stream_arguments import Until, add_stream_arguments, pipeline_of, stage_of
+from tailrace.errors import UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.profile import PROFILES, profile_for
+
+if TYPE_CHECKING:
+    from tailrace.pipeline.plan import Plan
+    from tailrace.source.dump import DumpSource
+
+_DESCRIPTION = """\
+Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
+"mongodump --oplog" (plain or gzipped), a dump directory, or local/oplog.rs.bson. A dump holds no current documents, so
+"--full-document updateLookup" gives null; pre-images are found where config/system.preimages.bson was dumped too."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="print the change events of an oplog dump",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("dump", metavar="DUMP", help="an oplog.bson or a dump directory")
+    add_stream_arguments(parser)
+    parser.add_argument(
+        "--server-version",
+        metavar="V",
+        default="6.0",
+        help=f"whose events to give, from {PROFILES[0].name} on (default: 6.0); a dump does not name its server",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; the exit code. Raises TailraceError, after everything before a damage is printed."""
+    from tailrace.pipeline.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
+    from tailrace.pipeline.plan import build_plan  # noqa: PLC0415
+    from tailrace.source.dump import DumpSource  # noqa: PLC0415
+
+    options = StreamOptions.parse(Scope.parse(args.namespace), stage_of(args), pipeline_of(args))
+    plan = build_plan(options, profile_for(args.server_version))
+    until = Until.parse(args.until, None)
+    source = DumpSource(args.dump)
+    writer = new_writer(args.format)
+    oldest, complete = source.oldest()
+    if plan.read_after is None:
+        plan = plan.start_at(oldest)
+    else:
+        plan.confirm_history(oldest, complete)
+    try:
+        _print_events(plan, source, writer, until)
+    finally:
+        writer.flush()
+    return 0
+
+
+def _print_events(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -> None:
+    from tailrace.pipeline.stream import ChangeStreamPipeline  # noqa: PLC0415
+    from tailrace.source.drive import drive  # noqa: PLC0415
+
+    pipeline = ChangeStreamPipeline(plan)
+    for batch in source.tail(plan.read_after or ClusterTime(0)):
+        for events in drive(pipeline.process(batch), source):
+            for event in events:
+                if until.all_counted or until.is_before(event.token_bson):
+                    return
+                writer.write(event.to_bson())
+                until.count()
+            writer.flush()
+        if pipeline.invalidated or until.all_counted or (until.time is not None and batch.high_water >= until.time):
+            return
+    if pipeline.searching:
+        raise UsageError("the dump ends before the resume token is found", hint="Replay a later dump")

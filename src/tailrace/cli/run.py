@@ -1,0 +1,244 @@
+"""``tailrace run pipeline.yaml``: change events into a lake of Parquet files, on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrace.errors import TailraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from tailrace.spark.lake.pipeline_file import PipelineSettings
+
+_DESCRIPTION = """\
+Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order, exactly once, also
+after a crash. Stop it with Ctrl-C; started again it goes on where it was. The file is explained in
+examples/pipeline.yaml and docs/how-to/lake.md."""
+_LOOK_S = 0.25
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the command ``run`` with its arguments."""
+    parser = subparsers.add_parser(
+        "run",
+        help="change events into a lake of Parquet files, on Spark",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pipeline", metavar="pipeline.yaml", help="the pipeline file")
+    parser.add_argument("--available-now", action="store_true", help="end when the end of the oplog is reached")
+    parser.add_argument(
+        "--progress", choices=("line", "json", "none"), default="line", help="how to tell the progress (default: line)"
+    )
+    parser.add_argument("--compact", action="store_true", help="merge the lake's small files, and end")
+    parser.add_argument(
+        "--offline", action="store_true", help="with --compact: the file system cannot swap directories, nobody reads"
+    )
+    parser.add_argument("--verify", action="store_true", help="check the lake's files, rows and order, and end")
+    parser.add_argument("--verbose", action="store_true", help="let Spark's own log through")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns 0 when the stream ended or was stopped, 1 when ``--verify`` found a problem; raises
+    TailraceError for whatever else is wrong."""
+    from tailrace.spark.lake.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
+
+    settings = load(args.pipeline)
+    if args.compact:
+        return _compact(settings, offline=args.offline)
+    if args.verify:
+        return _verify(settings)
+    return _stream(settings, args)
+
+
+def _compact(settings: PipelineSettings, *, offline: bool) -> int:
+    from tailrace.spark.lake import compact  # noqa: PLC0415
+
+    result = compact(settings.lake, target_bytes=settings.compaction.target_bytes, offline=offline)
+    print(
+        f"{result.files_before} files became {result.files_after} "
+        f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
+    )
+    return 0
+
+
+def _verify(settings: PipelineSettings) -> int:
+    from tailrace.spark.lake import verify  # noqa: PLC0415
+
+    report = verify(settings.lake)
+    for problem in report.problems:
+        print(problem)
+    state = "sound" if report.sound else f"{len(report.problems)} problems"
+    print(f"{settings.lake}: {report.rows:,} events in {report.files} files of {report.days} days: {state}")
+    return 0 if report.sound else 1
+
+
+def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
+    # PySpark looks at pandas when it is imported, which the pipeline does not use.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    from tailrace.spark.lake.failure import query_error  # noqa: PLC0415
+    from tailrace.spark.lake.progress import GrowthWatch  # noqa: PLC0415
+    from tailrace.spark.lake.stream import stream_of, write_stream  # noqa: PLC0415
+    from tailrace.spark.session import local_session  # noqa: PLC0415
+
+    stream_of(settings.source)  # a wrong option or address is told before Spark takes its seconds to start
+    with _spark_log(args.verbose) as log:
+        stop = threading.Event()
+        spark = local_session(
+            "tailrace run", cores=settings.cores, memory=settings.memory, config=settings.spark_config
+        )
+        try:
+            watch = GrowthWatch(settings.lake)
+            with _stopped_by_signals(stop):
+                query = write_stream(
+                    spark,
+                    settings.source,
+                    settings.lake,
+                    checkpoint=settings.checkpoint,
+                    processing_time=settings.processing_time,
+                    available_now=settings.available_now or args.available_now,
+                    compaction=settings.compaction,
+                )
+                ended = _follow(query, watch, stop, args.progress)
+        except Exception as error:  # noqa: BLE001  whatever Spark raises becomes one sentence
+            if not stop.is_set():
+                found = query_error(error)
+                log.keep_for(found)
+                raise found from None
+            ended = "Stopped."  # a signal to the whole group has stopped Spark's JVM before us
+        finally:
+            with contextlib.suppress(Exception):
+                spark.stop()
+    print(
+        f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches came into {settings.lake}", file=sys.stderr
+    )
+    return 0
+
+
+def _follow(query: StreamingQuery, watch: Any, stop: threading.Event, progress: str) -> str:
+    """Tell the progress until the query ends or ``stop`` is set. Returns why it ended; raises what Spark raised."""
+    show = _Shower(progress)
+    while query.isActive and not stop.wait(_LOOK_S):
+        show.grown(watch)
+        if _invalidated(query):
+            query.stop()
+            show.end(watch)
+            return "The stream has ended: its collection or database was dropped or renamed (invalidate)."
+    if query.isActive:
+        query.stop()
+        show.end(watch)
+        return "Stopped."
+    error = query.exception()
+    show.end(watch)
+    if error is not None and not stop.is_set():
+        raise error
+    return "Stopped." if stop.is_set() else "The end of the oplog is reached."
+
+
+def _invalidated(query: StreamingQuery) -> bool:
+    progress = query.lastProgress
+    if progress is None or not progress.sources:
+        return False
+    try:
+        offset = json.loads(progress.sources[0].endOffset or "{}")
+    except ValueError:
+        return False
+    return isinstance(offset, dict) and offset.get("invalidated") is True
+
+
+class _Shower:
+    """Writes the progress: a line that is rewritten on a terminal, a new one now and then elsewhere, or JSON lines."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._terminal = sys.stderr.isatty()
+        self._open = False
+        self._lines = 0
+
+    def grown(self, watch: Any) -> None:
+        for growth in watch.look():
+            if self._form == "json":
+                print(json.dumps(growth.to_json()), flush=True)
+            elif self._form == "line":
+                self._line(str(growth))
+
+    def _line(self, text: str) -> None:
+        self._lines += 1
+        if self._terminal:
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+            self._open = True
+        elif self._lines % 20 == 1:
+            print(text, file=sys.stderr, flush=True)
+
+    def end(self, watch: Any) -> None:
+        self.grown(watch)
+        if self._open:
+            print(file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Set ``stop`` on SIGINT and SIGTERM. Must be entered after the session exists: Spark sets a handler of its own."""
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _SparkLog:
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.kept = False
+
+    def keep_for(self, error: TailraceError) -> None:
+        """Keep Spark's log and say in ``error`` where it is."""
+        if self.path is not None:
+            self.kept = True
+            where = f"Spark's log: {self.path}"
+            error.hint = where if error.hint is None else f"{error.hint}. {where}"
+
+
+@contextlib.contextmanager
+def _spark_log(verbose: bool) -> Iterator[_SparkLog]:
+    """Send what Spark's JVM and Python workers print to a file: they inherit standard output and error from us, so both
+    are pointed there for the JVM's start, and back for our own lines. The file goes unless there was an error."""
+    if verbose:
+        yield _SparkLog(None)
+        return
+    descriptor, name = tempfile.mkstemp(prefix="tailrace-spark-", suffix=".log")
+    log = _SparkLog(Path(name))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out, err = os.dup(1), os.dup(2)
+    sys.stdout, sys.stderr = os.fdopen(out, "w", buffering=1), os.fdopen(err, "w", buffering=1)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    try:
+        yield log
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        if not log.kept:
+            Path(name).unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""The arguments that ``watch`` and ``replay`` share: the server's options as flags, the user's stages, where to end."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import bson
+from bson.codec_options import DatetimeConversion
+from bson.errors import BSONError
+from bson.json_util import JSONOptions, loads
+
+from tailrace.cli.event_writer import FORMATS
+from tailrace.cli.token import parse_time, parse_timestamp, read_token
+from tailrace.errors import UsageError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+
+#: Flags of the stage that are there or not: the flag, the server's name, the help.
+_SWITCHES: Final = (
+    ("--show-expanded-events", "showExpandedEvents", "DDL events too: create, createIndexes, modify, ..."),
+    ("--show-system-events", "showSystemEvents", "events of system collections too"),
+    ("--show-migration-events", "showMigrationEvents", "events of chunk migrations too"),
+    ("--show-raw-update-description", "showRawUpdateDescription", "the oplog's own form of updates"),
+    (
+        "--match-collection-uuid-for-update-lookup",
+        "matchCollectionUUIDForUpdateLookup",
+        "look current documents up in the same collection only, not in a new one of its name",
+    ),
+)
+
+_COUNT_DIGITS_MAX: Final = 18
+#: Dates outside Python's years stay numbers.
+_ANY_DATE: Final = JSONOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+
+
+def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a change stream to a command."""
+    parser.add_argument(
+        "namespace", nargs="?", metavar="db[.coll]", help="a database or a collection (default: the whole cluster)"
+    )
+    parser.set_defaults(late_positional="namespace")
+    parser.add_argument("--format", choices=FORMATS, help="default: pretty on a terminal, json elsewhere")
+    parser.add_argument("--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON")
+    parser.add_argument("--until", metavar="now|TIME|N", help="end there: what is written by now, a time, N events")
+    group = parser.add_argument_group("options of the change stream")
+    group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)
+    group.add_argument("--full-document-before-change", choices=BEFORE_CHANGE_MODES)
+    for flag in ("--resume-after", "--start-after"):
+        group.add_argument(flag, metavar="TOKEN", help="a resume token: its _data, or the whole document as JSON")
+    group.add_argument("--start-at-operation-time", metavar="TIME", help="T,I (a BSON timestamp) or an ISO date")
+    for flag, name, help_text in _SWITCHES:
+        group.add_argument(flag, dest=name, action="store_true", help=help_text)
+
+
+def stage_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The document inside ``$changeStream``, by the server's names; only what was said."""
+    said: dict[str, Any] = {
+        "fullDocument": args.full_document,
+        "fullDocumentBeforeChange": args.full_document_before_change,
+        "resumeAfter": _token_document(args.resume_after),
+        "startAfter": _token_document(args.start_after),
+        "startAtOperationTime": (
+            None if args.start_at_operation_time is None else read_time(args.start_at_operation_time).to_timestamp()
+        ),
+    }
+    stage = {name: value for name, value in said.items() if value is not None}
+    return stage | {name: True for _, name, _ in _SWITCHES if getattr(args, name)}
+
+
+def _token_document(text: str | None) -> Mapping[str, Any] | None:
+    return None if text is None else bson.decode(read_token(text).to_bson())
+
+
+def pipeline_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The user's stages."""
+    if args.pipeline is None:
+        return []
+    try:
+        stages = loads(args.pipeline, json_options=_ANY_DATE)
+    except (ValueError, TypeError, ArithmeticError, BSONError, RecursionError) as error:
+        hint = """Example: '[{"$match": {"ns.coll": "orders"}}]'"""
+        raise UsageError(f"--pipeline is not JSON: {error}", hint=hint) from None
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise UsageError("--pipeline must be an array of stages", hint="""Example: '[{"$match": {}}]'""")
+    return stages
+
+
+def read_time(text: str) -> ClusterTime:
+    """``T,I`` or an ISO 8601 date and time."""
+    head = text.partition(",")[0]
+    return parse_timestamp(text) if head.strip().isdigit() and "," in text else parse_time(text)
+
+
+@dataclass
+class Until:
+    """Where to end: after ``events`` more events, or when everything up to ``time`` was given."""
+
+    time: ClusterTime | None = None
+    events: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | None, now: ClusterTime | None) -> Until:
+        """``now`` is the time that the word stands for; ``None`` where the source itself ends there."""
+        if text is None:
+            return cls()
+        if text == "now":
+            return cls(time=now)
+        if text.isascii() and text.isdigit():
+            if len(text) > _COUNT_DIGITS_MAX:
+                raise UsageError(f"--until: {len(text)} digits are too many for a number of events")
+            return cls(events=int(text))
+        return cls(time=read_time(text))
+
+    def is_before(self, event_token: bytes) -> bool:
+        """Whether the event with this token lies behind the end."""
+        return self.time is not None and ResumeToken.parse(event_token).cluster_time > self.time
+
+    def count(self) -> None:
+        if self.events is not None:
+            self.events -= 1
+
+    @property
+    def all_counted(self) -> bool:
+        return self.events is not None and self.events <= 0

@@ -1,0 +1,132 @@
+"""``tailrace watch``: change events of a running deployment, as they come."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+from bson.raw_bson import RawBSONDocument
+
+from tailrace import raw_bson
+from tailrace.cli.event_writer import EventWriter, new_writer
+from tailrace.cli.stream_arguments import Until, add_stream_arguments, pipeline_of, stage_of
+from tailrace.errors import invariant
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.namespace import Scope
+
+if TYPE_CHECKING:
+    from tailrace.client import ChangeStream, Client
+
+_DESCRIPTION = """\
+Print the change events of a cluster, a database or a collection as they come. They are made here, from the oplog,
+unless --engine server asks for the server's own change stream. Ends at an invalidation, at --until, or with Ctrl-C."""
+#: With an end in sight, looks are short.
+_AWAIT_MS_WITH_END: Final = 100
+#: The stage's options that watch() has parameters for.
+_PARAMETERS = {
+    "fullDocument": "full_document",
+    "fullDocumentBeforeChange": "full_document_before_change",
+    "resumeAfter": "resume_after",
+    "startAfter": "start_after",
+    "startAtOperationTime": "start_at_operation_time",
+    "showExpandedEvents": "show_expanded_events",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "watch",
+        help="print change events as they come",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("uri", metavar="URI", help="mongodb://... of a replica set")
+    add_stream_arguments(parser)
+    parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
+    parser.add_argument(
+        "--server-version", metavar="V", help="whose events to make (default: those of the deployment's version)"
+    )
+    parser.add_argument("--max-await-time-ms", type=int, metavar="MS", help="how long one look waits (default: 1000)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="entries (engine server: events) read at a time")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; the exit code. Raises TailraceError."""
+    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
+    from tailrace.source.mongod import MongodSource  # noqa: PLC0415
+
+    scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
+    until = Until.parse(args.until, None)
+    writer = new_writer(args.format)
+    with connect(args.uri, args.engine, server_version=args.server_version) as client:
+        if args.until == "now":
+            until.time = MongodSource(client.pymongo).operation_time()
+        await_ms = args.max_await_time_ms
+        if await_ms is None and until.time is not None:
+            await_ms = _AWAIT_MS_WITH_END
+        parameters = {_PARAMETERS[name]: stage.pop(name) for name in list(stage) if name in _PARAMETERS}
+        with closing(
+            _target(client, scope).watch(
+                pipeline,
+                document_class=RawBSONDocument,
+                options=stage or None,
+                max_await_time_ms=await_ms,
+                batch_size=args.batch_size,
+                **parameters,
+            )
+        ) as stream:
+            _print_events(stream, writer, until)
+    return 0
+
+
+def _target(client: Client, scope: Scope) -> Client:
+    target = client
+    for name in (scope.database, scope.collection):
+        if name is not None:
+            target = target[name]  # type: ignore[assignment]
+    return target
+
+
+def _print_events(stream: ChangeStream, writer: EventWriter, until: Until) -> None:
+    first, found_nothing = stream.resume_token, False
+    try:
+        while stream.alive and not until.all_counted and not _is_past(stream, until, first if found_nothing else None):
+            event = stream.try_next()
+            found_nothing = event is None
+            if event is None:
+                writer.flush()
+                if writer.reader_is_gone():
+                    break
+                continue
+            raw = bytes(event.raw)
+            if until.is_before(_token_of(raw)):
+                break
+            writer.write(raw)
+            until.count()
+            if not stream.has_next:
+                writer.flush()
+    finally:
+        writer.flush()
+
+
+def _token_of(event: bytes) -> bytes:
+    """The event's token, found in its bytes: decoding the event would fail at a value that Python cannot hold."""
+    element = raw_bson.find(event, b"_id")
+    invariant(element is not None, "an event without its token")
+    return b"" if element is None else raw_bson.value(event, element)
+
+
+def _is_past(stream: ChangeStream, until: Until, first: Any) -> bool:
+    """Whether everything up to the end was given. ``first`` is the stream's first token when the last look found
+    nothing, else ``None``: only then may events at the end's own time not still come, and not even then while the
+    stream stands at a high-water mark that it has begun with."""
+    token = stream.resume_token
+    if until.time is None or token is None:
+        return False
+    reached = ResumeToken.parse(bytes(token.raw))
+    if reached.cluster_time != until.time or first is None:
+        return reached.cluster_time > until.time
+    return token != first or not reached.is_high_water_mark

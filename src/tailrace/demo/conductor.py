@@ -1,0 +1,271 @@
+"""The course of the demo: start everything, crash once, wait for the lake, compare. ``summary`` prints the result."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymongo
+from bson.timestamp import Timestamp
+
+from tailrace import kernel
+from tailrace.demo.comparison import Comparison, compare, lake_events, native_events
+from tailrace.demo.lag import Lag, lag_of
+from tailrace.demo.pipeline_process import PipelineProcess, start_child, write_pipeline
+from tailrace.demo.shop import DATABASE
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import TailraceError
+from tailrace.spark.lake import LakeReport, verify
+from tailrace.spark.lake.commit_log import CommitLog
+from tailrace.spark.lake.progress import GrowthWatch
+
+_LOOK_S = 0.2
+#: How long the lake may take for its first commit (Spark starts) and to catch up at the end.
+_PATIENCE_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """``seconds`` of shop work (``None``: until stopped), ``rate`` operations a second, whether to ``crash``."""
+
+    seconds: float | None = 60.0
+    rate: float = 300.0
+    crash: bool = True
+    directory: Path | None = None
+    seed: int = 1
+    version: str | None = None
+
+
+@dataclass(slots=True)
+class Crash:
+    """The kill: when (seconds after the shop opened), the exit code, the last batch before and the first one after."""
+
+    at: float
+    exit_code: int
+    batch_before: int
+    batch_after: int | None = None
+    seconds_down: float | None = None
+
+    @property
+    def happened(self) -> bool:
+        """It was a SIGKILL, and the restart went on from the checkpoint: same numbers, not from the beginning."""
+        return self.exit_code == -9 and self.batch_after is not None and self.batch_after > self.batch_before
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """What the demo has found. ``wanted_crash`` is false with ``--no-crash``."""
+
+    lake: Path
+    comparison: Comparison
+    report: LakeReport
+    lag: Lag | None
+    operations: dict[str, int]
+    seconds: float
+    commits: int
+    wanted_crash: bool
+    crash: Crash | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        crashed = self.crash is not None and self.crash.happened
+        return self.comparison.differences == 0 and self.report.sound and (crashed or not self.wanted_crash)
+
+
+class Demo:
+    """One run. ``say`` gets each step as a sentence, ``show`` the progress line; ``stop`` ends the shop's day early."""
+
+    def __init__(
+        self, settings: DemoSettings, *, say: Callable[[str], None], show: Callable[[str], None], stop: threading.Event
+    ) -> None:
+        self._settings = settings
+        self._say = say
+        self._show = show
+        self._stop = stop
+        self._crash: Crash | None = None
+        if settings.directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="tailrace-demo-"))
+        else:
+            self._directory = settings.directory.absolute()
+            if self._directory.exists() and any(self._directory.iterdir()):
+                raise TailraceError(f"{self._directory} is not empty", hint="Give the demo a directory of its own")
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self._lake = self._directory / "lake"
+
+    def run(self) -> DemoResult:
+        """The whole course. Raises TailraceError where a part of it cannot be had on this machine or fails."""
+        with ExitStack() as stack:
+            self._say("Starting MongoDB")
+            members = stack.enter_context(ReplicaSet(1, version=self._settings.version))
+            self._say(f"MongoDB {members.version} is running")
+            client = stack.enter_context(pymongo.MongoClient[dict[str, Any]](members.uri))
+            since = _cluster_time(client)
+            path = write_pipeline(self._directory, database=DATABASE, since=f"{since.time},{since.inc}")
+            self._say("Compiling the batch kernel (once on a machine)")
+            kernel.warm_up()
+            watch = GrowthWatch(self._lake)
+            self._say("Starting the Spark pipeline while the shop fills its shelves")
+
+            def pipeline() -> PipelineProcess:
+                return stack.enter_context(
+                    closing(PipelineProcess(path, members.uri, self._directory / "pipeline.log"))
+                )
+
+            running = pipeline()
+            shop = self._open_shop(members.uri, stack)
+            self._wait_for_first(running, watch)
+            self._say("The first changes are in the lake; the shop opens its doors")
+            began = time.monotonic()
+            _open_doors(shop)
+            running = self._watch_shop(shop, running, watch, pipeline)
+            work = _words(shop)
+            until = self._close_shop(client)
+            self._wait_for(until, running, watch)
+            self._say("Stopping the pipeline")
+            if running.stop() != 0:
+                raise TailraceError("the pipeline did not end well", hint=f"See {self._directory / 'pipeline.log'}")
+            seconds = time.monotonic() - began
+            self._say("Comparing the lake with the server's own change stream")
+            native = native_events(members.uri, DATABASE, since=since, until=until)
+            comparison = compare(native, lake_events(self._lake))
+        return DemoResult(
+            lake=self._lake,
+            comparison=comparison,
+            report=verify(self._lake),
+            lag=lag_of(self._lake),
+            operations=work["operations"],
+            seconds=seconds,
+            commits=watch.batches,
+            wanted_crash=self._settings.crash,
+            crash=self._crash,
+        )
+
+    def _open_shop(self, uri: str, stack: ExitStack) -> subprocess.Popen[bytes]:
+        settings = self._settings
+        arguments = ["shop", "--rate", str(settings.rate), "--seed", str(settings.seed)]
+        if settings.seconds is not None:
+            arguments += ["--seconds", str(settings.seconds)]
+        shop = start_child(arguments, uri, stdout=subprocess.PIPE)
+        stack.callback(_end, shop)
+        assert shop.stdout is not None
+        if not shop.stdout.readline():
+            raise TailraceError("the shop could not open: its process ended at once")
+        return shop
+
+    def _watch_shop(
+        self,
+        shop: subprocess.Popen[bytes],
+        running: PipelineProcess,
+        watch: GrowthWatch,
+        start: Callable[[], PipelineProcess],
+    ) -> PipelineProcess:
+        """Show the progress until the shop closes; in the middle, kill the pipeline and start it again."""
+        settings = self._settings
+        began = time.monotonic()
+        kill_after = settings.crash and (30.0 if settings.seconds is None else settings.seconds / 2)
+        # Not always at the same point of a micro-batch: reading, writing, committing.
+        jitter = random.Random(settings.seed).uniform(0, 0.3)
+        while shop.poll() is None or (kill_after and self._crash is None):
+            if self._stop.wait(_LOOK_S) and shop.poll() is None:
+                shop.terminate()
+            passed = time.monotonic() - began
+            self._look(running, watch)
+            if kill_after and self._crash is None and (passed >= kill_after or shop.poll() is not None):
+                time.sleep(jitter)
+                running = self._kill(running, watch, start, began)
+        return running
+
+    def _wait_for_first(self, running: PipelineProcess, watch: GrowthWatch) -> None:
+        """Until Spark has started and the shelves are in the lake."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not watch.batches:
+            if self._stop.wait(_LOOK_S):
+                raise TailraceError("the demo was stopped before the pipeline had started")
+            if time.monotonic() > deadline:
+                raise TailraceError(f"nothing came into the lake in {_PATIENCE_S} seconds")
+            self._look(running, watch)
+
+    def _kill(
+        self, running: PipelineProcess, watch: GrowthWatch, start: Callable[[], PipelineProcess], began: float
+    ) -> PipelineProcess:
+        code = running.kill()
+        watch.look()
+        newest = CommitLog(self._lake).head().newest
+        batch = -1 if newest is None or newest.batch is None else newest.batch
+        self._crash = Crash(time.monotonic() - began, code, batch)
+        self._say(
+            f"Killed the Spark process (SIGKILL) after micro-batch {batch}; starting it again from its checkpoint"
+        )
+        return start()
+
+    def _look(self, running: PipelineProcess, watch: GrowthWatch) -> None:
+        running.check()
+        for growth in watch.look():
+            crash = self._crash
+            if crash is not None and crash.batch_after is None and (growth.batch or 0) > crash.batch_before:
+                crash.batch_after = growth.batch
+            self._show(str(growth))
+
+    def _close_shop(self, client: pymongo.MongoClient[dict[str, Any]]) -> Timestamp:
+        """A last single write, whose cluster time ends the span that is compared."""
+        with client.start_session(causal_consistency=True) as session:
+            client[DATABASE]["days"].insert_one({"_id": "closed"}, session=session)
+            assert session.operation_time is not None
+            return session.operation_time
+
+    def _wait_for(self, until: Timestamp, running: PipelineProcess, watch: GrowthWatch) -> None:
+        log = CommitLog(self._lake)
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            newest = log.head().newest
+            if newest is not None and newest.last_cluster_time >= (until.time << 32 | until.inc):
+                self._look(running, watch)
+                return
+            if time.monotonic() > deadline:
+                raise TailraceError(f"the lake did not catch up in {_PATIENCE_S} seconds")
+            time.sleep(_LOOK_S)
+            self._look(running, watch)
+
+
+def _cluster_time(client: pymongo.MongoClient[dict[str, Any]]) -> Timestamp:
+    """The next cluster time: what is written from now on is behind it."""
+    with client.start_session() as session:
+        client.admin.command("ping", session=session)
+        now = session.operation_time
+    assert now is not None
+    return Timestamp(now.time, now.inc + 1)
+
+
+def _open_doors(shop: subprocess.Popen[bytes]) -> None:
+    assert shop.stdin is not None
+    shop.stdin.write(b"go\n")
+    shop.stdin.flush()
+
+
+def _words(shop: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What the shop's process said at its end."""
+    assert shop.stdout is not None
+    line = shop.stdout.readline()
+    if shop.wait() != 0 or not line:
+        raise TailraceError(f"the shop ended with exit status {shop.returncode}")
+    words: dict[str, Any] = json.loads(line)
+    return words
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,22 @@
+"""One slice of a micro-batch: all that a worker is told. What it gives is a pure function of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark.offset import Resume
+
+
+@dataclass(frozen=True, eq=False)
+class OplogSlice(InputPartition):
+    """The entries with ``after`` < ts <= ``until``. ``resume`` is the token that the stream starts by, in the slice
+    that holds it only; ``server_version`` and ``token_version`` were settled by the driver, once for all slices."""
+
+    after: ClusterTime
+    until: ClusterTime
+    server_version: str
+    token_version: int
+    resume: Resume | None = None

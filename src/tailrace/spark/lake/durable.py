@@ -1,0 +1,164 @@
+"""The few file-system operations that the lake's promises rest on: write durably, lock, swap two directories.
+
+Everything the lake changes goes through here, so that one place says what is on disk after a power cut. A POSIX file
+system shared by driver and executors is assumed: rename is atomic, a hard link costs no copy, ``flock`` is honoured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tailrace.errors import SinkError
+
+#: What the system says when there is no room: the device, the user's quota, the process's limit on a file's size.
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: What it says when a directory may not be written, or has gone.
+NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
+
+#: Matches what a killed ``write_json`` leaves behind.
+UNFINISHED = ".*.json.*"
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+#: The kernel or the file system cannot swap (NFS, old kernels, other systems).
+_NO_SWAP = frozenset({errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+_observer: Callable[[str], None] | None = None
+
+
+def observe_steps(observer: Callable[[str], None] | None) -> None:
+    """Call ``observer(step)`` after each durable step of a commit or compaction; ``None`` ends it.
+
+    For fault tests: the observer kills its process at the step it was asked to, and the test looks at what is left.
+    """
+    global _observer  # noqa: PLW0603  one process, one observer: a parameter through every function would be noise
+    _observer = observer
+
+
+def step(name: str) -> None:
+    """Tell the observer, if there is one, that the step ``name`` is on disk."""
+    if _observer is not None:
+        _observer(name)
+
+
+class LakeFullError(SinkError):
+    """The lake's file system has no room left. Nothing that was committed is harmed."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusals to write at ``path`` into one clear sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise LakeFullError(
+                f"no room left to write {path}: {os.strerror(error.errno or 0)}",
+                hint="What was committed before is intact; make room and start again",
+            ) from error
+        if error.errno in NOT_WRITABLE:
+            raise SinkError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
+        raise
+
+
+def sync_file(path: Path) -> None:
+    """Force a file's bytes to the device."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Force a directory's entries to the device: without it a rename may vanish in a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write ``value`` so that ``path`` holds all of it or what it held before, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(value, file, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_directory(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def read_json(path: Path) -> dict[str, object] | None:
+    """The object in ``path``; ``None`` where there is no such file. A damaged one is an error that names it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SinkError(f"cannot read {path}: {error}") from error
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SinkError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise SinkError(f"{path} is damaged: not a JSON object")
+    return value
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock file ``path``; the system lets go of it when the process dies, however it dies.
+
+    Gives false at once, without the lock, when ``wait`` is false and somebody else holds it.
+    """
+    with writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+class SwapUnsupportedError(SinkError):
+    """The file system cannot swap two directories in one step."""
+
+
+def swap_directories(one: Path, other: Path) -> None:
+    """Exchange two directories in one step (renameat2, RENAME_EXCHANGE, Linux 3.15): a reader sees one or the other.
+
+    Raises SwapUnsupportedError where kernel or file system do not offer it.
+    """
+    hint = "Compact it with offline=True (--offline) while nobody reads it"
+    if not sys.platform.startswith("linux"):
+        raise SwapUnsupportedError("this system cannot swap two directories in one step", hint=hint)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise SwapUnsupportedError("this C library has no renameat2", hint=hint)
+    done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if done == 0:
+        return
+    code = ctypes.get_errno()
+    if code in _NO_SWAP:
+        raise SwapUnsupportedError(f"the file system of {one} cannot swap two directories in one step", hint=hint)
+    raise OSError(code, os.strerror(code), str(one))

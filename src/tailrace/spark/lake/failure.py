@@ -1,0 +1,49 @@
+"""What stopped a query, in one sentence: Spark hands an error of ours back inside pages of stack traces."""
+
+from __future__ import annotations
+
+import re
+
+import tailrace.errors
+from tailrace.errors import SinkError, TailraceError
+
+#: The last line of a Python traceback: the error's class with its module, and its text.
+_OURS = re.compile(r"^tailrace\.(?P<module>(?:\w+\.)*)(?P<name>\w+): (?P<text>.+)$", re.MULTILINE)
+_FOREIGN = re.compile(r"^(?:\w+\.)*(?P<name>\w+(?:Error|Exception|Failure|Lost)): (?P<text>.+)$", re.MULTILINE)
+#: How ``TailraceError`` shows a code of the server.
+_CODE = re.compile(r"(?P<message>.*) \((?P<code>\d+) \w+\)(?:\. (?P<hint>.*))?")
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too large")
+
+
+def query_error(error: BaseException) -> TailraceError:
+    """The error of ours that is inside ``error``, or one that says in a sentence what Spark reported."""
+    if isinstance(error, TailraceError):
+        return error
+    text = str(error)
+    ours = list(_OURS.finditer(text))
+    if ours:
+        found = ours[-1]
+        return _rebuilt(found["module"], found["name"], found["text"])
+    if _NO_ROOM.search(text):
+        return SinkError(
+            "no room left to write the checkpoint or Spark's temporary files",
+            hint="What was committed before is intact; make room and start again",
+        )
+    foreign = list(_FOREIGN.finditer(text))
+    if foreign:
+        return TailraceError(f"Spark stopped: {foreign[-1]['name']}: {foreign[-1]['text']}")
+    return TailraceError(f"Spark stopped: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}")
+
+
+def _rebuilt(module: str, name: str, text: str) -> TailraceError:
+    """The error as it was raised; the hint of an error without a code stays in its text."""
+    kind = getattr(tailrace.errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
+        kind = SinkError if module.startswith("spark.lake.") else TailraceError
+    coded = _CODE.fullmatch(text)
+    error = kind.__new__(kind)
+    if coded is None:
+        TailraceError.__init__(error, text)
+    else:
+        TailraceError.__init__(error, coded["message"], code=int(coded["code"]), hint=coded["hint"])
+    return error

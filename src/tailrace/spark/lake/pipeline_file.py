@@ -1,0 +1,205 @@
+"""The file that ``tailrace run`` takes: YAML to checked settings. ``examples/pipeline.yaml`` explains each of them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from bson import json_util
+
+from tailrace.errors import UsageError
+from tailrace.spark.lake.compaction import CompactionPolicy
+from tailrace.spark.options import KNOWN
+
+_LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
+#: Options of the source that have a place of their own in the file.
+_ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
+_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
+    "lake": ("path", "checkpoint", "columns", "documents"),
+    "trigger": ("every", "availableNow"),
+    "limits": _LIMITS,
+    "compaction": ("every", "targetBytes", "fanIn"),
+    "spark": ("cores", "memory", "config"),
+}
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
+_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """A checked pipeline file. ``source`` holds the options of ``format("tailrace")`` as text; paths are absolute."""
+
+    source: dict[str, str] = field(repr=False)
+    lake: Path
+    checkpoint: Path | None
+    processing_time: str | None
+    available_now: bool
+    compaction: CompactionPolicy
+    cores: int | None
+    memory: str
+    spark_config: dict[str, str]
+
+
+def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSettings:
+    """Read and check the pipeline file at ``path``; ``${NAME}`` in any text is replaced by that environment variable.
+
+    Paths in it are relative to the file. Raises UsageError that names the file, the key and what is wrong.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"cannot read {file}: {reason}") from None
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise UsageError(f"{file} is not YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    try:
+        return _settings(document, file.absolute().parent, environment)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
+
+
+def _settings(document: object, base: Path, environment: Mapping[str, str]) -> PipelineSettings:
+    sections = _mapping(document, "the file")
+    _check_keys(sections, _SECTIONS, "")
+    parts: dict[str, dict[str, Any]] = {}
+    for name, known in _SECTIONS.items():
+        parts[name] = _mapping(_expanded(sections.get(name, {}), environment), name)
+        _check_keys(parts[name], known, f"{name}.")
+    source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
+    if "uri" not in source:
+        raise UsageError("source.uri is missing", hint="Give it there, or as ${MONGODB_URI} from the environment")
+    if "path" not in lake:
+        raise UsageError("lake.path is missing: the directory that the events go to")
+    options = {**source, **parts["limits"]}
+    options.update({key: lake[key] for key in ("columns", "documents") if key in lake})
+    available_now = _flag(trigger.get("availableNow", False), "trigger.availableNow")
+    if available_now and "every" in trigger:
+        raise UsageError("trigger.every and trigger.availableNow exclude each other")
+    return PipelineSettings(
+        source={name: _option(name, value) for name, value in options.items()},
+        lake=base / _text(lake["path"], "lake.path"),
+        checkpoint=base / _text(lake["checkpoint"], "lake.checkpoint") if "checkpoint" in lake else None,
+        processing_time=_interval(trigger["every"]) if "every" in trigger else None,
+        available_now=available_now,
+        compaction=_compaction(parts["compaction"]),
+        cores=_whole(spark["cores"], "spark.cores", least=1) if "cores" in spark else None,
+        memory=_text(spark.get("memory", "1g"), "spark.memory"),
+        spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
+    )
+
+
+def _mapping(value: object, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} must hold keys and values, not {_shown(value)}")
+    return {str(key): inner for key, inner in value.items()}
+
+
+def _check_keys(given: Iterable[str], known: Iterable[str], prefix: str) -> None:
+    names = list(known)
+    for key in given:
+        if key in names:
+            continue
+        if prefix == "source." and key in _ELSEWHERE:
+            raise UsageError(f"unknown key '{prefix}{key}'", hint=f"Its place is '{_ELSEWHERE[key]}.{key}'")
+        close = difflib.get_close_matches(key.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
+        nearest = next((name for name in names if close and name.lower() == close[0]), None)
+        hint = f"Did you mean '{prefix}{nearest}'?" if nearest else f"Known are: {', '.join(names)}"
+        raise UsageError(f"unknown key '{prefix}{key}'", hint=hint)
+
+
+def _expanded(value: Any, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda match: _variable(match[1], environment), value)
+    if isinstance(value, dict):
+        return {key: _expanded(inner, environment) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expanded(inner, environment) for inner in value]
+    return value
+
+
+def _variable(name: str, environment: Mapping[str, str]) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"'${{{name}}}' is not the name of an environment variable")
+    if name not in environment:
+        raise UsageError(f"the environment variable {name} is not set")
+    return environment[name]
+
+
+def _option(name: str, value: object) -> str:
+    """A value as Spark's options want it, as text: a pipeline or a token as JSON, a list of names with commas."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list) and name == "columns":
+        return ",".join(str(item) for item in value)
+    if isinstance(value, list | dict):
+        return json_util.dumps(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())  # YAML reads 2026-11-21T10:00:00Z as a moment
+    raise UsageError(f"'{name}' has no value that can be used: {_shown(value)}")
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{name} must be a text, not {_shown(value)}")
+    return value
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be true or false, not {_shown(value)}")
+    return value
+
+
+def _whole(value: object, name: str, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number from {least} on, not {_shown(value)}")
+    return value
+
+
+def _interval(value: object) -> str:
+    text = f"{value} seconds" if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?)", text):
+        raise UsageError(f"trigger.every must be a duration such as '1 second' or '5 minutes', not {_shown(value)}")
+    return text
+
+
+def _size(value: object, name: str) -> int:
+    match = _SIZE.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    if match is None or int(match[1]) < 1:
+        raise UsageError(f"{name} must be a number of bytes such as 134217728 or 128m, not {_shown(value)}")
+    return int(match[1]) * _FACTORS[match[2].lower()]
+
+
+def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
+    default = CompactionPolicy()
+    return CompactionPolicy(
+        target_bytes=_size(given.get("targetBytes", default.target_bytes), "compaction.targetBytes"),
+        every=_whole(given.get("every", default.every), "compaction.every", least=0),
+        fan_in=_whole(given.get("fanIn", default.fan_in), "compaction.fanIn", least=2),
+    )
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,179 @@
+"""How much lies in a range of an oplog, and where: counted by the server, a few numbers for each thousand entries.
+
+Planning a micro-batch must not cost what reading it costs. Measured on mongod 6.0.27, 200 thousand entries, CPU of
+server and client for each entry: reading 4.4 µs, sizes by projection 1.5 µs, sums by ``$group`` 0.65 µs. So the server
+sums up buckets of at most 1024 cluster times, and only the one bucket in which a limit falls is listed entry by entry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pymongo.collection import Collection
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.source.connection import Connection
+
+#: ``$tsSecond`` and ``$tsIncrement`` came with 5.1; earlier servers list sizes, which are summed up here.
+_TS_OPERATORS_SINCE: Final = (5, 1)
+#: Increments of one second that share a bucket.
+_BUCKET: Final = 1024
+#: Entries that one aggregate looks at: bounds what is counted beyond a limit, and the number of buckets in a reply.
+_PAGE: Final = 200_000
+
+_APPLY_OPS_SIZE: Final = {"$cond": [{"$isArray": "$o.applyOps"}, {"$size": "$o.applyOps"}, 1]}
+#: Events of an entry. A transaction's are given with its last entry, whose ``count`` is the whole chain's; its earlier
+#: entries and a prepared one give none. (The commit of a prepared one counts as one: only its chain would tell.)
+_EVENTS: Final = {
+    "$cond": [
+        {"$or": [{"$eq": ["$o.partialTxn", True]}, {"$eq": ["$o.prepare", True]}]},
+        0,
+        {"$toLong": {"$ifNull": ["$o.count", _APPLY_OPS_SIZE]}},
+    ]
+}
+
+
+_SIZES: Final = {"events": _EVENTS, "bytes": {"$bsonSize": "$$ROOT"}}
+
+
+class Bucket(NamedTuple):
+    """A run of entries: cluster times of the first and last, how many they are, the events that they give
+    at most, and their size in bytes."""
+
+    first: ClusterTime
+    last: ClusterTime
+    entries: int
+    events: int
+    bytes: int
+
+
+#: Transactions, whatever they wrote to.
+_TRANSACTIONS: Final[dict[str, Any]] = {
+    "ns": "admin.$cmd",
+    "$or": [{"o.applyOps": {"$exists": True}}, {"o.commitTransaction": {"$exists": True}}],
+}
+
+
+def scope_filter(scope: Scope) -> dict[str, Any]:
+    """A query that passes every entry which could give an event in ``scope``, and not much more: entries of its
+    namespaces, commands on its databases, and transactions."""
+    if scope.kind == "collection":
+        namespace: object = {"$in": [f"{scope.database}.{scope.collection}", f"{scope.database}.$cmd"]}
+    elif scope.kind == "database":
+        namespace = {"$regex": f"^{re.escape(scope.database or '')}\\."}
+    else:
+        namespace = {"$regex": r"^(?!(admin|config|local)\.)[^.]+\."}
+    return {"$or": [{"ns": namespace}, _TRANSACTIONS]}
+
+
+def _range(after: ClusterTime, until: ClusterTime) -> dict[str, Any]:
+    # Conditions on ts at the top of the query let the server begin at the right record instead of the first one.
+    return {"ts": {"$gt": after.to_timestamp(), "$lte": until.to_timestamp()}}
+
+
+class OplogOutline:
+    """Counts and questions about one replica set's oplog, for one scope. Only majority-committed entries are seen."""
+
+    def __init__(self, connection: Connection, scope: Scope, server_version: tuple[int, ...]) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._groups_by_increment = server_version >= _TS_OPERATORS_SINCE
+
+    def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]:
+        """The matching entries with ``after`` < ts <= ``until`` in ascending buckets, counted a page at a time."""
+        while after < until:
+            page = self._page(after, until)
+            yield from page
+            if sum(bucket.entries for bucket in page) < _PAGE:
+                return
+            after = page[-1].last
+
+    def entries(self, bucket: Bucket) -> list[Bucket]:
+        """The entries of ``bucket`` one by one."""
+        return self._ask(
+            ClusterTime(bucket.first - 1), bucket.last, {"$project": {"_id": 0, "ts": 1, **_SIZES}}, _entry
+        )
+
+    def any(self, after: ClusterTime, until: ClusterTime) -> bool:
+        """Whether an entry in the range could give an event."""
+        query = {**_range(after, until), **scope_filter(self._scope)}
+        return self._first(query) is not None
+
+    def first_invalidating(
+        self, after: ClusterTime, until: ClusterTime, *, show_migration_events: bool
+    ) -> ClusterTime | None:
+        """The cluster time of the first entry in the range that ends a stream of the scope (semantics 2.2, branch 3),
+        or ``None``."""
+        cause = invalidating(self._scope)
+        if cause is None or until <= after:
+            return None
+        query = {**_range(after, until), "op": "c", **cause}
+        if not show_migration_events:
+            query["fromMigrate"] = {"$ne": True}
+        return self._first(query)
+
+    def _oplog(self) -> Collection[Any]:
+        return self._connection.majority("local", "oplog.rs")
+
+    def _first(self, query: Mapping[str, Any]) -> ClusterTime | None:
+        def ask() -> Mapping[str, Any] | None:
+            found: Mapping[str, Any] | None = self._oplog().find_one(query, {"_id": 0, "ts": 1})
+            return found
+
+        found = self._connection.retrying(ask)
+        return None if found is None else ClusterTime.from_timestamp(found["ts"])
+
+    def _page(self, after: ClusterTime, until: ClusterTime) -> list[Bucket]:
+        if not self._groups_by_increment:
+            entries = self._ask(after, until, {"$project": {"_id": 0, "ts": 1, **_SIZES}}, _entry)
+            return [_sum(entries[start : start + _BUCKET]) for start in range(0, len(entries), _BUCKET)]
+        key = {"t": {"$tsSecond": "$ts"}, "i": {"$floor": {"$divide": [{"$tsIncrement": "$ts"}, _BUCKET]}}}
+        sums = {name: {"$sum": size} for name, size in _SIZES.items()}
+        times = {"first": {"$min": "$ts"}, "last": {"$max": "$ts"}, "entries": {"$sum": 1}}
+        return self._ask(after, until, {"$group": {"_id": key, **times, **sums}}, _bucket)
+
+    def _ask(
+        self,
+        after: ClusterTime,
+        until: ClusterTime,
+        stage: Mapping[str, Any],
+        made: Callable[[Mapping[str, Any]], Bucket],
+    ) -> list[Bucket]:
+        stages: list[Mapping[str, Any]] = [
+            {"$match": {**_range(after, until), **scope_filter(self._scope)}},
+            {"$limit": _PAGE},
+            stage,
+        ]
+        return sorted(self._connection.retrying(lambda: [made(row) for row in self._oplog().aggregate(stages)]))
+
+
+def _bucket(row: Mapping[str, Any]) -> Bucket:
+    first, last = ClusterTime.from_timestamp(row["first"]), ClusterTime.from_timestamp(row["last"])
+    return Bucket(first, last, int(row["entries"]), int(row["events"]), int(row["bytes"]))
+
+
+def _entry(row: Mapping[str, Any]) -> Bucket:
+    time = ClusterTime.from_timestamp(row["ts"])
+    return Bucket(time, time, 1, int(row["events"]), int(row["bytes"]))
+
+
+def _sum(entries: Sequence[Bucket]) -> Bucket:
+    events, size = sum(entry.events for entry in entries), sum(entry.bytes for entry in entries)
+    return Bucket(entries[0].first, entries[-1].last, len(entries), events, size)
+
+
+def invalidating(scope: Scope) -> dict[str, Any] | None:
+    """A query for the commands that end a stream of ``scope``; ``None`` where nothing does."""
+    if scope.kind == "cluster":
+        return None
+    commands = f"{scope.database}.$cmd"
+    if scope.kind == "database":
+        return {"ns": commands, "o.dropDatabase": {"$exists": True}}
+    # The server's pattern for a name takes the name with a line break at its end too.
+    names = [scope.collection, f"{scope.collection}\n"]
+    namespaces = {"$in": [f"{scope.database}.{name}" for name in names]}
+    causes = [{"o.drop": {"$in": names}}, {"o.renameCollection": namespaces}, {"o.to": namespaces}]
+    return {"ns": commands, "$or": causes}

@@ -1,0 +1,73 @@
+"""Reading one slice in a worker: raw oplog batches through kernel and stages to Arrow record batches.
+
+Spark forks its Python workers and uses them again, so each process keeps one source open for each deployment, opened
+after the fork. Nothing else outlives a slice, and a slice's memory is bounded by one reply of the server and one record
+batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from tailrace.errors import ChangeStreamFatal
+from tailrace.kernel.fast_path import process_batch
+from tailrace.pipeline.plan import Plan, build_plan
+from tailrace.pipeline.profile import profile_for
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.source.drive import drive
+from tailrace.source.mongod import MongodSource
+from tailrace.spark.columns import EventBlock, EventColumns
+from tailrace.spark.input_partition import OplogSlice
+from tailrace.spark.options import ReadOptions, Start
+
+#: Bytes of oplog that go through the stages at a time. A reply of the server may hold 16 MB.
+_BATCH_BYTES: Final = 4 << 20
+
+_sources: dict[tuple[int, str], MongodSource] = {}
+
+
+def _source(uri: str) -> MongodSource:
+    """This process's source for ``uri``. A forked child finds its parent's under another process id and leaves it."""
+    key = (os.getpid(), uri)
+    source = _sources.get(key)
+    if source is None:
+        source = _sources[key] = MongodSource(uri)
+    return source
+
+
+def read_slice(options: ReadOptions, slice_: OplogSlice) -> Iterator[pa.RecordBatch]:
+    """The slice's events as record batches, in stream order. Raises what the source and the stages raise."""
+    columns = EventColumns(options.columns, options.documents)
+    return columns.batches(slice_events(options, slice_, _source(options.uri)))
+
+
+def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:
+    """The slice's events, in blocks."""
+    pipeline = ChangeStreamPipeline(_plan(options, slice_), mid_stream=slice_.resume is None)
+    run = partial(drive, source=source)
+    for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES):
+        for events in process_batch(pipeline, batch, run):
+            yield EventBlock(events.buffer, events.offsets)
+        if pipeline.invalidated:
+            return
+    if pipeline.searching:
+        # Later slices do not search, so the question must not stay open here, as it may in the server's stream.
+        raise ChangeStreamFatal(
+            "cannot resume stream; the resume token was not found.",
+            hint=f"The oplog was read up to {slice_.until} and holds no event with this token in this stream; a $match "
+            "that excludes the event hides it too",
+        )
+
+
+def _plan(options: ReadOptions, slice_: OplogSlice) -> Plan:
+    if slice_.resume is None:
+        start = Start("startAtOperationTime", time=slice_.after.tick())
+    else:
+        start = Start(slice_.resume.option, token=slice_.resume.token.to_bson())
+    stream = options.stream_options(start, v2_tokens=slice_.token_version == 2)
+    return build_plan(stream, profile_for(slice_.server_version))

@@ -1,0 +1,154 @@
+"""The streaming reader: offsets on the driver's side, slices to the workers.
+
+Spark calls the methods below in one long-lived process beside the driver, all but ``read``, which runs in the workers
+on an unpickled copy. What ``latestOffset`` learns is therefore passed on in offsets and slices only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark.deployment import Deployment
+from tailrace.spark.input_partition import OplogSlice
+from tailrace.spark.offset import Offset
+from tailrace.spark.options import ReadOptions
+from tailrace.spark.planner import Limits, batch_end
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: How long ``latestOffset`` waits for something new, and how often it looks meanwhile (0.2 ms of work each).
+_WAIT_S: Final = 0.5
+_LOOK_S: Final = 0.01
+#: While nothing in the scope happens the position follows the oplog at this pace (cluster time, seconds), so that it
+#: does not fall off its end; in between, others' writes make no empty micro-batches.
+_IDLE_ADVANCE_S: Final = 10
+
+
+class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A change stream as a Spark stream."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._deployment: Deployment | None = None
+        self._initial: dict[str, Any] | None = None
+        self._pinned = False
+        self._target: ClusterTime | None = None
+        self._looked_until = ClusterTime(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_options"])  # type: ignore[misc]
+
+    @property
+    def deployment(self) -> Deployment:
+        if self._deployment is None:
+            self._deployment = Deployment(self._options)
+        return self._deployment
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        # Spark asks twice for the first micro-batch; "now" must not move in between.
+        if self._initial is None:
+            self._initial = self.deployment.start("now").to_json()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.max_events is not None:
+            return ReadMaxRows(self._options.max_events)
+        return ReadMaxBytes(self._options.max_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self.deployment.newest()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        if self._initial is None and self._deployment is None:
+            return None
+        deployment = self.deployment
+        newest = deployment.newest()
+        return Offset(newest, ((deployment.name, newest),), deployment.identity).to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next micro-batch, or ``start`` itself where there is nothing to read."""
+        if not self._pinned:
+            # Spark never stores an initial offset. An empty first micro-batch does: its end is where the stream starts,
+            # and a crash before the first event is then no gap.
+            self._pinned = True
+            if start == self._initial:
+                return start
+        position = self.deployment.offset(start)
+        if position.invalidated:
+            time.sleep(0 if self._target is not None else _WAIT_S)
+            return start
+        newest = self._wait(position)
+        if newest <= position.cluster_time:
+            return start
+        self.deployment.require_history(position.cluster_time)
+        return self._end(position, newest, limit).to_json()
+
+    def _wait(self, position: Offset) -> ClusterTime:
+        """The newest time that is worth a micro-batch; the position's own where waiting brought none."""
+        if self._target is not None:
+            return self._target
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            newest = self.deployment.newest()
+            if newest > position.cluster_time and self._worth_it(position.cluster_time, newest):
+                return newest
+            if time.monotonic() >= deadline:
+                return position.cluster_time
+            time.sleep(_LOOK_S)
+
+    def _worth_it(self, position: ClusterTime, newest: ClusterTime) -> bool:
+        if newest.seconds - position.seconds >= _IDLE_ADVANCE_S:
+            return True
+        # What was looked at and found of no interest is not looked at again.
+        looked_until = max(position, self._looked_until)
+        if newest > looked_until and self.deployment.outline.any(looked_until, newest):
+            return True
+        self._looked_until = max(looked_until, newest)
+        return False
+
+    def _end(self, position: Offset, newest: ClusterTime, limit: ReadLimit) -> Offset:
+        end = newest
+        outline = self.deployment.outline
+        if not isinstance(limit, ReadAllAvailable):
+            floor = position.cluster_time
+            if position.resume is not None:
+                floor = min(max(floor, position.resume.token.cluster_time), newest)
+            limits = Limits(self._options.max_events, self._options.max_bytes)
+            end = batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
+        invalidating = self.deployment.first_invalidating(position, end)
+        if invalidating is not None:
+            return position.advanced(invalidating, invalidated=True)
+        return position.advanced(end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        deployment = self.deployment
+        return deployment.slices(deployment.offset(start), deployment.offset(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from tailrace.spark.slice_reader import read_slice  # noqa: PLC0415 - the stages and Arrow: in the workers only
+
+        assert isinstance(partition, OplogSlice)
+        return read_slice(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the position lives in Spark's checkpoint. (Spark calls this late, and not for the last.)"""
+
+    def stop(self) -> None:
+        if self._deployment is not None:
+            self._deployment.close()
