@@ -1,0 +1,177 @@
+"""One stream read twice, by the server and by us, and the first thing that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.differential.first_difference import first_difference
+from tests.differential.native import NativeStream, aggregate, open_only, read
+from tests.differential.wire import ANY_VALUE, Wire
+from tests.golden.recording import StreamError, same_error, token_is_high_water_mark, token_time
+from tests.golden.replay import EVERYTHING, Oplog, OurStream
+
+#: After an error that both give, the streams go on behind the entry that caused it, this many times.
+_ERRORS_PASSED_MAX = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stream to read: scope as in ``native.aggregate``, the stage's options, version 2 tokens, our batches' size."""
+
+    scope: tuple[str, str | None]
+    stage: Mapping[str, Any]
+    v2: bool = False
+    pipeline: tuple[Any, ...] = ()
+    entries_max: int = EVERYTHING
+    live: bool = False
+
+    def __str__(self) -> str:
+        target = ".".join(part for part in self.scope if part is not None)
+        extra = f" pipeline {list(self.pipeline)}" if self.pipeline else ""
+        return f"{target} {dict(self.stage)}{' v2' if self.v2 else ''}{extra} {self.entries_max} entries a batch"
+
+
+@dataclass
+class Difference:
+    """What differs: the case, how many events were equal before, both sides in words, the cluster time to look at."""
+
+    case: str
+    what: str
+    equal_events: int
+    server: str
+    ours: str
+    time: ClusterTime | None = None
+
+
+@dataclass
+class Compared:
+    """The outcome of one case: the server's stream, ours, and the first difference."""
+
+    native: NativeStream
+    ours: OurStream | None
+    difference: Difference | None
+    equal_events: int = 0
+    equal_bytes: int = 0
+    errors_met: list[StreamError] = field(default_factory=list)
+
+
+@dataclass
+class Bench:
+    """The two sides: a connection to the server, and our oplogs over the same span of time."""
+
+    wire: Wire
+    memory: Oplog
+    live: Oplog
+    server: str
+    end: ClusterTime
+
+    def compare(self, case: Case) -> Compared:
+        """Read the case's stream on both sides. Where both end in the same error, go on behind it and compare again."""
+        errors: list[StreamError] = []
+        events = size = 0
+        while True:
+            result = self._compare_once(case)
+            events, size = events + result.equal_events, size + result.equal_bytes
+            result.equal_events, result.equal_bytes, result.errors_met = events, size, errors
+            error = result.native.error
+            if result.difference is not None or error is None or len(errors) == _ERRORS_PASSED_MAX:
+                return result
+            errors.append(error)
+            behind = self._behind_the_error(case)
+            if behind is None or behind >= self.end:
+                return result
+            kept = {name: value for name, value in case.stage.items() if name not in ("resumeAfter", "startAfter")}
+            stage = {**kept, "startAtOperationTime": behind.to_timestamp()}
+            case = Case(case.scope, stage, case.v2, case.pipeline, case.entries_max, case.live)
+
+    def compare_opening(self, case: Case) -> Difference | None:
+        """Only whether the stream opens: the same error, or none on both sides and the same first token."""
+        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        native = open_only(self.wire, database, command)
+        now = None if native.error is not None else token_time(native.resume_token)
+        ours = OurStream(self.memory, database, command, server=self.server, now=now)
+        if difference := _different_error(case, native, ours, 0):
+            return difference
+        if native.error is None and ours.resume_token != native.resume_token:
+            return Difference(str(case), "first token", 0, words(native.resume_token), words(ours.resume_token))
+        return None
+
+    def _compare_once(self, case: Case) -> Compared:
+        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        native = read(self.wire, database, command, self.end)
+        ours = OurStream(self.live if case.live else self.memory, database, command, server=self.server)
+        if not ours.closed:
+            until = self.end
+            if native.error is None and token_is_high_water_mark(native.resume_token):
+                until = token_time(native.resume_token) if not case.live else self.end
+            ours.advance(until, entries_max=case.entries_max)
+        result = Compared(native, ours, _first_difference(case, native, ours))
+        result.equal_events = len(native.events) if result.difference is None else result.difference.equal_events
+        result.equal_bytes = sum(map(len, native.events[: result.equal_events]))
+        return result
+
+    def _behind_the_error(self, case: Case) -> ClusterTime | None:
+        """One tick after the entry that ends our stream; None when it does not open at all."""
+        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        again = OurStream(self.memory, database, command, server=self.server)
+        if again.closed:
+            return None
+        again.advance(self.end, entries_max=1)
+        return again.position.tick()
+
+
+def _first_difference(case: Case, native: NativeStream, ours: OurStream) -> Difference | None:
+    for index, (expected, got) in enumerate(zip(native.events, ours.events, strict=False)):
+        if expected != got:
+            path, theirs, mine = first_difference(expected, got)
+            what = f"event {index} ({bson.decode(expected, ANY_VALUE)['operationType']}) at {path}"
+            return Difference(str(case), what, index, theirs, mine, event_time(expected))
+    equal = min(len(native.events), len(ours.events))
+    if len(native.events) > equal:
+        missing = native.events[equal]
+        text = f"nothing (error {ours.error})"
+        return Difference(str(case), f"event {equal} is missing", equal, words(missing), text, event_time(missing))
+    if len(ours.events) > equal:
+        extra = ours.events[equal]
+        text = f"nothing (error {native.error}, closed {native.invalidated})"
+        return Difference(str(case), f"event {equal} is too many", equal, text, words(extra), event_time(extra))
+    if difference := _different_error(case, native, ours, equal):
+        return difference
+    if native.error is None and native.invalidated != ours.closed:
+        return Difference(str(case), "closed", equal, str(native.invalidated), str(ours.closed))
+    return _different_token(case, native, ours)
+
+
+def _different_error(case: Case, native: NativeStream, ours: OurStream, equal: int) -> Difference | None:
+    expected, got = native.error, ours.error
+    if same_error(expected, got):
+        return None
+    return Difference(str(case), "error", equal, str(expected), str(got))
+
+
+def _different_token(case: Case, native: NativeStream, ours: OurStream) -> Difference | None:
+    """A reply whose token is an event's must have that of its last event; the last reply's must be ours at its time."""
+    if native.error is not None:
+        return None
+    for events, token in native.replies:
+        if events and not token_is_high_water_mark(token) and ours.tokens[events - 1] != token:
+            return Difference(str(case), "token", events, words(token), words(ours.tokens[events - 1]))
+    if not case.live and ours.resume_token != native.resume_token:
+        shown = words(native.resume_token), words(ours.resume_token)
+        return Difference(str(case), "post-batch resume token", len(native.events), *shown)
+    return None
+
+
+def words(raw: bytes) -> str:
+    """A document in Python's notation; where types that Python folds together may differ, the bytes too."""
+    return f"{bson.decode(raw, ANY_VALUE)!r} {raw.hex() if len(raw) < 2000 else ''}"
+
+
+def event_time(event: bytes) -> ClusterTime | None:
+    identifier = bson.decode(event, ANY_VALUE).get("_id")
+    return ClusterTime(int(identifier["_data"][2:18], 16)) if isinstance(identifier, dict) else None

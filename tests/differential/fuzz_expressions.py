@@ -1,0 +1,258 @@
+"""Random stages on random documents, ours against a running mongod: the bytes that come out, and the error codes.
+
+    python -m tests.differential.fuzz_expressions --seed 7 --n 400                 one seed, replayable
+    python -m tests.differential.fuzz_expressions --seeds 1-50 --n 400             many, in one server
+    python -m tests.differential.fuzz_expressions --seed 7 --n 400 --only '$dateTrunc,$add'
+
+A comparison is one stage on one document: what comes out, that nothing does, or the code of the error. A stage that
+does not compile is one comparison of the code. What we refuse by name is counted apart. Exit code 1 on any difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+import pymongo
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+
+from tailrace.errors import TailraceError
+from tailrace.expression import CompiledPipeline, compile_stages
+from tailrace.expression.pipeline import Compiler
+from tests.differential import expression_grammar as grammar
+from tests.differential.expression_values import whole_document
+
+NOT_SUPPORTED = 115
+#: What a stage that killed the server gives; it is counted, and not compared.
+CRASHED = -3
+_RAW = CodecOptions(document_class=RawBSONDocument, unicode_decode_error_handler="replace")
+#: More failing documents than this are not looked at in one stage; most of them fail for the same reason.
+MAX_FAILURES = 3
+
+Outcome = bytes | int | None
+
+
+@dataclass
+class Totals:
+    """What was compared, and the first differences in words."""
+
+    comparisons: int = 0
+    stages: int = 0
+    refused: int = 0
+    errors: Counter[int] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+    differences: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.comparisons} comparisons of {self.stages} stages, {sum(self.errors.values())} errors of "
+            f"{len(self.errors)} codes, {self.refused} refused by name, {len(self.crashes)} that killed the server, "
+            f"{len(self.differences)} differences"
+        )
+
+
+class Server:
+    """The server's side: a collection of documents, and stages run over a range of them."""
+
+    def __init__(self, uri: str, revive: Callable[[], object] | None = None) -> None:
+        self.revive = revive
+        self.crashes = 0
+        self.client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri, directConnection=True)
+        self.database = self.client.get_database("tailrace_expressions", codec_options=_RAW)
+
+    def load(self, documents: list[bytes]) -> None:
+        self.database.drop_collection("documents")
+        self.database.documents.insert_many([RawBSONDocument(document) for document in documents])
+
+    def run(self, stages: list[bytes], low: int, high: int) -> list[bytes] | int:
+        """What the stages give for the documents ``low <= _id < high`` in order, or the code of the error."""
+        pipeline = [
+            {"$match": {"_id": {"$gte": low, "$lt": high}}},
+            {"$sort": {"_id": 1}},
+            # an event is a document made by a stage before, not one read from a collection: that shows in field order
+            {"$replaceWith": {"$mergeObjects": ["$$ROOT"]}},
+            {"$_internalInhibitOptimization": {}},
+            *[step for stage in stages for step in (RawBSONDocument(stage), {"$_internalInhibitOptimization": {}})],
+        ]
+        try:
+            reply = self.database.command(
+                "aggregate", "documents", pipeline=pipeline, cursor={"batchSize": 10000}, codec_options=_RAW
+            )
+        except pymongo.errors.OperationFailure as error:
+            return error.code or -1
+        except pymongo.errors.AutoReconnect:
+            if self.revive is None:
+                raise
+            self.crashes += 1  # mongod 6.0.27 dies of a null pointer in some expressions
+            self.revive()
+            return CRASHED
+        return [document.raw for document in reply["cursor"]["firstBatch"]]
+
+
+def _constant_failures(stages: list[bytes]) -> set[int | None]:
+    """The codes of all constant parts that fail, where everything else parses. Which of them the server reports hangs
+    on the order of a hash table: any will do, and none else."""
+    compiler = Compiler({"REMOVE": None}, stages)
+    try:
+        for place in range(len(stages)):
+            compiler.stage(place)
+    except TailraceError:
+        return set()
+    return {failure.code for failure in compiler.failures} if len(compiler.failures) > 1 else set()
+
+
+def ours(pipeline: CompiledPipeline, document: bytes) -> Outcome:
+    try:
+        return pipeline.apply(document)
+    except TailraceError as error:
+        return error.code or -2
+
+
+def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], totals: Totals) -> None:
+    totals.stages += 1
+    try:
+        pipeline = compile_stages(stages)
+    except TailraceError as error:
+        if error.code == NOT_SUPPORTED:
+            totals.refused += 1
+            return
+        theirs = server.run(stages, 0, len(documents))
+        if theirs == CRASHED:
+            totals.crashes.append(_shown(stages))
+            return
+        totals.comparisons += 1
+        totals.errors[error.code or -2] += 1
+        if theirs != error.code and (isinstance(theirs, list) or theirs not in _constant_failures(stages)):
+            _differ(totals, stages, None, f"{error.code} {error.message} ({error.hint})", theirs)
+        return
+    outcomes = [ours(pipeline, document) for document in documents]
+    low, failures = 0, 0
+    before = len(totals.differences)
+    while low < len(documents) and failures <= MAX_FAILURES and len(totals.differences) == before:
+        failing = next((at for at in range(low, len(documents)) if isinstance(outcomes[at], int)), len(documents))
+        if failing > low:
+            _compare_range(server, stages, documents, outcomes, span=(low, failing), totals=totals)
+        if failing < len(documents):
+            if outcomes[failing] == NOT_SUPPORTED:
+                totals.refused += 1
+            else:
+                _compare_range(server, stages, documents, outcomes, span=(failing, failing + 1), totals=totals)
+            failures += 1
+        low = failing + 1
+
+
+def _compare_range(
+    server: Server,
+    stages: list[bytes],
+    documents: list[bytes],
+    outcomes: list[Outcome],
+    *,
+    span: tuple[int, int],
+    totals: Totals,
+) -> None:
+    low, high = span
+    theirs = server.run(stages, low, high)
+    mine = [outcome for outcome in outcomes[low:high] if outcome is not None]
+    if theirs == CRASHED:
+        totals.crashes.append(_shown(stages))
+        return
+    equal = theirs == mine
+    if isinstance(theirs, int):
+        equal = len(mine) == 1 and high == low + 1 and mine[0] == theirs
+    totals.comparisons += high - low
+    if equal:
+        totals.errors.update([theirs] if isinstance(theirs, int) else [])
+        return
+    if high - low > 1:
+        totals.comparisons -= high - low
+        middle = (low + high) // 2
+        before = len(totals.differences)
+        _compare_range(server, stages, documents, outcomes, span=(low, middle), totals=totals)
+        if len(totals.differences) == before:
+            _compare_range(server, stages, documents, outcomes, span=(middle, high), totals=totals)
+        return
+    single = outcomes[low]
+    _differ(totals, stages, documents[low], single, theirs)
+
+
+def _differ(totals: Totals, stages: list[bytes], document: bytes | None, mine: object, theirs: object) -> None:
+    shown = [f"stages   {[_shown(stage) for stage in stages]}"]
+    if document is not None:
+        shown.append(f"document {_shown(document)}")
+    shown.append(f"ours     {_shown(mine)}")
+    shown.append(f"server   {_shown(theirs)}")
+    totals.differences.append("\n".join(shown))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if isinstance(value, bytes):
+        try:
+            return repr(bson.decode(value))
+        except Exception:  # noqa: BLE001  only for a reader's eyes: DBPointers do not decode as an array's member
+            return value.hex()
+    return repr(value)
+
+
+def fuzz(server: Server, seed: int, count: int, *, only: frozenset[str] = frozenset(), size: int = 24) -> Totals:
+    """``count`` random stages over ``size`` random documents, all from ``seed``."""
+    rng = random.Random(seed)
+    documents = [whole_document(rng, number) for number in range(size)]
+    server.load(documents)
+    totals = Totals()
+    for _ in range(count):
+        stages = grammar.pipeline(rng, documents, only)
+        totals.operators.update(grammar.operators_of(stages))
+        compare_stage(server, stages, documents, totals)
+    return totals
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", help="a range such as 1-50")
+    parser.add_argument("--n", type=int, default=400, help="stages a seed")
+    parser.add_argument("--only", default="", help="expressions built around these operators alone, comma-separated")
+    parser.add_argument("--uri", help="a running mongod instead of an embedded one")
+    parser.add_argument("--show", type=int, default=10, help="how many differences to print")
+    options = parser.parse_args(arguments)
+    low, _, high = (options.seeds or str(options.seed or 1)).partition("-")
+    only = frozenset(filter(None, options.only.split(",")))
+    if options.uri:
+        return _run(Server(options.uri), range(int(low), int(high or low) + 1), options, only)
+    from tailrace.embedded import ReplicaSet
+
+    with ReplicaSet(1) as replica_set:
+        server = Server(replica_set.uri, revive=lambda: replica_set.restart(0))
+        return _run(server, range(int(low), int(high or low) + 1), options, only)
+
+
+def _run(server: Server, seeds: range, options: argparse.Namespace, only: frozenset[str]) -> int:
+    whole = Totals()
+    for seed in seeds:
+        totals = fuzz(server, seed, options.n, only=only)
+        for difference in totals.differences[: max(0, options.show - len(whole.differences))]:
+            print(f"seed {seed}\n{difference}\n", flush=True)
+        for name in ("comparisons", "stages", "refused"):
+            setattr(whole, name, getattr(whole, name) + getattr(totals, name))
+        whole.errors += totals.errors
+        whole.operators += totals.operators
+        whole.differences += totals.differences
+        whole.crashes += totals.crashes
+    for crash in whole.crashes[: options.show]:
+        print(f"killed the server: {crash}")
+    print(f"{len(seeds)} seeds, {len(whole.operators)} operators and stages used: {whole}")
+    return 1 if whole.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Our engine over an oplog held in memory: what the golden and the differential tests compare with the server.
+
+An aggregate command goes in as the server would be sent it; events, post-batch resume tokens and errors come out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from bson.raw_bson import RawBSONDocument
+
+from tailrace.errors import TailraceError
+from tailrace.event.change_event import ChangeEvent
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import build_plan
+from tailrace.pipeline.profile import profile_for
+from tailrace.pipeline.request import (
+    Answer,
+    DocumentLookup,
+    Emit,
+    NeedDocuments,
+    NeedEntries,
+    NeedPreImages,
+    OplogBatch,
+    PreImageKey,
+    Request,
+    Running,
+)
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tests.golden.recording import Recording, StreamError, entry_time
+
+Documents = Callable[[Sequence[DocumentLookup]], list[bytes | None]]
+EVERYTHING = 1 << 62
+BEGINNING = ClusterTime.of(1, 0)
+
+
+class MemoryOplog:
+    """Oplog entries, pre-images and current documents in memory, answering a pipeline's requests."""
+
+    def __init__(self, entries: Sequence[bytes], pre_images: Iterable[bytes], documents: Documents) -> None:
+        self.entries = entries
+        self.times = [entry_time(entry) for entry in entries]
+        self._by_time = dict(zip(self.times, entries, strict=True))
+        self._pre_images = {
+            _pre_image_key(stored): bytes(stored["preImage"].raw) for stored in map(RawBSONDocument, pre_images)
+        }
+        self._documents = documents
+
+    def answer(self, request: Request) -> Answer:
+        match request:
+            case NeedEntries(times):
+                return [self._by_time.get(time) for time in times]
+            case NeedPreImages(keys):
+                return [self._pre_images.get(key) for key in keys]
+            case NeedDocuments(lookups):
+                return list(self._documents(lookups))
+
+    def batches(self, after: ClusterTime, until: ClusterTime, entries_max: int) -> Iterable[OplogBatch]:
+        """The entries with ``after`` < ts <= ``until`` in runs of ``entries_max``; the last one promises ``until``."""
+        first, last = bisect_right(self.times, after), bisect_right(self.times, until)
+        for start in range(first, last, entries_max):
+            end = min(start + entries_max, last)
+            high_water = until if end == last else self.times[end - 1]
+            yield OplogBatch(b"".join(self.entries[start:end]), high_water)
+        if first >= last:
+            yield OplogBatch(b"", until)
+
+
+class Oplog(Protocol):
+    """Where a stream's entries and answers come from."""
+
+    def answer(self, request: Request) -> Answer: ...
+
+    def batches(self, after: ClusterTime, until: ClusterTime, entries_max: int) -> Iterable[OplogBatch]: ...
+
+
+class OurStream:
+    """One change stream of ours: opened from an aggregate command, moved forward by cluster time.
+
+    ``error`` is what ended it in the server's terms, ``raised`` as we raised it; ``events`` and ``tokens`` are what it
+    gave until then, each as raw BSON.
+    """
+
+    def __init__(
+        self,
+        oplog: Oplog,
+        database: str,
+        command: Mapping[str, Any],
+        *,
+        server: str,
+        now: ClusterTime | None = None,
+    ) -> None:
+        self.events: list[bytes] = []
+        self.tokens: list[bytes] = []
+        self.error: StreamError | None = None
+        self.raised: TailraceError | None = None
+        self._oplog = oplog
+        self._pipeline: ChangeStreamPipeline | None = None
+        try:
+            plan = build_plan(options_of(database, command), profile_for(server))
+            if plan.read_after is None:
+                plan = plan.start_at(BEGINNING if now is None else now)
+            assert plan.read_after is not None
+            self.position = plan.read_after
+            self._pipeline = ChangeStreamPipeline(plan)
+        except TailraceError as error:
+            self._fail(error)
+
+    @property
+    def closed(self) -> bool:
+        return self._pipeline is None or self._pipeline.invalidated or self.error is not None
+
+    @property
+    def resume_token(self) -> bytes:
+        assert self._pipeline is not None
+        return self._pipeline.resume_token.to_bson()
+
+    def advance(self, until: ClusterTime, *, entries_max: int = EVERYTHING) -> None:
+        """Process the oplog up to ``until`` inclusive, ``entries_max`` entries a batch."""
+        if self.closed:
+            return
+        for batch in self._oplog.batches(self.position, until, entries_max):
+            if self.closed:
+                return
+            assert self._pipeline is not None
+            try:
+                self._run(self._pipeline.process(batch))
+            except TailraceError as error:
+                self._fail(error)
+            self.position = batch.high_water
+
+    def _fail(self, error: TailraceError) -> None:
+        self.raised = error
+        self.error = StreamError(error.code or 0, error.message, frozenset(error.labels))
+
+    def _run(self, running: Running) -> None:
+        answer: Answer = None
+        failure: TailraceError | None = None
+        while True:
+            try:
+                request = running.send(answer) if failure is None else running.throw(failure)
+            except StopIteration:
+                return
+            answer = failure = None
+            if isinstance(request, Emit):
+                self._keep(request.events)
+                continue
+            try:
+                answer = self._oplog.answer(request)
+            except TailraceError as error:
+                failure = error
+
+    def _keep(self, events: list[ChangeEvent]) -> None:
+        for event in events:
+            self.events.append(event.to_bson())
+            self.tokens.append(event.token.to_bson())
+
+
+def memory_of(recording: Recording) -> MemoryOplog:
+    """A recording's oplog and images."""
+    documents = {
+        (stored["ns"], bytes(stored["documentKey"].raw)): None
+        if stored["document"] is None
+        else bytes(stored["document"].raw)
+        for stored in map(RawBSONDocument, recording.documents)
+    }
+
+    def answer(lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+        return [documents[f"{wanted.database}.{wanted.collection}", wanted.document_key] for wanted in lookups]
+
+    return MemoryOplog(recording.oplog, recording.pre_images, answer)
+
+
+def options_of(database: str, command: Mapping[str, Any]) -> StreamOptions:
+    """The stream that an aggregate command with a leading $changeStream asks for."""
+    stage, *rest = command["pipeline"]
+    options = stage["$changeStream"]
+    if isinstance(command["aggregate"], str):
+        scope = Scope.of_collection(database, command["aggregate"])
+    elif database == "admin" and isinstance(options, Mapping) and options.get("allChangesForCluster") is True:
+        scope = Scope.cluster()
+    else:
+        scope = Scope.of_database(database)
+    v2 = bool(command.get("$_generateV2ResumeTokens", False))
+    needs_merge = bool(command.get("needsMerge", False))
+    return StreamOptions.parse(scope, options, rest, generate_v2_tokens=v2, needs_merge=needs_merge)
+
+
+def _pre_image_key(stored: RawBSONDocument) -> PreImageKey:
+    key = stored["_id"]
+    return PreImageKey(bytes(key["nsUUID"]), ClusterTime.from_timestamp(key["ts"]), int(key["applyOpsIndex"]))

@@ -1,0 +1,46 @@
+"""A Spark driver of its own, to be killed: runs a stream into a directory, one Parquet directory a micro-batch.
+
+    python -m tests.spark.driver OPTIONS_JSON CHECKPOINT OUTPUT MASTER
+
+A micro-batch is written beside its place and moved there; one that is written again replaces itself. So the sink is
+exactly-once as long as the source gives the same micro-batch again, which is what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from tailrace.spark import local_session
+
+
+def main(options_json: str, checkpoint: str, output: str, master: str) -> None:
+    spark = local_session("tailrace-driver", cores=2, fast_start=True, config={"spark.master": master})
+    spark.sparkContext.setLogLevel("ERROR")
+    out = Path(output)
+    out.mkdir(exist_ok=True)
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        beside, place = out / f".batch-{batch_id:06d}", out / f"batch-{batch_id:06d}"
+        frame.write.mode("overwrite").parquet(str(beside))
+        shutil.rmtree(place, ignore_errors=True)
+        beside.rename(place)
+
+    query = (
+        spark.readStream.format("tailrace")
+        .options(**json.loads(options_json))
+        .load()
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

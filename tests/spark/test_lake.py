@@ -1,0 +1,289 @@
+"""The lake on real Spark and a real MongoDB: killed, filled up, given to the wrong stream, read by others."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from bson import json_util
+from pyspark.sql import SparkSession
+
+from tailrace.demo.comparison import lake_events
+from tailrace.demo.shop import Shop, work
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import ChangeStreamFatal, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark.lake import verify
+from tailrace.spark.lake.commit_log import CommitLog
+from tailrace.spark.lake.failure import query_error
+from tailrace.spark.lake.stream import write_stream
+from tests.spark.streams import newest, server_events
+
+pytestmark = [pytest.mark.spark, pytest.mark.mongod]
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300  # a loaded machine takes a minute to start Spark
+
+
+def options_for(uri: str, database: str, after: ClusterTime, **more: str) -> dict[str, str]:
+    start = after.tick()
+    return {"uri": uri, "database": database, "startAtOperationTime": f"{start.seconds},{start.increment}", **more}
+
+
+def change(uri: str, database: str, first: int, count: int, *, pad: int = 60) -> ClusterTime:
+    """Some inserts, updates and a transaction; gives the cluster time behind them."""
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        orders = client[database]["orders"]
+        orders.insert_many([{"_id": float(n), "n": n, "pad": os.urandom(pad)} for n in range(first, first + count)])
+        orders.update_many({"n": {"$gte": first, "$lt": first + count // 2}}, {"$inc": {"times": 1}})
+        with client.start_session() as session, session.start_transaction():
+            orders.delete_one({"_id": float(first)}, session=session)
+            orders.insert_one({"_id": f"t{first}"}, session=session)
+    return newest(uri)
+
+
+def fill(spark: SparkSession, options: dict[str, str], lake: Path, **more: Any) -> None:
+    query = write_stream(spark, options, lake, available_now=True, **more)
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+@contextmanager
+def driver(options: dict[str, str], lake: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with (lake.parent / "driver.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.lake_driver", json.dumps(options), str(lake), *arguments],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def at_work(uri: str, database: str) -> Iterator[None]:
+    """The demo's shop beside the test: about 200 events a second of all kinds, transactions among them."""
+    stop = threading.Event()
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            with pymongo.MongoClient[dict[str, Any]](uri) as client:
+                shop = Shop(client[database], seed=1)
+                shop.open()
+                work(shop, seconds=None, rate=100, stopped=stop.is_set)
+        except Exception as error:  # noqa: BLE001  told by the test's own thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert failures == []
+
+
+def commits(lake: Path) -> int:
+    return CommitLog(lake).head().number if (lake / "_tailrace" / "lake.json").exists() else 0
+
+
+def wait_for_commits(process: subprocess.Popen[bytes], lake: Path, number: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while commits(lake) < number:
+        assert process.poll() is None, (lake.parent / "driver.log").read_text()[-3000:]
+        assert time.monotonic() < deadline, (lake.parent / "driver.log").read_text()[-3000:]
+        time.sleep(0.01)
+
+
+def test_after_five_kills_at_random_moments_and_two_inside_a_commit_the_lake_is_the_servers_stream(
+    replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    seed = int(os.environ.get("TAILRACE_SEED", time.time_ns() % 10**6))
+    print(f"TAILRACE_SEED={seed}")
+    moments = random.Random(seed)
+    database, lake = "lakecrash", tmp_path / "lake"
+    start = newest(replica_set.uri)
+    options = options_for(replica_set.uri, database, start, columns="event,token", maxEventsPerTrigger="400")
+    with at_work(replica_set.uri, database):
+        for _ in range(5):
+            with driver(options, lake) as process:
+                wait_for_commits(process, lake, commits(lake) + 1)
+                time.sleep(moments.uniform(0, 0.8))
+                os.killpg(process.pid, signal.SIGKILL)
+        for step, times in (("commit.manifest", 1), ("commit.rename", 1)):
+            with driver(options, lake, "--die-at", step, str(times)) as process:
+                assert process.wait(PATIENCE_S) == -signal.SIGKILL, (tmp_path / "driver.log").read_text()[-3000:]
+    until = newest(replica_set.uri)
+    with driver({**options, "maxEventsPerTrigger": "20000"}, lake, "--available-now") as process:
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "driver.log").read_text()[-3000:]
+
+    found = list(lake_events(lake))
+    expected = server_events(replica_set.uri, (database, None), start, until)
+    assert len(found) == len(expected) > 500
+    assert found == expected, f"seed {seed}"
+    assert verify(lake).problems == []
+    assert list((lake / "_staging").iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def filled(spark: SparkSession, replica_set: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A lake of all columns, documents as JSON, in several micro-batches, and what the server says."""
+    database, lake = "lakeread", tmp_path_factory.mktemp("read") / "lake"
+    start = newest(replica_set.uri)
+    until = change(replica_set.uri, database, 0, 300)
+    fill(spark, options_for(replica_set.uri, database, start, documents="json", maxEventsPerTrigger="100"), lake)
+    return {
+        "lake": lake,
+        "database": database,
+        "start": start,
+        "events": server_events(replica_set.uri, (database, None), start, until),
+    }
+
+
+def test_duckdb_pandas_and_spark_read_the_same_events_in_the_order_of_the_token(
+    spark: SparkSession, filled: dict[str, Any]
+) -> None:
+    import duckdb
+    import pandas
+
+    lake, expected = filled["lake"], filled["events"]
+    assert len(expected) == 300 + 150 + 2
+    assert list(lake_events(lake)) == expected
+    by_duckdb = duckdb.sql(f"SELECT event FROM read_parquet('{lake}/day=*/*.parquet') ORDER BY token").fetchall()
+    assert [row[0] for row in by_duckdb] == expected
+    by_pandas = pandas.read_parquet(lake).sort_values("token")
+    assert list(by_pandas["event"]) == expected
+    by_spark = spark.read.parquet(str(lake)).orderBy("token").collect()
+    assert [bytes(row.event) for row in by_spark] == expected
+    assert {str(row.day) for row in by_spark} == {path.name.partition("=")[2] for path in lake.glob("day=*")}
+    counted = duckdb.sql(
+        f"""SELECT operation_type, count(*), max(full_document->>'$.n') FROM read_parquet('{lake}/day=*/*.parquet')
+        WHERE collection = 'orders' GROUP BY 1 ORDER BY 1"""
+    ).fetchall()
+    assert [(row[0], row[1]) for row in counted] == [("delete", 1), ("insert", 301), ("update", 150)]
+
+
+def test_spark_reads_variant_columns_back_as_such_also_after_compaction(
+    spark: SparkSession, replica_set: ReplicaSet, filled: dict[str, Any], tmp_path: Path
+) -> None:
+    from tailrace.spark.lake import compact
+
+    lake = tmp_path / "lake"
+    options = options_for(replica_set.uri, filled["database"], filled["start"], maxEventsPerTrigger="100")
+    fill(spark, options, lake)
+    for _ in range(2):
+        frame = spark.read.parquet(str(lake))
+        assert dict(frame.dtypes)["full_document"] == "variant"
+        sums = frame.selectExpr("sum(variant_get(full_document, '$.n', 'int')) AS n", "count(*) AS c").collect()[0]
+        assert (sums.n, sums.c) == (sum(range(300)), 452)
+        compact(lake)
+    assert len(list(lake.glob("day=*/*.parquet"))) == len(list(lake.glob("day=*")))
+
+
+def test_another_streams_lake_is_refused_and_the_difference_named(
+    spark: SparkSession, replica_set: ReplicaSet, filled: dict[str, Any]
+) -> None:
+    lake, start = filled["lake"], filled["start"]
+    before = sorted(lake.rglob("*"))
+    for other, named in (
+        (options_for(replica_set.uri, "elsewhere", start, documents="json"), r"settings\.scope"),
+        (options_for(replica_set.uri, filled["database"], start, documents="bson"), "documents"),
+        (options_for(replica_set.uri, filled["database"], start, documents="json", columns="event,token"), "columns"),
+    ):
+        with pytest.raises(UsageError, match=f"belongs to another stream: {named} is .* there and .* here"):
+            write_stream(spark, other, lake)
+    assert sorted(lake.rglob("*")) == before
+
+
+def test_a_fresh_checkpoint_goes_on_after_the_last_event_without_loss_or_repetition(
+    spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    database, lake = "lakefresh", tmp_path / "lake"
+    start = newest(replica_set.uri)
+    change(replica_set.uri, database, 0, 50)
+    options = options_for(replica_set.uri, database, start, columns="event,token")
+    fill(spark, options, lake, checkpoint=tmp_path / "one")
+    first = len(list(lake_events(lake)))
+    until = change(replica_set.uri, database, 100, 50)
+    fill(spark, {**options, "partitions": "3"}, lake, checkpoint=tmp_path / "two")
+    found = list(lake_events(lake))
+    assert first == 50 + 25 + 2
+    assert found == server_events(replica_set.uri, (database, None), start, until)
+    assert verify(lake).problems == []
+    with pytest.raises(UsageError, match="was superseded"):
+        write_stream(spark, options, lake, checkpoint=tmp_path / "one")
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    if made.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_is_told_in_a_sentence_harms_nothing_and_the_stream_goes_on_when_there_is_room(
+    spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    database = "lakefull"
+    start = newest(replica_set.uri)
+    until = change(replica_set.uri, database, 0, 4000, pad=400)
+    options = options_for(replica_set.uri, database, start, columns="event,token", maxEventsPerTrigger="1000")
+    with small_disk(tmp_path / "disk", "700k") as disk:
+        with pytest.raises(Exception, match="No space left on device") as caught:
+            fill(spark, options, disk / "lake", checkpoint=tmp_path / "checkpoint")
+        told = query_error(caught.value)
+        assert "no room left to write" in str(told)
+        assert "make room and start again" in str(told)
+        held = list(lake_events(disk / "lake"))
+        expected = server_events(replica_set.uri, (database, None), start, until)
+        assert 0 < len(held) < len(expected)
+        assert held == expected[: len(held)]
+        assert verify(disk / "lake").problems == []
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        fill(spark, options, disk / "lake", checkpoint=tmp_path / "checkpoint")
+        assert list(lake_events(disk / "lake")) == expected
+        assert verify(disk / "lake").problems == []
+
+
+def test_an_error_of_the_source_reaches_the_caller_as_one_sentence(
+    spark: SparkSession, replica_set: ReplicaSet, filled: dict[str, Any], tmp_path: Path
+) -> None:
+    elsewhere = json_util.dumps(bson.decode(filled["events"][7])["_id"])
+    change(replica_set.uri, "lakelost", 0, 10)
+    options = {"uri": replica_set.uri, "database": "lakelost", "resumeAfter": elsewhere}
+    with pytest.raises(Exception, match="280 ChangeStreamFatalError") as caught:
+        fill(spark, options, tmp_path / "lake")
+    told = query_error(caught.value)
+    assert isinstance(told, ChangeStreamFatal)
+    assert told.code == 280
+    assert "\n" not in str(told)
+    assert "Traceback" not in str(told)

@@ -1,0 +1,111 @@
+"""What the driver's side asks the server before it plans: counts, what a scope could see, what ends a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo.collection import Collection
+
+from tailrace.embedded import ReplicaSet
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.source.connection import Connection
+from tailrace.spark import outline
+from tailrace.spark.outline import OplogOutline, invalidating, scope_filter
+from tests.golden import recording
+from tests.golden.recording import RecordedStream
+from tests.property.plain_columns import CODEC
+from tests.spark.streams import newest
+
+pytestmark = pytest.mark.mongod
+
+
+@pytest.fixture
+def scratch(replica_set: ReplicaSet) -> Iterator[Collection[Mapping[str, Any]]]:
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        yield client["planning"]["oplog"]
+        client.drop_database("planning")
+
+
+def scope_of(stream: RecordedStream) -> Scope:
+    if stream.command["aggregate"] != 1:
+        return Scope.of_collection(stream.database, stream.command["aggregate"])
+    return Scope.cluster() if stream.database == "admin" else Scope.of_database(stream.database)
+
+
+@pytest.mark.parametrize("name", recording.names())
+def test_no_entry_that_gave_an_event_is_left_out_of_its_scope(
+    name: str, scratch: Collection[Mapping[str, Any]]
+) -> None:
+    recorded = recording.load(name)
+    scratch.insert_many([RawBSONDocument(bytes(entry)) for entry in recorded.oplog])
+    for stream in recorded.streams:
+        query = scope_filter(scope_of(stream))
+        passed = {entry["ts"] for entry in scratch.find(query, {"ts": 1})}
+        needed = {
+            bson.decode(event, CODEC)["clusterTime"] for event in stream.events if b"\x11clusterTime\x00" in event
+        }
+        assert needed <= passed, stream.name
+
+
+@pytest.mark.parametrize("name", recording.names())
+def test_the_entry_that_ended_a_recorded_stream_is_found(name: str, scratch: Collection[Mapping[str, Any]]) -> None:
+    recorded = recording.load(name)
+    scratch.insert_many([RawBSONDocument(bytes(entry)) for entry in recorded.oplog])
+    for stream in recorded.streams:
+        events = [bson.decode(event, CODEC) for event in stream.events]
+        ends = [event["clusterTime"] for event in events if event.get("operationType") == "invalidate"]
+        if not ends or "startAfter" in stream.command["pipeline"][0]["$changeStream"]:
+            continue
+        cause = invalidating(scope_of(stream))
+        assert cause is not None
+        first = events[0]["clusterTime"]
+        found = scratch.find_one({"op": "c", **cause, "ts": {"$gte": first}}, sort=[("ts", 1)])
+        assert found is not None, stream.name
+        assert found["ts"] == ends[0], stream.name
+
+
+def test_nothing_ends_a_stream_of_the_whole_cluster() -> None:
+    assert invalidating(Scope.cluster()) is None
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_buckets_count_every_entry_once_in_order(
+    start_replica_set: Callable[..., ReplicaSet], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outline, "_PAGE", 2500)  # several pages
+    running = start_replica_set(1, version=version)
+    with pymongo.MongoClient[dict[str, Any]](running.uri) as client:
+        client.d.c.insert_one({"_id": "created"})
+        start = newest(running.uri)
+        for block in range(4):
+            client.d.c.insert_many([{"_id": 1000 * block + i, "pad": "x" * (i % 50)} for i in range(1000)])
+            client.d.elsewhere.insert_many([{"i": i} for i in range(500)])
+        with client.start_session() as session, session.start_transaction():
+            client.d.c.insert_many([{"_id": -1 - i} for i in range(30)], session=session)
+        until = newest(running.uri)
+        after, last = start.to_timestamp(), until.to_timestamp()
+        oplog = client.local["oplog.rs"].with_options(bson.CodecOptions(document_class=RawBSONDocument))
+        own = list(oplog.find({"ts": {"$gt": after, "$lte": last}, "ns": {"$in": ["d.c", "d.$cmd", "admin.$cmd"]}}))
+    connection = Connection(running.uri)
+    numbers = tuple(map(int, version.split(".")))
+    found = OplogOutline(connection, Scope.of_collection("d", "c"), numbers)
+    buckets = list(found.buckets(start, until))
+    assert sum(bucket.entries for bucket in buckets) == len(own)
+    assert sum(bucket.bytes for bucket in buckets) == sum(len(entry.raw) for entry in own)
+    assert sum(bucket.events for bucket in buckets) == len(own) + 29, "a transaction gives all its operations"
+    assert len(buckets) > 3
+    edges = [time for bucket in buckets for time in (bucket.first, bucket.last)]
+    assert edges == sorted(edges)
+    for bucket in buckets[:2]:
+        entries = found.entries(bucket)
+        assert len(entries) == bucket.entries
+        assert sum(entry.bytes for entry in entries) == bucket.bytes
+    assert found.any(start, until)
+    assert not found.any(until, ClusterTime(until + 5))
+    connection.close()

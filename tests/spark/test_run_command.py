@@ -1,0 +1,150 @@
+"""``tailrace run`` and ``tailrace demo`` as a user starts them: processes, signals, exit codes, what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+
+from tailrace.demo.comparison import lake_events
+from tailrace.embedded import ReplicaSet
+from tailrace.spark.lake import verify
+from tests.spark.streams import newest, server_events
+
+PATIENCE_S = 300
+FAST = "spark: {cores: 2, config: {spark.driver.extraJavaOptions: -XX:TieredStopAtLevel=1 -XX:+UseSerialGC}}\n"
+
+
+def tailrace(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from tailrace.cli.main import main; raise SystemExit(main())", *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+def pipeline_file(directory: Path, database: str, more: str = FAST) -> Path:
+    path = directory / "pipeline.yaml"
+    path.write_text(
+        f"source: {{uri: '${{TEST_URI}}', database: {database}, startingFrom: oldest}}\n"
+        f"lake: {{path: lake, columns: [event, token, wall_time]}}\n{more}"
+    )
+    return path
+
+
+@pytest.mark.spark
+@pytest.mark.mongod
+def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
+    replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    start = newest(replica_set.uri)
+    path, database = pipeline_file(tmp_path, "runcommand"), "runcommand"
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client[database].orders.insert_many([{"n": n} for n in range(100)])
+        process = tailrace("run", str(path), "--progress", "json", TEST_URI=replica_set.uri)
+        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        watchdog.cancel()
+        process.send_signal(signal.SIGTERM)
+        code, _, err = finished(process)
+        assert (code, first["events"]) == (0, 100), err
+        assert first["lagMs"] >= 0
+        assert err.startswith("Stopped. 100 events in 1 micro-batches came into"), err
+
+        client[database].orders.update_many({}, {"$set": {"seen": True}})
+    until = newest(replica_set.uri)
+    code, out, err = finished(
+        tailrace("run", str(path), "--available-now", "--progress", "none", TEST_URI=replica_set.uri)
+    )
+    assert (code, out) == (0, ""), err
+    assert "The end of the oplog is reached. 100 events" in err
+    lake = tmp_path / "lake"
+    assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)
+    code, out, _ = finished(tailrace("run", str(path), "--verify", TEST_URI=replica_set.uri))
+    assert code == 0
+    assert "200 events in 2 files" in out
+    assert "sound" in out
+    code, out, _ = finished(tailrace("run", str(path), "--compact", TEST_URI=replica_set.uri))
+    assert (code, out.startswith("2 files became 1")) == (0, True)
+    assert len(list(lake_events(lake))) == 200
+    next(lake.glob("day=*/*.parquet")).unlink()
+    code, out, _ = finished(tailrace("run", str(path), "--verify", TEST_URI=replica_set.uri))
+    assert code == 1
+    assert "missing in the directory" in out
+
+
+@pytest.mark.mongod
+def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    good = pipeline_file(tmp_path, "nothing")
+    cases = [
+        (good, "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300&replicaSet=rs0", "127.0.0.1:1"),
+        (good, "http://user:verysecret@host", "tailrace:"),
+        (tmp_path / "missing.yaml", replica_set.uri, "cannot read"),
+    ]
+    (tmp_path / "wrong").mkdir()
+    wrong = pipeline_file(tmp_path / "wrong", "nothing", "lakes: {}\n")
+    cases.append((wrong, replica_set.uri, "unknown key 'lakes'. Did you mean 'lake'?"))
+    for path, uri, expected in cases:
+        began = time.monotonic()
+        code, out, err = finished(tailrace("run", str(path), TEST_URI=uri))
+        assert (code, out) == (1, "")
+        assert expected in err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        assert "verysecret" not in err
+        assert time.monotonic() - began < 60
+
+
+@pytest.mark.spark
+@pytest.mark.mongod
+def test_a_lake_of_another_stream_is_told_in_one_sentence(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    path = pipeline_file(tmp_path, "first")
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client["first"].orders.insert_one({})
+    code, _, err = finished(tailrace("run", str(path), "--available-now", TEST_URI=replica_set.uri))
+    assert code == 0, err
+    pipeline_file(tmp_path, "second")
+    code, _, err = finished(tailrace("run", str(path), "--available-now", TEST_URI=replica_set.uri))
+    assert code == 1
+    assert "belongs to another stream" in err
+    assert "Traceback" not in err
+    assert verify(tmp_path / "lake").sound
+
+
+@pytest.mark.spark
+@pytest.mark.mongod
+def test_the_demo_crashes_goes_on_and_finds_no_difference(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    process = tailrace("demo", "--seconds", "8", "--rate", "150", "--directory", str(directory))
+    out, err = process.communicate(timeout=2 * PATIENCE_S)
+    assert process.returncode == 0, out + err
+    assert "Killed the Spark process (SIGKILL)" in out
+    assert "went on from the checkpoint with micro-batch" in out
+    assert "differences: 0 in " in out
+    assert f"read_parquet('{directory}/lake/day=*/*.parquet')" in out
+    assert verify(directory / "lake").problems == []
+    query = out[out.index("SELECT") :].partition(";")[0]
+    import duckdb
+
+    # Python's client of DuckDB wants pytz for moments, so they stay in there.
+    counted = duckdb.sql(f"SELECT collection, events FROM ({query})").fetchall()
+    assert {row[0] for row in counted} == {"customers", "days", "orders", "stock"}
+    assert sum(row[1] for row in counted) == len(list(lake_events(directory / "lake")))

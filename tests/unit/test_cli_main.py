@@ -1,0 +1,217 @@
+"""The command line's common part: arguments of change streams, errors, exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.binary import Binary
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from tailrace.cli import main as main_module
+from tailrace.cli.main import COMMANDS, main
+from tailrace.cli.stream_arguments import Until, pipeline_of, read_time, stage_of
+from tailrace.errors import InternalError, SourceError, UsageError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.options import StreamOptions
+
+TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 6))
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    return main_module._parse(["watch", "mongodb://host", *arguments])
+
+
+def test_every_command_has_help_and_a_line_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["--help"])
+    assert done.value.code == 0
+    listed = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n    {name} " in listed
+        with pytest.raises(SystemExit) as done:
+            main([name, "--help"])
+        assert done.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: tailrace {name} ")
+
+
+def test_only_what_was_said_goes_into_the_stage() -> None:
+    assert stage_of(parsed()) == {}
+    said = parsed(
+        *("--full-document", "updateLookup", "--full-document-before-change", "required", "--show-expanded-events"),
+        *("--show-system-events", "--show-migration-events", "--show-raw-update-description"),
+        *("--match-collection-uuid-for-update-lookup", "--resume-after", TOKEN.data.lower()),
+        *("--start-after", f'{{"_data": "{TOKEN.data}"}}', "--start-at-operation-time", "12,34"),
+    )
+    assert stage_of(said) == {
+        "fullDocument": "updateLookup",
+        "fullDocumentBeforeChange": "required",
+        "resumeAfter": {"_data": TOKEN.data},
+        "startAfter": {"_data": TOKEN.data},
+        "startAtOperationTime": Timestamp(12, 34),
+        "showExpandedEvents": True,
+        "showSystemEvents": True,
+        "showMigrationEvents": True,
+        "showRawUpdateDescription": True,
+        "matchCollectionUUIDForUpdateLookup": True,
+    }
+
+
+def test_the_namespace_may_stand_before_or_after_the_flags() -> None:
+    assert parsed("shop.orders", "--format", "json").namespace == "shop.orders"
+    assert parsed("--format", "json", "shop.orders").namespace == "shop.orders"
+    assert parsed("--format", "json").namespace is None
+
+
+@pytest.mark.parametrize("arguments", [["a", "b"], ["a", "--format", "json", "b"], ["--formt", "json"], ["--nope"]])
+def test_arguments_too_many_or_unknown_are_wrong_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        parsed(*arguments)
+    assert done.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_the_pipeline_is_extended_json() -> None:
+    stages = pipeline_of(parsed("--pipeline", '[{"$match": {"n": {"$numberLong": "5"}}}, {"$unset": "x"}]'))
+    assert stages == [{"$match": {"n": 5}}, {"$unset": "x"}]
+    assert isinstance(stages[0]["$match"]["n"], Int64)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "5", "[1]", '"x"', '[{"a": {"$oid": "zz"}}]', "[" * 20_000])
+def test_a_pipeline_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--pipeline"):
+        pipeline_of(parsed("--pipeline", text))
+
+
+@pytest.mark.parametrize("text", ['[{"$match": {"a\\u0000": 1}}]', f'[{{"$match": {{"a": {"9" * 25}}}}}]'])
+def test_a_pipeline_that_has_no_bson_is_a_usage_error_of_replay_too(text: str) -> None:
+    """It was watched for in watch() alone, which encodes before the options are parsed."""
+    with pytest.raises(UsageError, match="BSON"):
+        StreamOptions.parse(Scope.cluster(), {}, pipeline_of(parsed("--pipeline", text)))
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", ""])
+def test_an_end_that_is_no_number_and_no_time_is_a_usage_error(text: str) -> None:
+    """str.isdigit() takes digits that int() does not; only ASCII numbers had been tried."""
+    with pytest.raises(UsageError):
+        Until.parse(text, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("5,6", ClusterTime.of(5, 6)),
+        ("1970-01-01T00:01:40Z", ClusterTime.of(100, 0)),
+        ("1970-01-01T01:01:40+01:00", ClusterTime.of(100, 0)),
+        ("1970-01-01T00:01:40", ClusterTime.of(100, 0)),
+    ],
+)
+def test_times_are_timestamps_or_dates(text: str, time: ClusterTime) -> None:
+    assert read_time(text) == time
+
+
+def test_the_end_is_now_a_time_or_a_number_of_events() -> None:
+    now = ClusterTime.of(9, 9)
+    assert Until.parse(None, now) == Until()
+    assert Until.parse("now", now) == Until(time=now)
+    assert Until.parse("17", now) == Until(events=17)
+    assert Until.parse("17,1", now) == Until(time=ClusterTime.of(17, 1))
+    two = Until.parse("2", now)
+    for left in (True, False):
+        two.count()
+        assert two.all_counted is not left
+    end = Until(time=ClusterTime.of(5, 6))
+    assert not end.is_before(TOKEN.to_bson())
+    assert end.is_before(ResumeToken.high_water_mark(ClusterTime.of(5, 7)).to_bson())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (UsageError("wrong", hint="Do right"), 1, "tailrace: wrong. Do right.\n"),
+        (SourceError("cannot use mongodb://ann:secret@h/"), 1, "tailrace: cannot use mongodb://ann:***@h/.\n"),
+        (InternalError("odd"), 1, "tailrace: odd. This is a bug of tailrace: please report it.\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 0, ""),
+        (OSError(28, "No space left on device", "/lake/x"), 1, "tailrace: /lake/x: No space left on device.\n"),
+        (
+            ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql"),
+            1,
+            "tailrace: this command needs the package pyspark. Install it: pip install 'tailrace[spark]'.\n",
+        ),
+    ],
+)
+def test_errors_are_one_sentence_and_an_exit_status(
+    error: BaseException,
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def raising(args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("tailrace.cli.watch.run", raising)
+    assert main(["watch", "mongodb://host"]) == status
+    assert capsys.readouterr().err == text
+
+
+def test_an_interrupt_while_the_commands_load_is_quiet_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts had been sent only once events came."""
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, "build_parser", interrupted)
+    assert main(["watch", "mongodb://host"]) == 130
+
+
+# Only plain text on an open standard output had been tried: the two tests below failed with tracebacks.
+
+
+def test_text_that_the_output_cannot_hold_is_escaped(tmp_path: Path) -> None:
+    entry = {"ts": Timestamp(5, 1), "t": Int64(1), "v": Int64(2), "op": "i", "ns": "d.c", "o2": {"_id": 1}}
+    entry |= {"ui": Binary(bytes(16), 4), "wall": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)}
+    dump = tmp_path / "oplog.bson"
+    dump.write_bytes(bson.encode({**entry, "o": {"_id": 1, "text": "日本 😀"}}))
+    for form in ("json", "pretty"):
+        command = [sys.executable, "-m", "tailrace", "replay", str(dump), "--format", form]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False, env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+        if form == "json":
+            assert json.loads(done.stdout)["fullDocument"]["text"] == "日本 😀"
+        else:
+            assert rb"\u65e5" in done.stdout
+
+
+def test_a_closed_standard_output_is_an_error_in_one_sentence() -> None:
+    command = f'"{sys.executable}" -m tailrace token encode --timestamp 1,1 >&-'
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"tailrace: standard output is closed.\n")
+
+
+def test_a_missing_package_of_ours_is_not_explained_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tailrace.client", None)
+    with pytest.raises(ModuleNotFoundError):
+        main(["watch", "mongodb://host"])
+
+
+def test_building_the_parser_loads_neither_spark_nor_colours() -> None:
+    heavy = "[name for name in ('pyspark', 'rich', 'numba') if name in sys.modules]"
+    code = f"import sys, tailrace.cli.main as main; main.build_parser(); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

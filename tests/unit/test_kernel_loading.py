@@ -1,0 +1,58 @@
+"""How the kernel comes to be: only on first use, from the cache where it can, and not at all where numba is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HITS = (
+    "from tailrace.kernel import transform, columns, variant;"
+    "points = transform.frame, transform.transform, columns.locate, columns.gather, columns.is_utf8, variant.encode;"
+    "print(sum(sum(point.stats.cache_hits.values()) for point in points))"
+)
+EVENT = (
+    "from tailrace.kernel import transform_batch, KernelSettings;"
+    "from tailrace.oplog.namespace import Scope;"
+    "print(transform_batch(b'x', KernelSettings(Scope.cluster())).kind.tolist())"
+)
+
+
+def python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_package_loads_neither_numba_nor_numpy() -> None:
+    assert python("import sys, tailrace.kernel; print('numba' in sys.modules, 'numpy' in sys.modules)") == "False False"
+
+
+def test_without_numba_the_kernel_says_that_it_is_not_available() -> None:
+    hidden = "import sys; sys.modules['numba'] = None; import tailrace.kernel as k; print(k.available())"
+    assert python(hidden) == "False"
+    assert python("import tailrace.kernel as k; print(k.available())") == "True"
+
+
+def test_a_name_that_the_package_does_not_have_is_an_attribute_error() -> None:
+    import tailrace.kernel
+
+    with pytest.raises(AttributeError, match="no attribute 'transmogrify'"):
+        _ = tailrace.kernel.transmogrify
+
+
+@pytest.mark.slow
+def test_the_second_process_finds_all_compiled_code_in_the_cache(tmp_path: Path) -> None:
+    assert python(HITS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+    assert python(HITS, NUMBA_CACHE_DIR=str(tmp_path)) == "6"
+
+
+@pytest.mark.slow
+def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
+    nowhere = "import numba.core.caching as c; c.CacheImpl._locator_classes = [];"
+    assert python(nowhere + EVENT) == "[2]"

@@ -1,0 +1,111 @@
+"""The pipeline file of ``tailrace run``: what it may hold, and what is said when it holds something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import UsageError
+from tailrace.spark.lake.compaction import CompactionPolicy
+from tailrace.spark.lake.pipeline_file import load
+
+LEAST = "source: {uri: 'mongodb://h'}\nlake: {path: lake}\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_example_is_a_good_pipeline_file() -> None:
+    example = Path(__file__).parents[2] / "examples" / "pipeline.yaml"
+    settings = load(example, {"MONGODB_URI": "mongodb://u:secret@h/?replicaSet=rs0"})
+    assert settings.source == {
+        "uri": "mongodb://u:secret@h/?replicaSet=rs0",
+        "database": "shop",
+        "collection": "orders",
+        "startingFrom": "oldest",
+        "maxEventsPerTrigger": "100000",
+        "maxBytesPerTrigger": "256m",
+        "documents": "json",
+    }
+    assert settings.lake == example.parent / "lake"
+    assert settings.checkpoint == example.parent / "checkpoint"
+    assert settings.processing_time == "1 second"
+    assert settings.compaction == CompactionPolicy(128 << 20, 64, 8)
+    assert "secret" not in repr(settings)
+
+
+def test_every_key_of_the_example_is_known_also_those_in_comments(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "pipeline.yaml"
+    uncommented = []
+    for line in example.read_text().splitlines():
+        bare = line.replace("# ", "", 1)
+        key = bare.split(":")[0].strip()
+        is_key = (
+            line.startswith("  # ") and (key.isidentifier() or key in {"- $match", "spark.local.dir"}) and ":" in bare
+        )
+        uncommented.append(bare if is_key else line)
+    settings = load(written(tmp_path, "\n".join(uncommented)), {"MONGODB_URI": "mongodb://h"})
+    assert settings.source["pipeline"].startswith('[{"$match"')
+    assert settings.source["columns"].startswith("event,token,operation_type")
+    assert settings.source["showExpandedEvents"] == "true"
+    assert settings.cores == 2
+    assert settings.spark_config == {"spark.local.dir": "/var/tmp"}
+
+
+def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
+    settings = load(written(tmp_path, LEAST))
+    assert settings.source == {"uri": "mongodb://h"}
+    assert settings.checkpoint is None
+    assert (settings.processing_time, settings.available_now) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "source.uri is missing"),
+        ("source: {uri: x}\n", "lake.path is missing"),
+        ("- 1", "the file must hold keys and values"),
+        ("source: 3", "source must hold keys and values, not 3"),
+        ("sourc: {}", "unknown key 'sourc'. Did you mean 'source'?"),
+        ("zzz: {}", "unknown key 'zzz'. Known are: source, lake, trigger, limits, compaction, spark"),
+        (
+            LEAST + "limits: {maxEventPerTrigger: 3}",
+            "unknown key 'limits.maxEventPerTrigger'. Did you mean 'limits.max",
+        ),
+        ("source: {uri: x, documents: json}", "unknown key 'source.documents'. Its place is 'lake.documents'"),
+        ("source: {uri: '${NOT_THERE}'}", "the environment variable NOT_THERE is not set"),
+        ("source: {uri: '${A B}'}", "'${A B}' is not the name of an environment variable"),
+        ("source: {uri: [", "is not YAML at line 1, column"),
+        (LEAST + "trigger: {every: 3 fortnights}", "trigger.every must be a duration"),
+        (LEAST + "trigger: {every: 1 second, availableNow: true}", "exclude each other"),
+        (LEAST + "trigger: {availableNow: maybe}", "trigger.availableNow must be true or false"),
+        (LEAST + "compaction: {targetBytes: big}", "compaction.targetBytes must be a number of bytes"),
+        (LEAST + "compaction: {every: -1}", "compaction.every must be a whole number from 0 on"),
+        (LEAST + "compaction: {fanIn: 1}", "compaction.fanIn must be a whole number from 2 on"),
+        (LEAST + "spark: {cores: 0}", "spark.cores must be a whole number from 1 on"),
+        ("source: {uri: x}\nlake: {path: 3}", "lake.path must be a text"),
+        ("source: {uri: x, database: }\nlake: {path: p}", "'database' has no value that can be used"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        load(path, {})
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*missing\.yaml: No such file"):
+        load(tmp_path / "missing.yaml")
+
+
+def test_a_moment_in_yaml_reaches_the_source_as_text(tmp_path: Path) -> None:
+    text = "source: {uri: x, startAtOperationTime: 2026-11-21T10:00:00Z}\nlake: {path: lake}\ntrigger: {every: 2}\n"
+    settings = load(written(tmp_path, text))
+    assert settings.source["startAtOperationTime"] == "2026-11-21T10:00:00+00:00"
+    assert settings.processing_time == "2 seconds"

@@ -1,0 +1,54 @@
+"""The table of server versions: which profile is used, and the page that is made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace import connect
+from tailrace.cli import main as main_module
+from tailrace.errors import UsageError
+from tailrace.pipeline.profile import PROFILES, differences, profile_for
+from tailrace.pipeline.reference import reference
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-versions.md"
+
+
+def test_the_page_on_server_versions_is_the_one_that_the_table_makes() -> None:
+    assert PAGE.read_text() == reference()
+
+
+def test_every_difference_is_explained_and_makes_a_difference() -> None:
+    assert len(differences()) == len(PROFILES[0].__slots__) - 1  # all but the version itself
+    for says, by_version in differences():
+        assert list(by_version) == [profile.name for profile in PROFILES]
+        assert len(set(by_version.values())) > 1, says
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("4.4.2", "4.4"), ("5.0", "5.0"), ("6.0.27", "6.0"), ("6.3.1", "6.0"), ([7, 0, 1], "7.0"), ("8.0.4", "8.0")],
+)
+def test_a_version_has_the_newest_profile_that_is_not_newer(version: str, name: str) -> None:
+    assert profile_for(version).name == name
+
+
+@pytest.mark.parametrize("version", ["4.2", "3.6.23", "x", "", []])
+def test_a_version_too_old_or_none_at_all_is_refused(version: str) -> None:
+    with pytest.raises(UsageError):
+        profile_for(version)
+
+
+def test_a_wrong_version_is_refused_before_anything_connects() -> None:
+    with pytest.raises(UsageError, match="not supported"):
+        connect("mongodb://127.0.0.1:1", server_version="4.2")
+    with pytest.raises(UsageError, match="is not a server version"):
+        connect("mongodb://127.0.0.1:1", server_version="newest")
+    with pytest.raises(UsageError, match="server's own streams"):
+        connect("mongodb://127.0.0.1:1", "server", server_version="6.0")
+
+
+def test_the_command_line_refuses_a_wrong_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_module.main(["watch", "mongodb://127.0.0.1:1", "--server-version", "3.6"]) == 1
+    assert capsys.readouterr().err == ("tailrace: MongoDB 3.6 is not supported. 4.4 is the oldest version that is.\n")

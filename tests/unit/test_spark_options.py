@@ -1,0 +1,120 @@
+"""The data source's options: what is understood, and what is said about what is not."""
+
+from __future__ import annotations
+
+import pickle
+
+import bson
+import pytest
+
+from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark.options import COLUMNS, cluster_time, parse
+
+URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
+
+
+def test_option_names_are_known_without_regard_to_case() -> None:
+    options = parse(
+        {"uri": URI, "fulldocument": "updateLookup", "MAXEVENTSPERTRIGGER": "10", "showexpandedevents": "true"}
+    )
+    assert options.stage == {"fullDocument": "updateLookup", "showExpandedEvents": True}
+    assert options.max_events == 10
+
+
+def test_defaults_are_all_columns_as_variant_of_the_whole_cluster() -> None:
+    options = parse({"uri": URI})
+    assert (options.scope.kind, options.documents, options.columns) == ("cluster", "variant", COLUMNS)
+    assert options.start is None
+    assert options.end is None
+    assert options.max_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "'uri' is missing"),
+        ({"fullDocumnet": "updateLookup"}, "Did you mean 'fullDocument'"),
+        ({"maxOffsetsPerTrigger": "1"}, "Did you mean 'maxEventsPerTrigger'"),
+        ({"xyzzy": "1"}, "Known are: uri, database"),
+        ({"collection": "c"}, "'collection' needs option 'database'"),
+        ({"pipeline": "[{"}, "option 'pipeline': not JSON"),
+        ({"pipeline": '{"$match": {}}'}, "expected a JSON array"),
+        ({"pipeline": "[1]"}, "expected a JSON array"),
+        ({"columns": "event,full_documnet"}, "unknown column 'full_documnet'. Did you mean 'full_document'"),
+        ({"columns": "event,event"}, "named twice"),
+        ({"columns": ""}, "unknown column ''"),
+        ({"documents": "xml"}, "expected one of variant, json, bson"),
+        ({"maxEventsPerTrigger": "0"}, "a whole number from 1 on"),
+        ({"maxBytesPerTrigger": "lots"}, "a number of bytes"),
+        ({"partitions": "-1"}, "a whole number from 1 on"),
+        ({"showSystemEvents": "yes"}, "expected 'true' or 'false'"),
+        ({"startingFrom": "earliest"}, "expected 'oldest' or 'now'"),
+        ({"startAtOperationTime": "yesterday"}, "expected a cluster time"),
+        ({"startAtOperationTime": '{"$oid": "65f000000000000000000001"}'}, "expected a cluster time"),
+        ({"startAtOperationTime": "99999999999,1"}, "expected a cluster time"),
+        ({"resumeAfter": "not hex"}, "option 'resumeAfter': not JSON"),
+        ({"resumeAfter": "[1]"}, "expected a resume token"),
+        ({"resumeAfter": "82", "startingFrom": "now"}, "both say where to start"),
+        ({"fullDocument": "sometimes"}, "Enumeration value 'sometimes'"),
+        ({"database": "local"}, "may not be opened on the internal local database"),
+    ],
+)
+def test_a_mistake_is_one_clear_sentence_without_the_password(given: dict[str, str], said: str) -> None:
+    options = given if not given else {"uri": URI, **given}
+    with pytest.raises(TailraceError) as caught:
+        parse(options)
+    assert said in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_damaged_token_is_refused_with_the_servers_code() -> None:
+    with pytest.raises(InvalidResumeToken) as caught:
+        parse({"uri": URI, "resumeAfter": "82ABCDEF"})
+    assert caught.value.code is not None
+
+
+def test_a_token_may_be_its_document_or_its_digits() -> None:
+    token = ResumeToken.high_water_mark(ClusterTime.of(1_700_000_000, 5))
+    for text in (token.data, token.data.lower(), f'{{"_data": "{token.data}"}}'):
+        options = parse({"uri": URI, "startAfter": text})
+        assert options.start is not None
+        assert options.start.option == "startAfter"
+        assert ResumeToken.parse(options.start.token or b"") == token
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1700000000,7", "Timestamp(1700000000, 7)", '{"$timestamp": {"t": 1700000000, "i": 7}}', "1700000000:7"],
+)
+def test_a_cluster_time_has_several_spellings(text: str) -> None:
+    assert cluster_time(text) == ClusterTime.of(1_700_000_000, 7)
+
+
+@pytest.mark.parametrize(
+    "text", ["1700000000", "2023-11-14T22:13:20Z", "2023-11-14T22:13:20", "2023-11-14T23:13:20+01:00"]
+)
+def test_a_second_is_its_first_cluster_time(text: str) -> None:
+    assert cluster_time(text) == ClusterTime.of(1_700_000_000, 0)
+
+
+def test_sizes_take_a_letter() -> None:
+    assert parse({"uri": URI, "maxBytesPerTrigger": "64k"}).max_bytes == 65536
+    assert parse({"uri": URI, "maxBytesPerTrigger": "2MB"}).max_bytes == 2 << 20
+
+
+def test_a_pipeline_keeps_types_and_order() -> None:
+    options = parse({"uri": URI, "pipeline": '[{"$match": {"b": {"$numberLong": "1"}, "a": 1}}]'})
+    assert options.pipeline == (bson.encode({"$match": {"b": bson.Int64(1), "a": 1}}),)
+
+
+def test_options_travel_to_the_workers_and_never_show_the_uri() -> None:
+    options = parse({"uri": URI, "database": "d", "resumeAfter": ResumeToken.high_water_mark(ClusterTime(5)).data})
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert "s3cret" not in repr(options)
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    with pytest.raises(UsageError):
+        parse({"uri": URI, "path": "/tmp"})
