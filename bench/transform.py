@@ -1,0 +1,242 @@
+"""CPU time an oplog entry: our plain stages and our kernel, beside mongod's own change stream and ``bson.decode_all``.
+
+    python bench/transform.py [--entries 200000] [--rounds 3]
+
+Half of the entries are inserts and half updates, of about 500 bytes. A mongod is started, filled and read by PyMongo's
+raw stream; its CPU time is taken from ``/proc``. In the first round the events of all sides are compared byte for byte.
+All sides run in turn, ``--rounds`` times; the table shows medians, and how many times cheaper than mongod each side is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import bson
+import numpy as np
+from pymongo import InsertOne, MongoClient, UpdateOne
+
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import TailraceError
+from tailrace.kernel import KernelSettings, encode_variants, gather, locate, transform_batch
+from tailrace.kernel.fast_path import process_batch
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import build_plan
+from tailrace.pipeline.profile import profile_for
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.source.drive import drive
+from tailrace.source.mongod import MongodSource
+
+DATABASE, COLLECTION = "shop", "orders"
+SCOPE = Scope.of_collection(DATABASE, COLLECTION)
+BATCH_BYTES = 4 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def fill(client: MongoClient, entries: int) -> None:
+    """Half inserts, half updates, of about 500 bytes an oplog entry; 1,000 at a time."""
+    rng = random.Random(7)
+    collection = client[DATABASE][COLLECTION]
+    for first in range(0, entries // 2, 1000):
+        numbers = range(first, min(first + 1000, entries // 2))
+        documents = [document(rng, number) for number in numbers]
+        collection.bulk_write([InsertOne(inserted) for inserted in documents], ordered=True)
+        changes = [{"$set": {"state": "paid", "note": text(rng, 150), "ship.city": text(rng, 8)}} for _ in documents]
+        pairs = zip(documents, changes, strict=True)
+        collection.bulk_write([UpdateOne({"_id": old["_id"]}, change) for old, change in pairs], ordered=True)
+
+
+def document(rng: random.Random, number: int) -> dict[str, object]:
+    return {
+        "_id": bson.ObjectId(),
+        "customer": f"c{rng.randrange(10**6):06}",
+        "state": "new",
+        "total": round(rng.uniform(1, 500), 2),
+        "placed": datetime.fromtimestamp(1_700_000_000 + number, UTC),
+        "ship": {"city": text(rng, 8), "street": text(rng, 12), "zip": rng.randrange(10**5)},
+        "items": [{"sku": f"s{rng.randrange(10**4)}", "count": rng.randrange(1, 9)} for _ in range(2)],
+        "note": text(rng, 60),
+    }
+
+
+def text(rng: random.Random, size: int) -> str:
+    return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz ", k=size))
+
+
+def mongod_cpu_s(pid: int) -> float:
+    """User and system time of a process (fields 14 and 15 of its stat; the name before them may hold blanks)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def native_stream(client: MongoClient, start: ClusterTime, entries: int) -> Iterator[bytes]:
+    """The raw batches of the server's own change stream until it has given ``entries`` events."""
+    stage = {"$changeStream": {"startAtOperationTime": start.to_timestamp()}}
+    seen = 0
+    with client[DATABASE][COLLECTION].aggregate_raw_batches([stage]) as cursor:
+        for batch in cursor:
+            seen += sum(1 for _ in split(batch))
+            yield batch
+            if seen >= entries:
+                return
+    raise SystemExit(f"the server's stream ended after {seen} events")
+
+
+def split(batch: bytes) -> Iterator[int]:
+    position = 0
+    while position < len(batch):
+        yield position
+        position += int.from_bytes(batch[position : position + 4], "little")
+
+
+def pipeline_at(start: ClusterTime, version: str) -> ChangeStreamPipeline:
+    stage = {"startAtOperationTime": start.to_timestamp()}
+    return ChangeStreamPipeline(build_plan(StreamOptions.parse(SCOPE, stage), profile_for(version)))
+
+
+class Sides:
+    """One side a method. Each gives the events' bytes where it makes any, so that they can be compared."""
+
+    def __init__(self, client: MongoClient, source: MongodSource, entries: int, start: ClusterTime) -> None:
+        self.client, self.source, self.entries, self.start = client, source, entries, start
+        self.version = source.server_version
+        self.batches = list(source.read(ClusterTime(start - 1), source.newest(), batch_bytes_max=BATCH_BYTES))
+
+    def native(self) -> Iterator[bytes]:
+        yield from native_stream(self.client, self.start, self.entries)
+
+    def oplog(self) -> Iterator[bytes]:
+        """Reading only: what our source costs mongod."""
+        for _ in self.source.read(ClusterTime(self.start - 1), self.source.newest(), batch_bytes_max=BATCH_BYTES):
+            yield b""
+
+    def decode_all(self) -> Iterator[bytes]:
+        for batch in self.batches:
+            bson.decode_all(batch.raw)
+            yield b""
+
+    def plain(self) -> Iterator[bytes]:
+        pipeline = pipeline_at(self.start, self.version)
+        for batch in self.batches:
+            for events in drive(pipeline.process(batch), self.source):
+                yield b"".join(event.to_bson() for event in events)
+
+    def kernel(self) -> Iterator[bytes]:
+        settings = KernelSettings(SCOPE)
+        for batch in self.batches:
+            yield transform_batch(batch.raw, settings).events.tobytes()
+
+    def fast_path(self) -> Iterator[bytes]:
+        pipeline = pipeline_at(self.start, self.version)
+        run = functools.partial(drive, source=self.source)
+        for batch in self.batches:
+            for made in process_batch(pipeline, batch, run):
+                yield made.buffer[made.offsets[0] : made.offsets[-1]].tobytes()
+
+    def columns(self) -> Iterator[bytes]:
+        """The kernel's events and all columns of the Spark source, documents as VARIANT."""
+        settings = KernelSettings(SCOPE)
+        for batch in self.batches:
+            made = transform_batch(batch.raw, settings)
+            parts = locate(made.events, made.offsets)
+            for name in ("token", "operation_type", "database", "collection"):
+                gather(made.events, parts[name].start, parts[name].end)
+            for name in ("document_key", "full_document", "update_description"):
+                encode_variants(made.events, parts[name])
+            yield made.events.tobytes()
+
+
+def measure(side: Callable[[], Iterator[bytes]], pid: int | None) -> float:
+    """CPU seconds of ``side``: this process's, or those of process ``pid``."""
+    begin = time.process_time() if pid is None else mongod_cpu_s(pid)
+    for _ in side():
+        pass
+    return (time.process_time() if pid is None else mongod_cpu_s(pid)) - begin
+
+
+def load_s(cache: str) -> float:
+    """CPU seconds until the kernel is ready in a fresh process, numba's own import included."""
+    code = "import time; import tailrace.kernel; tailrace.kernel.warm_up(); print(time.process_time())"
+    environment = os.environ | {"NUMBA_CACHE_DIR": cache}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def joined(chunks: Iterator[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(chunks), np.uint8)
+
+
+def compare(sides: Sides) -> None:
+    native = joined(sides.native())
+    for name in ("plain", "kernel", "fast_path"):
+        ours = joined(getattr(sides, name)())
+        if not np.array_equal(native, ours):
+            raise SystemExit(f"{name}: the events differ from mongod's")
+    print(f"{sides.entries:,} events, {native.size:,} bytes: mongod, plain stages and kernel give the same bytes\n")
+
+
+def run(entries: int, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        cold, warm = load_s(cache), load_s(cache)
+    print(f"loading the kernel: {cold:.1f} s of CPU compiled for the first time, {warm:.1f} s from numba's cache")
+    with (
+        ReplicaSet() as replica_set,
+        MongoClient(replica_set.uri) as client,
+        contextlib.closing(MongodSource(replica_set.uri)) as source,
+    ):
+        pid = replica_set.members[0].pid
+        assert pid is not None
+        client[DATABASE].create_collection(COLLECTION)
+        start = source.newest().tick()
+        fill(client, entries)
+        sides = Sides(client, source, entries, start)
+        compare(sides)
+        table = [
+            ("mongod: native change stream (server CPU)", sides.native, pid),
+            ("mongod: raw oplog read (server CPU)", sides.oplog, pid),
+            ("bson.decode_all", sides.decode_all, None),
+            ("plain stages", sides.plain, None),
+            ("kernel: events", sides.kernel, None),
+            ("kernel in a pipeline (process_batch)", sides.fast_path, None),
+            ("kernel: events, columns and VARIANTs", sides.columns, None),
+        ]
+        times: dict[str, list[float]] = {name: [] for name, _, _ in table}
+        for _ in range(rounds):
+            for name, side, watched in table:
+                times[name].append(measure(side, watched) / entries * 1e6)
+    native = statistics.median(times[table[0][0]])
+    print(f"{'side':45}{'us/entry':>10}{'min':>9}{'max':>9}{'mongod is':>14}")
+    for name, measured in times.items():
+        middle = statistics.median(measured)
+        ratio = f"{native / middle:10.2f} x"
+        print(f"{name:45}{middle:10.2f}{min(measured):9.2f}{max(measured):9.2f}{ratio:>14}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    try:
+        run(arguments.entries, arguments.rounds)
+    except TailraceError as error:
+        print(f"bench/transform.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
