@@ -58,10 +58,12 @@ class ChangeEvent:
     ``namespace``        (database, collection or ``None``) in bytes, or ``None`` where the event has no ``ns``
     ``shows_wall_time``  whether this server version's events carry ``wallTime``
     ``image_key``        where the pre-image is filed; ``None`` for events that have none
+    ``bypasses``         a message of the cluster to the merge, which no stage of the user's sees
     ``replaced_by``      the bytes that the user's stages made of the event, or a fragment of it; wins over all fields
     """
 
     __slots__ = (
+        "bypasses",
         "cluster_time",
         "collection_uuid",
         "document_key",
@@ -112,6 +114,7 @@ class ChangeEvent:
         self.lookup_uuid: bytes | None = None
         self.from_invalidate = False
         self.swallow = False
+        self.bypasses = False
         self.replaced_by: bytes | None = None
 
     @property

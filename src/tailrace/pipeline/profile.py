@@ -39,6 +39,9 @@ class ServerProfile:
     expanded_events_and_images: bool = _column(
         "showExpandedEvents, fullDocumentBeforeChange and pre- and post-images exist"
     )
+    insert_keys_from_catalog: bool = _column(
+        "a shard's insert gets its `documentKey` from the shard key of the collection as it is when the event is made"
+    )
     reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
     measured: bool = _column("measured against a server of this version, not read in its documents")
@@ -57,11 +60,12 @@ SERVER_4_4: Final = ServerProfile(
     unwinds_apply_ops_without_session=False,
     multi_op_is_no_transaction=False,
     expanded_events_and_images=False,
+    insert_keys_from_catalog=True,
     reply_says_invalidated=False,
     messages_end_with_full_stop=True,
     measured=True,
 )
-SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0))
+SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), insert_keys_from_catalog=False)
 SERVER_6_0: Final = replace(
     SERVER_5_0,
     version=(6, 0),

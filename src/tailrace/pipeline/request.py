@@ -22,6 +22,8 @@ __all__ = [
     "NeedDocuments",
     "NeedEntries",
     "NeedPreImages",
+    "NeedShard",
+    "NeedShardKeys",
     "OplogBatch",
     "PreImageKey",
     "Request",
@@ -66,12 +68,46 @@ class NeedDocuments:
 
 
 @dataclass(frozen=True, slots=True)
+class NeedShardKeys:
+    """Ask for the shard keys of collections as they are now (servers before 5.3 do not log an insert's document key).
+
+    ``uuids``  of the collections, 16 bytes each
+
+    Answer: ``list[bytes | None]`` in the order asked: the key pattern (``key`` of ``config.collections``, BSON such as
+    ``{region: 1, _id: 1}``), or ``None`` for a collection that is not sharded or is no more.
+    """
+
+    uuids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedShard:
+    """A shard was added to the cluster: read its oplog too. Answer: ``None``.
+
+    The merge has opened the shard by then, and lets nothing that is later pass before the shard is read.
+
+    ``name``   its ``_id`` in ``config.shards``
+    ``host``   where it is, ``<replica set>/<host:port>,...``
+    ``start``  the cluster time of the first entry that counts, inclusive: one tick after the shard was added
+    """
+
+    name: str
+    host: str
+    start: ClusterTime
+
+    @property
+    def read_after(self) -> ClusterTime:
+        """Read the entries with ts greater than this."""
+        return ClusterTime(self.start - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """Finished events in stream order. Answer: ``None``."""
 
     events: list[ChangeEvent]
 
 
-Request: TypeAlias = NeedEntries | NeedPreImages | NeedDocuments
+Request: TypeAlias = NeedEntries | NeedPreImages | NeedDocuments | NeedShardKeys | NeedShard
 Answer: TypeAlias = "list[bytes | None] | None"
 Running: TypeAlias = Generator[Request | Emit, Answer, None]

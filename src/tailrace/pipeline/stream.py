@@ -1,39 +1,38 @@
 """The stages in a row: oplog batches in, change events out.
 
-``SHARD_STAGES`` and ``ROUTER_STAGES`` hold the server's order; which of them a stream needs is decided here and
-nowhere else. Each stage appends to a list what it gives; when one raises, what it had given by then still goes through
-the rest, so that every event before an error is delivered before the error.
+``SHARD_STAGES`` here and ``ROUTER_STAGES`` in ``pipeline.router`` hold the server's order; which of them a stream needs
+is decided there and nowhere else. A stream over one oplog runs both in a row; in a sharded cluster every shard runs the
+first ones, and ``pipeline.merge`` runs the others once. Each stage appends to a list what it gives; when one raises,
+what it had given by then still goes through the rest, so that every event before an error is delivered before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, TailraceError, invariant
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
-from tailrace.expression import CompiledPipeline, compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, parse_entry
-from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.document_key import CatalogKeys
 from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.request import Answer, Emit, OplogBatch, Request, Running
+from tailrace.pipeline.request import Answer, Emit, OplogBatch, Running
+from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
 from tailrace.stage.add_post_image import AddPostImage
 from tailrace.stage.add_pre_image import AddPreImage
 from tailrace.stage.add_sort_key import AddSortKey
 from tailrace.stage.check_invalidate import CheckInvalidate
 from tailrace.stage.check_resumability import CheckResumability
-from tailrace.stage.ensure_resume_token_present import EnsureResumeTokenPresent
+from tailrace.stage.check_topology_change import CheckTopologyChange
 from tailrace.stage.match_classic_events import MatchClassicEvents
 from tailrace.stage.oplog_match import OplogMatch
-from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent
 from tailrace.stage.transform import Transform
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
-from tailrace.stage.user_stages import GuardIdentifier, MatchAhead, UserStages
+from tailrace.stage.user_stages import MatchAhead, UserStages
 
-#: The server's stages of a shard, and those behind the merge, in the order in which it builds them.
+#: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those behind the merge.
 SHARD_STAGES: Final = (
     OplogMatch,
     UnwindTransaction,
@@ -41,30 +40,32 @@ SHARD_STAGES: Final = (
     CheckInvalidate,
     MatchClassicEvents,
     CheckResumability,
+    CheckTopologyChange,
     MatchAhead,
     AddPreImage,
     AddPostImage,
     UserStages,
     AddSortKey,
 )
-ROUTER_STAGES: Final = (EnsureResumeTokenPresent, GuardIdentifier, CheckEventSize, SplitLargeEvent)
 
 #: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
 _CHUNK_ENTRIES: Final = 1_000
-#: What a stage with a ``process`` of (events, out) looks like; it may be a generator of requests.
-_Stage: TypeAlias = Callable[[list[Any], list[ChangeEvent]], "Generator[Request, Answer, None] | None"]
 
 
 class ChangeStreamPipeline:
     """One running change stream over one oplog.
 
     ``mid_stream``   a later slice of a stream whose start another slice has found: nothing is searched for
+    ``shard_part``   a shard's part of a merged stream: the router's stages are left to the merge
+    ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog (``NeedShardKeys``)
     ``invalidated``  the invalidate event has passed: the stream is over
     ``high_water``   cluster time up to which every entry has been seen
     ``searching``    the event resumed from has not been met yet
     """
 
-    def __init__(self, plan: Plan, *, mid_stream: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, *, mid_stream: bool = False, shard_part: bool = False, on_shard: bool = False
+    ) -> None:
         invariant(plan.read_after is not None, "a pipeline is built from a plan without a start")
         self.plan = plan
         self.invalidated = False
@@ -76,43 +77,44 @@ class ChangeStreamPipeline:
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
         self._check_invalidate = CheckInvalidate(plan)
-        self._searches = not mid_stream and _must_search(plan)
+        self._catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
+        self._searches = not mid_stream and must_search(plan)
+        self._shard_part = shard_part
         # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
         ensures = self._searches and not plan.options.needs_merge
-        self._ensure = EnsureResumeTokenPresent(_token_of(plan)) if ensures else None
+        self._router = RouterPipeline(plan, ensures=ensures)
         self._stages = self._build_stages()
 
-    def _build_stages(self) -> tuple[_Stage, ...]:
+    def _build_stages(self) -> tuple[Stage, ...]:
         plan, options = self.plan, self.plan.options
-        user = _compiled(options, options.pipeline)
+        user = compiled(options, options.pipeline)
         image_free = _image_free_matches(options.pipeline)
         needs_pre = options.full_document_before_change != "off"
         needs_post = options.full_document != "default"
-        stages: list[_Stage] = [Transform(plan).process, self._check_invalidate.process]
+        stages: list[Stage] = [Transform(plan).process, self._check_invalidate.process]
         if not options.show_expanded_events:
             stages.append(MatchClassicEvents().process)
         if self._searches:
-            stages.append(CheckResumability(_token_of(plan)).process)
+            stages.append(CheckResumability(token_of(plan)).process)
+        if options.needs_merge:
+            stages.append(CheckTopologyChange().process)
         if image_free and (needs_pre or needs_post or self._searches):
-            stages.append(MatchAhead(_compiled(options, options.pipeline[:image_free])).process)
+            stages.append(MatchAhead(compiled(options, options.pipeline[:image_free])).process)
         if needs_pre:
             stages.append(AddPreImage(options).process)
         if needs_post:
             stages.append(AddPostImage(options).process)
         if user.stages:
             stages.append(UserStages(user).process)
-        if self._ensure is not None:
-            stages.append(self._ensure.process)
-        if user.replaces_id:
-            stages.append(GuardIdentifier().process)
-        stages.append(_size_stage(plan, user))
-        if options.needs_merge:
-            stages.append(AddSortKey().process)
+        if not self._shard_part:
+            stages.extend(self._router.stages)
+            if options.needs_merge:
+                stages.append(AddSortKey().process)
         return tuple(stages)
 
     @property
     def searching(self) -> bool:
-        return self._ensure is not None and self._ensure.searching
+        return self._router.searching
 
     @property
     def resume_token(self) -> ResumeToken:
@@ -174,6 +176,8 @@ class ChangeStreamPipeline:
                 answer = yield piece
 
     def _run_piece(self, piece: list[OplogEntry]) -> Running:
+        if self._catalog_keys is not None:
+            yield from self._catalog_keys.process(piece)
         items: list[Any] = piece
         failure: TailraceError | None = None
         invalidate: ChangeEvent | None = None
@@ -209,30 +213,11 @@ class ChangeStreamPipeline:
             self._token = ResumeToken.high_water_mark(high_water, version=self.plan.token_version)
 
 
-def _compiled(options: StreamOptions, stages: tuple[bytes, ...]) -> CompiledPipeline:
-    return compile_stages(stages, let=options.let, show_expanded_events=options.show_expanded_events)
-
-
-def _must_search(plan: Plan) -> bool:
-    return plan.start_token is not None and not plan.start_token.is_high_water_mark
-
-
-def _token_of(plan: Plan) -> ResumeToken:
-    invariant(plan.start_token is not None, "a token is searched for without one")
-    return plan.start_token  # type: ignore[return-value]
-
-
 def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:
     """The invalidate event that ends the stream, if this piece holds it; nothing stands behind it."""
     if events and events[-1].from_invalidate and not events[-1].swallow:
         return events[-1]
     return None
-
-
-def _size_stage(plan: Plan, user: CompiledPipeline) -> _Stage:
-    if user.split_large_event:
-        return SplitLargeEvent(plan.start_token).process
-    return CheckEventSize().process
 
 
 def _image_free_matches(pipeline: tuple[bytes, ...]) -> int:

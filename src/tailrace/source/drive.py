@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tailrace.errors import TailraceError
+from tailrace.errors import InternalError, TailraceError
 from tailrace.event.change_event import ChangeEvent
-from tailrace.pipeline.request import Answer, Emit, NeedDocuments, NeedEntries, Request, Running
+from tailrace.pipeline.request import Answer, Emit, NeedDocuments, NeedEntries, NeedPreImages, Request, Running
 from tailrace.source.base import OplogSource
 
 
@@ -41,4 +41,6 @@ def _answer(request: Request, source: OplogSource) -> list[bytes | None]:
         return source.entries(request.times)
     if isinstance(request, NeedDocuments):
         return source.documents(request.lookups)
-    return source.pre_images(request.keys)
+    if isinstance(request, NeedPreImages):
+        return source.pre_images(request.keys)
+    raise InternalError(f"a stream over one oplog asks for {type(request).__name__}")

@@ -11,7 +11,8 @@ class CheckInvalidate:
     """Adds the invalidate event behind its cause and lets nothing pass after it.
 
     The invalidate that a stream is started after does not end it: it passes once, marked, so that the resume search
-    finds it.
+    finds it. Another shard of the merged stream may log the same drop later, with another token: whatever it is, the
+    first invalidate of a stream that is started after one is left out.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -22,11 +23,16 @@ class CheckInvalidate:
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
             out.append(event)
-            if self._invalidates(event):
-                invalidate = self._invalidate_event(event)
+            if not self._invalidates(event):
+                continue
+            invalidate = self._invalidate_event(event)
+            started_after, self._started_after = self._started_after, None
+            if started_after is None:
                 out.append(invalidate)
-                if not invalidate.swallow:
-                    return
+                return
+            if invalidate.token == started_after:
+                invalidate.swallow = True
+                out.append(invalidate)
 
     def _invalidates(self, event: ChangeEvent) -> bool:
         if self._kind == "collection":
@@ -49,5 +55,4 @@ class CheckInvalidate:
         event = ChangeEvent("invalidate", cause.cluster_time, document)
         event.wall_time_ms = cause.wall_time_ms
         event.from_invalidate = True
-        event.swallow = self._started_after is not None and event.token == self._started_after
         return event

@@ -1,5 +1,7 @@
 """EnsureResumeTokenPresent: the first event that arrives must be the one resumed from; it is swallowed (semantics 6.2).
 
+Two shards that drop a collection at the same cluster time give the same token: all events that have it are swallowed.
+
 A leading ``$match`` of the user's runs before this stage, as on the server: if it excludes the event resumed from, the
 resume fails at the first later event that passes (semantics 8).
 """
@@ -23,20 +25,23 @@ class EnsureResumeTokenPresent:
     def __init__(self, token: ResumeToken) -> None:
         self._token = token
         self.searching = True
+        self._passed = False
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
-        if not self.searching:
+        if self._passed:
             out.extend(events)
             return
         for position, event in enumerate(events):
             status = compare_with_token(event, self._token)
-            if status is ResumeStatus.SURPASSED:
+            if status is ResumeStatus.CHECK_NEXT:
+                continue
+            if status is ResumeStatus.SURPASSED and self.searching:
                 raise ChangeStreamFatal(
                     f"cannot resume stream; the resume token was not found. {token_text(event.token_bson)}",
                     hint="The token is of another stream, or the pipeline excludes its event: start a new stream",
                 )
-            if status is ResumeStatus.FOUND:
-                self.searching = False
-                keep = 0 if self._token.fragment_num is not None else 1
-                out.extend(events[position + keep :])
+            self.searching = False
+            if status is ResumeStatus.SURPASSED or self._token.fragment_num is not None:
+                self._passed = True
+                out.extend(events[position:])
                 return

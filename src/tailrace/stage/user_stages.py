@@ -27,7 +27,7 @@ class MatchAhead:
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
             # The invalidate that the stream is started after must reach the resume check whatever the match says.
-            if event.swallow or self._pipeline.apply(event.to_bson()) is not None:
+            if event.swallow or event.bypasses or self._pipeline.apply(event.to_bson()) is not None:
                 out.append(event)
 
 
@@ -43,6 +43,9 @@ class UserStages:
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
+            if event.bypasses:
+                out.append(event)
+                continue
             document = self._pipeline.apply(event.to_bson())
             if document is not None:
                 event.replaced_by = document

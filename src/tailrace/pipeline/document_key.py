@@ -1,0 +1,74 @@
+"""Document keys of inserts from the catalog, where the oplog does not have them.
+
+From 5.3 on a shard logs an insert's document key in ``o2``. 4.4 logs none and takes the collection's shard key from its
+catalog when it makes the event: the same insert has the whole key while the collection exists, and ``_id`` alone after
+it was dropped. 5.0.4 logs none and gives ``_id`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+
+from tailrace import raw_bson
+from tailrace.errors import invariant
+from tailrace.oplog.entry import OplogEntry
+from tailrace.pipeline.request import Answer, NeedShardKeys
+from tailrace.raw_bson import OBJECT, encode_document, encode_element
+
+
+class CatalogKeys:
+    """Gives inserts an ``o2`` by the shard keys of their collections. A shard key that was found is kept, as the server
+    does; a collection without one is asked about again, for it may be sharded by then."""
+
+    def __init__(self) -> None:
+        self._paths: dict[bytes, tuple[tuple[bytes, ...], ...]] = {}
+
+    def process(self, entries: Iterable[OplogEntry]) -> Generator[NeedShardKeys, Answer, None]:
+        inserts = [entry for entry in entries if entry.operation == "i" and entry.o2 is None and entry.collection_uuid]
+        if not inserts:
+            return
+        unknown = {entry.collection_uuid: None for entry in inserts if entry.collection_uuid not in self._paths}
+        uuids = tuple(uuid for uuid in unknown if uuid is not None)
+        if uuids:
+            answer = yield NeedShardKeys(uuids)
+            invariant(answer is not None and len(answer) == len(uuids), "shard keys were not answered in full")
+            for uuid, pattern in zip(uuids, answer or (), strict=True):
+                if pattern is not None:
+                    self._paths[uuid] = _paths(pattern)
+        for entry in inserts:
+            paths = self._paths.get(entry.collection_uuid or b"")
+            if paths is not None and entry.o is not None:
+                entry.o2 = document_key(entry.o, paths)
+
+
+def _paths(pattern: bytes) -> tuple[tuple[bytes, ...], ...]:
+    """The fields of a document key: the shard key's, and ``_id`` where it is none of them."""
+    names = [element.name for element in raw_bson.elements(pattern)]
+    if b"_id" not in names:
+        names.append(b"_id")
+    return tuple(tuple(name.split(b".")) for name in names)
+
+
+def document_key(document: bytes, paths: Iterable[tuple[bytes, ...]]) -> bytes:
+    """The fields of ``document`` at ``paths``, in their order, as a document; a field that is missing is left out.
+
+    A dotted path gives nested documents, one for each path.
+    """
+    parts = []
+    for path in paths:
+        part = _extract(document, path)
+        if part is not None:
+            parts.append(part)
+    return encode_document(*parts)
+
+
+def _extract(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
+    element = raw_bson.find(document, path[0])
+    if element is None:
+        return None
+    if len(path) == 1:
+        return document[element.start : element.end]
+    if element.type != OBJECT:
+        return None
+    inner = _extract(raw_bson.value(document, element), path[1:])
+    return None if inner is None else encode_element(OBJECT, path[0], encode_document(inner))

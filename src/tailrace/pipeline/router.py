@@ -1,0 +1,93 @@
+"""The stages behind the merge: once for a stream, however many shards it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias
+
+from tailrace.errors import TailraceError, invariant
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.resume_token import ResumeToken
+from tailrace.expression import CompiledPipeline, compile_stages
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import Plan
+from tailrace.pipeline.request import Answer, Request
+from tailrace.stage.ensure_resume_token_present import EnsureResumeTokenPresent
+from tailrace.stage.handle_topology_change import HandleTopologyChange
+from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent
+from tailrace.stage.user_stages import GuardIdentifier
+
+#: The server's stages behind the merge, in the order in which it builds them.
+ROUTER_STAGES: Final = (
+    HandleTopologyChange,
+    EnsureResumeTokenPresent,
+    GuardIdentifier,
+    CheckEventSize,
+    SplitLargeEvent,
+)
+
+#: What a stage with a ``process`` of (events, out) looks like; it may be a generator of requests.
+Stage: TypeAlias = Callable[[list[Any], list[ChangeEvent]], "Generator[Request, Answer, None] | None"]
+
+
+class RouterPipeline:
+    """The router's stages of one stream.
+
+    ``ensures``   the stream must meet the event that it is resumed from
+    ``topology``  of a merged stream; ``None`` over a single oplog
+    """
+
+    def __init__(self, plan: Plan, *, ensures: bool, topology: HandleTopologyChange | None = None) -> None:
+        self._ensure = EnsureResumeTokenPresent(token_of(plan)) if ensures else None
+        user = compiled(plan.options, plan.options.pipeline)
+        stages: list[Stage] = []
+        if topology is not None:
+            stages.append(topology.process)
+        if self._ensure is not None:
+            stages.append(self._ensure.process)
+        if user.replaces_id:
+            stages.append(GuardIdentifier().process)
+        if user.split_large_event:
+            stages.append(SplitLargeEvent(plan.start_token).process)
+        else:
+            stages.append(CheckEventSize().process)
+        self.stages = tuple(stages)
+
+    @property
+    def searching(self) -> bool:
+        """The event resumed from has not been met yet."""
+        return self._ensure is not None and self._ensure.searching
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> Generator[Request, Answer, None]:
+        """Run merged events through the stages: appends to ``out`` what leaves, yields requests. Where a stage raises,
+        what comes before its error is in ``out``."""
+        failure: TailraceError | None = None
+        items = events
+        for stage in self.stages:
+            given: list[ChangeEvent] = []
+            try:
+                requests = stage(items, given)
+                if requests is not None:
+                    yield from requests
+            except TailraceError as error:
+                failure = error
+            items = given
+        out.extend(items)
+        if failure is not None:
+            raise failure
+
+
+def compiled(options: StreamOptions, stages: tuple[bytes, ...]) -> CompiledPipeline:
+    """Some of the user's stages, ready to run."""
+    return compile_stages(stages, let=options.let, show_expanded_events=options.show_expanded_events)
+
+
+def must_search(plan: Plan) -> bool:
+    """Whether the stream is resumed from an event, which has to be found."""
+    return plan.start_token is not None and not plan.start_token.is_high_water_mark
+
+
+def token_of(plan: Plan) -> ResumeToken:
+    """The token of the event that the stream is resumed from."""
+    invariant(plan.start_token is not None, "a token is searched for without one")
+    return plan.start_token  # type: ignore[return-value]

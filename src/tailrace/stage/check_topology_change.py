@@ -1,0 +1,24 @@
+"""CheckTopologyChange: what a shard says about the cluster reaches the merge whatever the user's pipeline is.
+
+In a shard's part of a merged stream only. The server throws such an event past the rest of the shard's stages; here it
+is marked, and the user's stages let it pass.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace.event.change_event import ChangeEvent
+
+#: The event of a chunk that moves to a shard without one; 8.x calls it ``migrateChunkToNewShard``.
+NEW_SHARD_DETECTED: Final = "kNewShardDetected"
+
+
+class CheckTopologyChange:
+    """Marks the events that are for ``HandleTopologyChange`` and not for the user."""
+
+    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        for event in events:
+            if event.operation_type == NEW_SHARD_DETECTED:
+                event.bypasses = True
+            out.append(event)
