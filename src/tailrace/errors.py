@@ -101,6 +101,16 @@ def _rebuild(
     return error
 
 
+def on_shard(error: TailraceError, shard: str) -> TailraceError:
+    """The same error with the shard that it comes from in front of its message, in the server's words."""
+    named = _rebuild(
+        type(error), f"Error on remote shard {shard} :: caused by :: {error.message}", error.code, (), error.hint
+    )
+    named.__dict__.update({name: value for name, value in error.__dict__.items() if name != "message"})
+    named.__cause__ = error
+    return named
+
+
 class UsageError(TailraceError):
     """The caller fixes the call: a wrong option, a pipeline that does not parse, a path that is not there."""
 

@@ -134,6 +134,12 @@ def encode_high_water_mark(cluster_time: int, version: int = 1) -> bytes:
     return _document(b"\x82%b%b\x29\x29\x6e%b" % (cluster_time.to_bytes(8, "big"), _VERSIONS[version], end), None)
 
 
+def token_order(document: bytes) -> bytes:
+    """What a token document is ordered by: the hex digits of its ``_data``, whose order is that of the key bytes."""
+    # The document begins with its length, the field _data and the string's length: 15 bytes.
+    return document[15 : 14 + raw_bson.read_int32(document, 11)]
+
+
 def _document(key: bytes, type_bits: bytes | None) -> bytes:
     data = binascii.hexlify(key).upper()
     size = len(data)
@@ -234,8 +240,7 @@ class ResumeToken:
         return self._hex().decode()
 
     def _hex(self) -> bytes:
-        # The document begins with its length, the field _data and the string's length: 15 bytes.
-        return self._document[15 : 14 + raw_bson.read_int32(self._document, 11)]
+        return token_order(self._document)
 
     @property
     def type_bits(self) -> bytes | None:

@@ -42,6 +42,8 @@ class ServerProfile:
     insert_keys_from_catalog: bool = _column(
         "a shard's insert gets its `documentKey` from the shard key of the collection as it is when the event is made"
     )
+    always_shows_new_shards: bool = _column("a shard's streams show `kNewShardDetected` without `needsMerge` too")
+    shard_part_ends: bool = _column("a shard's stream with `needsMerge` ends with its invalidate")
     reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
     measured: bool = _column("measured against a server of this version, not read in its documents")
@@ -61,6 +63,8 @@ SERVER_4_4: Final = ServerProfile(
     multi_op_is_no_transaction=False,
     expanded_events_and_images=False,
     insert_keys_from_catalog=True,
+    always_shows_new_shards=True,
+    shard_part_ends=False,
     reply_says_invalidated=False,
     messages_end_with_full_stop=True,
     measured=True,
@@ -71,6 +75,8 @@ SERVER_6_0: Final = replace(
     version=(6, 0),
     wall_time=True,
     expanded_events_and_images=True,
+    always_shows_new_shards=False,
+    shard_part_ends=True,
     reply_says_invalidated=True,
     messages_end_with_full_stop=False,
 )

@@ -76,7 +76,8 @@ class ChangeStreamPipeline:
         self._unwind = UnwindTransaction(
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
-        self._check_invalidate = CheckInvalidate(plan)
+        self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
+        self._check_invalidate = CheckInvalidate(plan, goes_on=self._goes_on)
         self._catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
         self._searches = not mid_stream and must_search(plan)
         self._shard_part = shard_part
@@ -190,7 +191,7 @@ class ChangeStreamPipeline:
             except TailraceError as error:
                 # What this stage had given comes before its error; an error further down comes earlier in the stream.
                 failure, invalidate = error, None
-            if stage == self._check_invalidate.process and (ending := _ending(out)) is not None:
+            if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
                 # The stream is over here: what failed in a stage above stands behind it.
                 invalidate, failure = ending, None
             items = out

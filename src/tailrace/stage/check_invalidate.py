@@ -13,9 +13,12 @@ class CheckInvalidate:
     The invalidate that a stream is started after does not end it: it passes once, marked, so that the resume search
     finds it. Another shard of the merged stream may log the same drop later, with another token: whatever it is, the
     first invalidate of a stream that is started after one is left out.
+
+    With ``goes_on`` an invalidate ends nothing: before 6.0 a shard leaves that to mongos.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, goes_on: bool = False) -> None:
+        self._goes_on = goes_on
         self._kind = plan.options.scope.kind
         start = plan.start_token
         self._started_after = start if start is not None and start.from_invalidate else None
@@ -29,8 +32,9 @@ class CheckInvalidate:
             started_after, self._started_after = self._started_after, None
             if started_after is None:
                 out.append(invalidate)
-                return
-            if invalidate.token == started_after:
+                if not self._goes_on:
+                    return
+            elif invalidate.token == started_after:
                 invalidate.swallow = True
                 out.append(invalidate)
 

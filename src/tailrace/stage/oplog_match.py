@@ -137,7 +137,9 @@ class OplogMatch:
         if kind is None or kind.type != STRING:
             return False
         name = raw_bson.read_string(entry.o2, kind.value_start)
-        return name in _RESHARDING_TYPES or (name == _NEW_SHARD_TYPE and self._options.needs_merge)
+        if name == _NEW_SHARD_TYPE:
+            return self._options.needs_merge or self._profile.always_shows_new_shards
+        return name in _RESHARDING_TYPES
 
     def _names_collection(self, body: bytes, element: Element | None) -> bool:
         return (

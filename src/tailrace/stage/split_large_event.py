@@ -20,11 +20,11 @@ SPLIT_BYTES_MAX: Final = EVENT_BYTES_MAX - 8_192
 _SURELY_SMALL_BYTES: Final = 12_000_000
 
 
-def is_surely_small(event: ChangeEvent) -> bool:
-    """Whether the event is certainly within the limits, judged by its parts."""
+def approximate_bytes(event: ChangeEvent) -> int:
+    """How large an event is, without its small parts: the sum of its documents, none of which is made for it."""
     if event.replaced_by is not None:
-        return len(event.replaced_by) < _SURELY_SMALL_BYTES
-    size = sum(
+        return len(event.replaced_by)
+    return sum(
         len(part)
         for part in (
             event.full_document,
@@ -36,7 +36,11 @@ def is_surely_small(event: ChangeEvent) -> bool:
         )
         if part is not None
     )
-    return size < _SURELY_SMALL_BYTES
+
+
+def is_surely_small(event: ChangeEvent) -> bool:
+    """Whether the event is certainly within the limits, judged by its parts."""
+    return approximate_bytes(event) < _SURELY_SMALL_BYTES
 
 
 class CheckEventSize:

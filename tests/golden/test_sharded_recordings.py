@@ -1,0 +1,192 @@
+"""Recorded clusters: every shard's own streams and the router's merged ones, by our stages over the recorded oplogs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import bson
+import pytest
+
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.differential.first_difference import first_difference
+from tests.golden import sharded_recording
+from tests.golden.recording import token_is_high_water_mark, token_time
+from tests.golden.sharded_recording import ShardedRecording, ShardedStream
+from tests.golden.sharded_replay import MergedReplay, ShardPart, memory_of, random_choice
+
+GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["sharded"]
+RECORDINGS = {name: sharded_recording.load(name) for name in sharded_recording.names()}
+ROUTED = "migration_6.0.27"
+ALL_AT_ONCE = 1 << 30
+
+
+def _named(kind: Callable[[ShardedRecording], tuple[ShardedStream, ...]]) -> dict[str, tuple[str, int]]:
+    return {
+        f"{name}/{stream.name}": (name, index)
+        for name, recording in RECORDINGS.items()
+        for index, stream in enumerate(kind(recording))
+    }
+
+
+SHARD_STREAMS = _named(lambda recording: recording.streams)
+ROUTER_STREAMS = _named(lambda recording: recording.merged + recording.resumes)
+
+
+def _check(name: str, problem: str | None) -> None:
+    if name in GAPS:
+        assert problem is not None, f"{name} is met now: take it from known_gaps.toml"
+        pytest.xfail(f"{GAPS[name]}: {problem}")
+    assert problem is None, problem
+
+
+def _difference(expected: tuple[bytes, ...], got: list[bytes]) -> str | None:
+    for index, (theirs, ours) in enumerate(zip(expected, got, strict=False)):
+        if theirs != ours:
+            path, server, mine = first_difference(theirs, ours)
+            return f"event {index} at {path}:\n  server {server}\n  ours   {mine}"
+    return None if len(expected) == len(got) else f"{len(got)} events instead of {len(expected)}"
+
+
+@pytest.mark.parametrize("name", SHARD_STREAMS)
+def test_a_shard_s_own_stream_is_given_byte_for_byte(name: str) -> None:
+    recording_name, index = SHARD_STREAMS[name]
+    recording = RECORDINGS[recording_name]
+    _check(name, _shard_difference(recording, recording.streams[index]))
+
+
+def _shard_difference(recording: ShardedRecording, stream: ShardedStream) -> str | None:
+    """Events, the last reply's post-batch resume token, and whether the cursor was closed."""
+    # The catalog has a collection's shard key while the collection exists.
+    keys = recording.shard_keys if stream.before_drop else {}
+    for entries_max in (ALL_AT_ONCE, 7, 1):
+        ours = ShardPart(memory_of(recording, stream.member), recording.server, stream.database, stream.command, keys)
+        if (first := ours.resume_token) != stream.reply_tokens[0]:
+            return f"first token {bson.decode(first)}"
+        ours.advance(token_time(stream.reply_tokens[-1]), entries_max=entries_max)
+        if problem := _difference(stream.events, ours.events):
+            return f"{entries_max} entries a batch: {problem}"
+        if ours.resume_token != stream.reply_tokens[-1]:
+            return f"{entries_max} entries a batch: token {bson.decode(ours.resume_token)}"
+        if ours.closed != stream.closed:
+            return f"{entries_max} entries a batch: closed {ours.closed}"
+    return None
+
+
+@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+@pytest.mark.parametrize("name", ROUTER_STREAMS)
+def test_the_merged_stream_is_the_router_s(name: str, stride: int) -> None:
+    recording_name, index = ROUTER_STREAMS[name]
+    recording = RECORDINGS[recording_name]
+    stream = (recording.merged + recording.resumes)[index]
+    # The recorded streams were opened when all was over: the new shard was known, and no other was added since.
+    ours = _merged(recording, stream, recording.shards, recording.end, stride)
+    _check(name, _merged_difference(stream, ours, recording.end))
+    assert ours.opened == []
+
+
+@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+@pytest.mark.parametrize("name", ROUTER_STREAMS)
+def test_it_is_the_same_when_the_shard_is_met_on_the_way(name: str, stride: int) -> None:
+    recording_name, index = ROUTER_STREAMS[name]
+    recording = RECORDINGS[recording_name]
+    stream = (recording.merged + recording.resumes)[index]
+    known = tuple(shard for shard in recording.shards if shard not in recording.added)
+    start = token_time(stream.reply_tokens[0])
+    if start > _added_at(recording):
+        known = recording.shards
+    ours = _merged(recording, stream, known, ClusterTime(start - 1), stride)
+    _check(name, _merged_difference(stream, ours, recording.end))
+    assert {opened.name for opened in ours.opened} == set(recording.shards) - set(known)
+
+
+def _added_at(recording: ShardedRecording) -> ClusterTime:
+    """When the run's new shard came into ``config.shards``: one tick before its part of a stream starts."""
+    stream = recording.merged[0]
+    known = tuple(shard for shard in recording.shards if shard not in recording.added)
+    ours = _merged(recording, stream, known, recording.start, ALL_AT_ONCE)
+    (opened,) = ours.opened
+    return opened.read_after
+
+
+def _merged(
+    recording: ShardedRecording, stream: ShardedStream, shards: tuple[str, ...], config_after: ClusterTime, stride: int
+) -> MergedReplay:
+    command = {**stream.command, "aggregate": stream.command["clusterAggregate"]}
+    ours = MergedReplay(recording, stream.database, command, shards=shards, config_after=config_after)
+    assert ours.merged.resume_token.to_bson() == stream.reply_tokens[0]
+    ours.run(recording.end, random_choice(stride), stride)
+    return ours
+
+
+def _merged_difference(stream: ShardedStream, ours: MergedReplay, end: ClusterTime) -> str | None:
+    if problem := _difference(stream.events, ours.events):
+        return problem
+    if ours.merged.invalidated != stream.closed:
+        return f"closed {ours.merged.invalidated}"
+    token = ours.merged.resume_token.to_bson()
+    if stream.closed:
+        return None if token == stream.reply_tokens[-1] else f"token {bson.decode(token)}"
+    # The router read on after the recording's end; what it says there is a mark of some later time.
+    assert token_is_high_water_mark(stream.reply_tokens[-1])
+    return None if token_is_high_water_mark(token) and token_time(token) == end else f"token {bson.decode(token)}"
+
+
+@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+def test_a_stream_that_was_open_while_a_shard_was_added_sees_the_new_shard_from_its_first_event(stride: int) -> None:
+    recording = RECORDINGS[ROUTED]
+    assert recording.live_token is not None
+    command = {"aggregate": 1, "pipeline": [{"$changeStream": {"allChangesForCluster": True}}]}
+    command["pipeline"][0]["$changeStream"]["resumeAfter"] = bson.decode(recording.live_token)  # type: ignore[index]
+    start = token_time(recording.live_token)
+    assert start < _added_at(recording)
+    ours = MergedReplay(recording, "admin", command, shards=("shA", "shB"), config_after=ClusterTime(start - 1))
+    ours.run(recording.end, random_choice(stride), stride)
+    assert [opened.name for opened in ours.opened] == ["shC"]
+    given = len(recording.live_events)
+    assert given > 20
+    assert _difference(recording.live_events, ours.events[:given]) is None
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_a_resume_at_any_token_and_any_high_water_mark_of_a_merged_stream_gives_exactly_the_rest(index: int) -> None:
+    recording = RECORDINGS[ROUTED]
+    stream = recording.merged[index]
+    command = {**stream.command, "aggregate": stream.command["clusterAggregate"]}
+    whole = MergedReplay(
+        recording, stream.database, command, shards=("shA", "shB"), config_after=ClusterTime(recording.start - 1)
+    )
+    places: list[tuple[bytes, int]] = []
+    choose = random_choice(index)
+
+    def noting(names: object) -> str:
+        places.append((whole.merged.resume_token.to_bson(), len(whole.events)))
+        return choose(names)  # type: ignore[arg-type]
+
+    whole.run(recording.end, noting, 5)
+    assert whole.events == list(stream.events)
+    for number, token in enumerate(whole.tokens):
+        # Equal tokens of two shards are one place to resume from.
+        rest = number + 1
+        while rest < len(whole.tokens) and whole.tokens[rest] == token:
+            rest += 1
+        places.append((token, rest))
+    added_at = _added_at(recording)
+    for token, given in places[:: max(1, len(places) // 40)]:
+        time = token_time(token)
+        stage = {k: v for k, v in command["pipeline"][0]["$changeStream"].items() if not k.startswith("start")}
+        resumed = {**command, "pipeline": [{"$changeStream": {**stage, "startAfter": bson.decode(token)}}]}
+        known = recording.shards if time >= added_at else ("shA", "shB")
+        ours = MergedReplay(recording, stream.database, resumed, shards=known, config_after=ClusterTime(time - 1))
+        ours.run(recording.end, choose, 50)
+        if not ResumeToken.parse(token).from_invalidate:
+            assert ours.events == whole.events[given:]
+
+
+def test_the_recordings_are_all_there_and_the_list_of_gaps_names_only_them() -> None:
+    assert set(RECORDINGS) == {"migration_6.0.27", "migration_5.0.4", "migration_4.4.2"}
+    assert len(SHARD_STREAMS) == 129
+    assert len(ROUTER_STREAMS) == 15
+    assert set(GAPS) <= set(SHARD_STREAMS) | set(ROUTER_STREAMS)
