@@ -1,0 +1,385 @@
+"""The merge over random shards, batches, promises and orders of reading: the sorted union, never early, never stuck."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import InternalError, OplogFormatError, SourceError
+from tailrace.event.resume_token import ResumeToken, token_order
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import Plan, build_plan
+from tests.property.cluster_oplogs import (
+    COLLECTION,
+    DATABASE,
+    at,
+    batch,
+    damaged,
+    drop,
+    insert,
+    no_op,
+    run,
+    shard_added,
+    shard_removed,
+)
+from tests.property.steady import STEADY
+
+SCOPE = Scope.of_collection(DATABASE, COLLECTION)
+LAST = 40
+
+#: A shard's writes as (tick, key): few ticks and keys, so that shards often write at the same time, and the same key.
+writes = st.lists(
+    st.tuples(st.integers(1, LAST), st.integers(0, 2)), max_size=12, unique_by=lambda write: write[0]
+).map(sorted)
+#: Reading on: which shard, how many ticks further, and whether the event is taken then.
+steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 15), st.booleans()), max_size=40)
+
+
+class Written(NamedTuple):
+    """An event as the test knows it: what orders it, its shard, its bytes."""
+
+    order: bytes
+    shard: int
+    event: bytes
+    tick: int
+
+
+def plan_of(**start: object) -> Plan:
+    stage = start or {"startAtOperationTime": at(1).to_timestamp()}
+    return build_plan(StreamOptions.parse(SCOPE, stage))
+
+
+def alone(entries: list[tuple[int, int]], shard: int) -> list[Written]:
+    """What the shard's events are, by a merged stream of this shard alone."""
+    merged = MergedChangeStream(plan_of(), ["alone"])
+    run(merged.process("alone", batch([insert(tick, key, shard=shard) for tick, key in entries], LAST)))
+    events, tokens, _ = run(merged.take())
+    assert len(events) == len(entries)
+    return [
+        Written(token_order(token), shard, event, tick)
+        for token, event, (tick, _) in zip(tokens, events, entries, strict=True)
+    ]
+
+
+class World:
+    """A merged stream beside all that was fed to it, so that each step can be judged."""
+
+    def __init__(self, shards: list[list[tuple[int, int]]]) -> None:
+        self.entries = shards
+        self.union = sorted(written for shard, entries in enumerate(shards) for written in alone(entries, shard))
+        self.merged = MergedChangeStream(plan_of(), [str(shard) for shard in range(len(shards))])
+        self.read = [0] * len(shards)
+        self.given: list[bytes] = []
+        self.tokens = [self.merged.resume_token]
+
+    def feed(self, shard: int, until: int) -> None:
+        after, until = self.read[shard], min(until, LAST)
+        entries = [insert(tick, key, shard=shard) for tick, key in self.entries[shard] if after < tick <= until]
+        run(self.merged.process(str(shard), batch(entries, max(after, until))))
+        self.read[shard] = max(after, until)
+
+    def take(self) -> None:
+        events, tokens, _ = run(self.merged.take())
+        self.given += events
+        assert self.given == [written.event for written in self.union[: len(self.given)]]
+        if tokens:
+            self.tokens.append(ResumeToken.from_trusted(tokens[-1]))
+        self.tokens.append(self.merged.resume_token)
+        self.check_no_event_is_early()
+        self.check_nothing_more_could_leave()
+        self.check_the_resume_token()
+
+    def is_behind(self, shard: int, written: Written) -> bool:
+        """Whether this shard may, as far as was read, still give something before ``written``."""
+        fed = [one for one in self.union if one.shard == shard and one.tick <= self.read[shard]]
+        return self.read[shard] < written.tick and not any(one.order >= written.order for one in fed)
+
+    def check_no_event_is_early(self) -> None:
+        for written in self.union[: len(self.given)]:
+            assert not any(self.is_behind(shard, written) for shard in range(len(self.read)))
+
+    def check_nothing_more_could_leave(self) -> None:
+        waiting = [one for one in self.union[len(self.given) :] if one.tick <= self.read[one.shard]]
+        behind = {str(s) for one in waiting[:1] for s in range(len(self.read)) if self.is_behind(s, one)}
+        assert bool(waiting) == bool(behind)
+        if waiting:
+            assert self.merged.awaited_time == at(waiting[0].tick)
+            assert set(self.merged.waiting_for) == behind
+        else:
+            assert self.merged.awaited_time is None
+
+    def check_the_resume_token(self) -> None:
+        """It grows, and what stands behind it is what was not given."""
+        assert self.tokens == sorted(self.tokens)
+        token = self.merged.resume_token
+        key = token_order(token.to_bson())
+        assert [one.event for one in self.union if one.order > key] == [
+            one.event for one in self.union[len(self.given) :]
+        ]
+
+
+@STEADY
+@given(st.lists(writes, min_size=1, max_size=4), steps)
+def test_any_reading_gives_the_sorted_union_and_no_event_too_early(
+    shards: list[list[tuple[int, int]]], script: list[tuple[int, int, bool]]
+) -> None:
+    world = World(shards)
+    for chosen, ticks, takes in script:
+        shard = chosen % len(shards)
+        world.feed(shard, world.read[shard] + ticks)
+        if takes:
+            world.take()
+    for shard in range(len(shards)):
+        world.feed(shard, LAST)
+    world.take()
+    assert len(world.given) == len(world.union)
+    assert world.merged.high_water == at(LAST)
+
+
+@STEADY
+@given(st.lists(writes, min_size=2, max_size=4), steps, st.data())
+def test_a_stream_resumed_at_any_token_gives_exactly_the_rest(
+    shards: list[list[tuple[int, int]]], script: list[tuple[int, int, bool]], data: st.DataObject
+) -> None:
+    world = World(shards)
+    for shard, ticks, _ in script:
+        world.feed(shard % len(shards), world.read[shard % len(shards)] + ticks)
+        world.take()
+    token = data.draw(st.sampled_from(world.tokens + [ResumeToken.from_trusted(_token(one)) for one in world.union]))
+    resumed = MergedChangeStream(
+        plan_of(resumeAfter=token.to_document()), [str(shard) for shard in reversed(range(len(shards)))]
+    )
+    for shard, entries in enumerate(shards):
+        run(resumed.process(str(shard), batch([insert(tick, key, shard=shard) for tick, key in entries], LAST)))
+    events, _, _ = run(resumed.take())
+    key = token_order(token.to_bson())
+    # Of equal tokens the shard named first goes first: here they are named the other way round.
+    rest = sorted((one for one in world.union if one.order > key), key=lambda one: (one.order, -one.shard))
+    assert events == [one.event for one in rest]
+
+
+def _token(written: Written) -> bytes:
+    return bytes(RawBSONDocument(written.event)["_id"].raw)
+
+
+def stream(*shards: str, config_after: ClusterTime | None = None, **start: object) -> MergedChangeStream:
+    return MergedChangeStream(plan_of(**start), shards, config_after=config_after)
+
+
+def feed(merged: MergedChangeStream, shard: str, entries: list[bytes], promised: int) -> None:
+    run(merged.process(shard, batch(entries, promised)))
+
+
+def keys(events: list[bytes]) -> list[object]:
+    """Each event as its document's key, or its type."""
+    decoded = [bson.decode(event) for event in events]
+    return [event["documentKey"]["_id"] if "documentKey" in event else event["operationType"] for event in decoded]
+
+
+def test_no_ops_and_promises_alone_let_events_leave_and_move_the_resume_token() -> None:
+    merged = stream("a", "b")
+    feed(merged, "a", [insert(5, "x"), no_op(9)], 9)
+    assert keys(run(merged.take())[0]) == []
+    assert (merged.waiting_for, merged.awaited_time) == (("b",), at(5))
+    assert merged.resume_token == ResumeToken.high_water_mark(at(1))
+    merged.promise("b", at(4))
+    assert keys(run(merged.take())[0]) == []
+    assert merged.resume_token == ResumeToken.high_water_mark(at(4))
+    merged.promise("b", at(7))
+    assert keys(run(merged.take())[0]) == ["x"]
+    assert merged.resume_token == ResumeToken.high_water_mark(at(7))
+    assert (merged.waiting_for, merged.awaited_time) == (("b",), None)
+    feed(merged, "b", [no_op(20)], 20)
+    run(merged.take())
+    assert merged.resume_token == ResumeToken.high_water_mark(at(9))
+    assert merged.waiting_for == ("a",)
+
+
+def test_an_event_at_the_promised_time_itself_leaves_and_its_token_stays_the_resume_token() -> None:
+    merged = stream("a", "b")
+    feed(merged, "a", [insert(5, "x")], 5)
+    merged.promise("b", at(5))
+    assert keys(run(merged.take())[0]) == ["x"]
+    assert not merged.resume_token.is_high_water_mark
+    assert merged.resume_token.cluster_time == at(5)
+
+
+def test_two_shards_that_drop_at_the_same_time_give_both_drops_and_both_invalidates() -> None:
+    merged = stream("a", "b", "c")
+    feed(merged, "a", [insert(3, "x"), drop(5)], 9)
+    feed(merged, "b", [drop(5), insert(6, "late")], 9)
+    assert keys(run(merged.take())[0]) == []
+    feed(merged, "c", [insert(4, "y"), insert(7, "behind"), drop(8)], 9)
+    assert keys(run(merged.take())[0]) == ["x", "y", "drop", "drop", "invalidate", "invalidate"]
+    assert merged.invalidated
+    assert merged.resume_token.from_invalidate
+    assert run(merged.take()) == ([], [], [])
+    assert (merged.waiting_for, merged.awaited_time) == ((), None)
+
+
+def test_a_shard_that_is_invalidated_waits_for_the_others_and_does_not_hold_them_back() -> None:
+    merged = stream("a", "b")
+    feed(merged, "a", [drop(10)], 10)
+    assert not merged.wants("a")
+    feed(merged, "b", [insert(4, "x")], 6)
+    assert keys(run(merged.take())[0]) == ["x"]
+    assert (merged.waiting_for, merged.awaited_time) == (("b",), at(10))
+    feed(merged, "b", [insert(8, "y")], 9)
+    assert keys(run(merged.take())[0]) == ["y"]
+    assert not merged.invalidated
+    merged.promise("b", at(10))
+    assert keys(run(merged.take())[0]) == ["drop", "invalidate"]
+    assert merged.invalidated
+
+
+def test_an_invalidate_that_the_pipeline_hides_ends_the_stream_all_the_same() -> None:
+    stage = {"startAtOperationTime": at(1).to_timestamp()}
+    options = StreamOptions.parse(SCOPE, stage, [{"$match": {"operationType": "insert"}}])
+    merged = MergedChangeStream(build_plan(options), ["a", "b"])
+    feed(merged, "a", [drop(10)], 10)
+    feed(merged, "b", [insert(4, "x")], 9)
+    assert keys(run(merged.take())[0]) == ["x"]
+    assert not merged.invalidated
+    assert (merged.waiting_for, merged.awaited_time) == (("b",), at(10))
+    feed(merged, "b", [insert(12, "behind")], 12)
+    assert keys(run(merged.take())[0]) == []
+    assert merged.invalidated
+    assert merged.resume_token.from_invalidate
+
+
+def test_a_stream_started_after_an_invalidate_leaves_out_the_first_one_of_every_shard() -> None:
+    merged = stream("a", "b")
+    feed(merged, "a", [drop(5)], 9)
+    feed(merged, "b", [no_op(9)], 9)
+    run(merged.take())
+    token = merged.resume_token.to_document()
+    merged = stream("a", "b", startAfter=token)
+    feed(merged, "a", [drop(5), insert(7, "new")], 20)
+    feed(merged, "b", [drop(6), insert(8, "other"), drop(15)], 20)
+    assert keys(run(merged.take())[0]) == ["drop", "new", "other", "drop", "invalidate"]
+    assert merged.invalidated
+
+
+def test_an_error_of_a_shard_comes_behind_all_that_is_before_it_and_names_the_shard() -> None:
+    merged = stream("a", "b")
+    feed(merged, "a", [insert(3, "x"), damaged(6)], 9)
+    assert not merged.wants("a")
+    feed(merged, "b", [insert(2, "w")], 2)
+    assert keys(run(merged.take())[0]) == ["w"]
+    assert merged.waiting_for == ("b",)
+    events: list[bytes] = []
+    taking = None
+    feed(merged, "b", [insert(4, "behind")], 8)
+    taking = merged.take()
+    events = [event.to_bson() for event in next(taking).events]  # type: ignore[union-attr]
+    assert keys(events) == ["x"]
+    with pytest.raises(OplogFormatError, match=r"^Error on remote shard a :: caused by :: ") as caught:
+        next(taking)
+    assert caught.value.position is not None
+    assert merged.resume_token.cluster_time == at(3)
+
+
+def test_a_shard_that_cannot_be_read_ends_the_stream_behind_what_it_promised() -> None:
+    merged = stream("a", "b")
+    merged.promise("a", at(5))
+    merged.fail("a", SourceError("no route", code=6))
+    merged.fail("a", SourceError("again", code=7))
+    # What the other shard has up to there comes first, so its promise is waited for.
+    assert run(merged.take()) == ([], [], [])
+    assert merged.waiting_for == ("b",)
+    feed(merged, "b", [insert(5, "x"), insert(6, "behind")], 9)
+    taking = merged.take()
+    assert keys([event.to_bson() for event in next(taking).events]) == ["x"]  # type: ignore[union-attr]
+    with pytest.raises(SourceError, match="shard a :: caused by :: no route") as caught:
+        next(taking)
+    assert caught.value.code == 6
+
+
+def test_a_shard_that_is_added_takes_part_one_tick_later_and_nothing_later_leaves_before_it_was_read() -> None:
+    merged = stream("a", config_after=at(0))
+    feed(merged, "a", [insert(3, "x"), insert(8, "y")], 20)
+    assert keys(run(merged.take())[0]) == []
+    assert merged.waiting_for == (CONFIG_SHARDS,)
+    feed(merged, CONFIG_SHARDS, [shard_added(5, "b"), shard_added(6, "a")], 20)
+    events, _, asked = run(merged.take())
+    assert keys(events) == ["x"]
+    assert [(shard.name, shard.host, shard.start, shard.read_after) for shard in asked] == [
+        ("b", "b/localhost:27017", at(6), at(5))
+    ]
+    assert merged.shards == ("a", CONFIG_SHARDS, "b")
+    assert merged.promised("b") == at(5)
+    assert (merged.waiting_for, merged.awaited_time) == (("b",), at(6))
+    assert merged.resume_token == ResumeToken.high_water_mark(at(5))
+    feed(merged, "b", [insert(7, "new")], 20)
+    assert keys(run(merged.take())[0]) == ["new", "y"]
+    assert merged.resume_token == ResumeToken.high_water_mark(at(20))
+
+
+def test_a_removed_shard_is_waited_for_until_the_driver_lets_it_go() -> None:
+    merged = stream("a", "b", config_after=at(0))
+    feed(merged, "a", [insert(9, "x")], 20)
+    feed(merged, "b", [insert(3, "last")], 5)
+    feed(merged, CONFIG_SHARDS, [shard_removed(5, "b")], 20)
+    assert keys(run(merged.take())[0]) == ["last"]
+    assert merged.removed == {"b"}
+    assert merged.waiting_for == ("b",)
+    merged.remove_shard("b")
+    assert merged.removed == set()
+    assert keys(run(merged.take())[0]) == ["x"]
+    feed(merged, CONFIG_SHARDS, [shard_added(25, "b")], 30)
+    merged.promise("a", at(30))
+    _, _, asked = run(merged.take())
+    assert [shard.start for shard in asked] == [at(26)]
+
+
+def test_a_stream_that_starts_in_the_future_has_nothing_earlier_of_a_new_shard_either() -> None:
+    merged = stream("a", config_after=at(0), startAtOperationTime=at(10).to_timestamp())
+    merged.promise("a", at(20))
+    feed(merged, CONFIG_SHARDS, [shard_added(5, "b")], 20)
+    run(merged.take())
+    assert merged.resume_token == ResumeToken.high_water_mark(at(10))
+    feed(merged, "b", [insert(7, "too early"), insert(12, "x")], 20)
+    assert keys(run(merged.take())[0]) == ["x"]
+
+
+def test_a_shard_ahead_of_the_others_is_not_read_beyond_its_bound_and_the_one_behind_always_is() -> None:
+    merged = MergedChangeStream(plan_of(), ["a", "b"], buffer_bytes_max=10_000)
+    tick = 0
+    while merged.wants("a"):
+        tick += 1
+        feed(merged, "a", [insert(tick, "x", text="y" * 1_000)], tick)
+        run(merged.take())
+    assert 4 <= tick <= 10
+    assert merged.wants("b")
+    merged.promise("b", at(tick - 2))
+    assert len(run(merged.take())[0]) == tick - 2
+    assert merged.wants("a")
+
+
+def test_a_batch_can_be_put_aside_between_its_pieces_and_its_events_leave_meanwhile() -> None:
+    merged = stream("a", "b")
+    merged.promise("b", at(LAST))
+    many = [insert(1, number) for number in range(2_500)]
+    running = merged.process("a", batch(many, 1))
+    given = 0
+    pieces = 0
+    for piece in running:
+        assert piece.events == []  # type: ignore[union-attr]
+        pieces += 1
+        given += len(run(merged.take())[0])
+    assert pieces == 3
+    assert given == 2_500
+
+
+def test_a_shard_that_is_not_open_cannot_be_fed() -> None:
+    merged = stream("a")
+    with pytest.raises(InternalError, match="the shard b is not open"):
+        merged.promise("b", at(5))

@@ -1,0 +1,317 @@
+"""A cluster in miniature, by seed: causally ordered writes to documents that move between shards, shards that are added
+and removed, drops on all shards, damage and lost connections; read in random order through the merge.
+
+A failure names its seed; ``python -m tests.property.test_merge_simulation 17`` runs that one with a protocol.
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from typing import Any
+
+import bson
+import pytest
+
+from tailrace.errors import OplogFormatError, SourceError, TailraceError
+from tailrace.event.resume_token import ResumeToken, token_order
+from tailrace.oplog.cluster_clock import ClusterClock, unsigned_document
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
+from tailrace.pipeline.options import StreamOptions
+from tailrace.pipeline.plan import build_plan
+from tests.property.cluster_oplogs import (
+    COLLECTION,
+    DATABASE,
+    at,
+    batch,
+    damaged,
+    drop,
+    insert,
+    no_op,
+    run,
+    shard_added,
+    shard_removed,
+)
+
+SEEDS = range(60)
+STEPS = 120
+DOCUMENTS = 5
+
+
+class Cluster:
+    """Members with a clock each, and what they wrote: ``oplogs[member]`` holds (tick, entry)."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self.clocks: dict[str, ClusterClock] = {}
+        self.oplogs: dict[str, list[tuple[int, bytes]]] = {}
+        self.added: dict[str, int] = {}
+        self.owner: dict[int, str] = {}
+        self.versions = [0] * DOCUMENTS
+        self.order: list[tuple[int, int]] = []
+        self.damaged: str | None = None
+        for name in ("s0", "s1", CONFIG_SHARDS):
+            self._member(name)
+        for document in range(DOCUMENTS):
+            self.owner[document] = random.choice(("s0", "s1"))
+
+    @property
+    def shards(self) -> list[str]:
+        return [name for name in self.oplogs if name != CONFIG_SHARDS]
+
+    def _member(self, name: str) -> None:
+        self.clocks[name] = ClusterClock(at(0))
+        self.oplogs[name] = []
+
+    def tick(self, member: str) -> int:
+        """The number of the member's next write. Two members may write at the same time."""
+        return self.clocks[member].tick().increment
+
+    def tell(self, sender: str, receiver: str) -> None:
+        self.clocks[receiver].gossip(unsigned_document(self.clocks[sender].now))
+
+    def write(self, document: int) -> None:
+        """A new version of a document where it is now. The entry is an insert, so that the event shows the version."""
+        shard = self.owner[document]
+        self.versions[document] += 1
+        tick = self.tick(shard)
+        self.oplogs[shard].append((tick, insert(tick, document, version=self.versions[document], shard=shard)))
+        self.order.append((document, self.versions[document]))
+
+    def move(self, document: int) -> None:
+        """The new owner knows the time of everything that the old one wrote."""
+        donor, recipient = self.owner[document], self._random.choice(self.shards)
+        self.tell(donor, recipient)
+        self.owner[document] = recipient
+
+    def add_shard(self) -> None:
+        """The config server tells the new shard, which therefore writes later than the insert."""
+        name = f"s{len(self.shards)}"
+        tick = self.tick(CONFIG_SHARDS)
+        self.oplogs[CONFIG_SHARDS].append((tick, shard_added(tick, name)))
+        self._member(name)
+        self.tell(CONFIG_SHARDS, name)
+        self.added[name] = tick
+
+    def drop_everywhere(self) -> None:
+        """A sharded collection's drop, on every shard, at once: those that know as much write at the same time."""
+        for name in self.shards:
+            tick = self.tick(name)
+            self.oplogs[name].append((tick, drop(tick)))
+
+    def step(self) -> None:
+        kind = self._random.choices(("write", "move", "tell", "no-op", "add"), (10, 4, 4, 2, 0.3))[0]
+        if kind == "write":
+            self.write(self._random.randrange(DOCUMENTS))
+        elif kind == "move":
+            self.move(self._random.randrange(DOCUMENTS))
+        elif kind == "tell":
+            self.tell(self._random.choice(list(self.oplogs)), self._random.choice(list(self.oplogs)))
+        elif kind == "no-op":
+            member = self._random.choice(list(self.oplogs))
+            tick = self.tick(member)
+            self.oplogs[member].append((tick, no_op(tick)))
+        elif len(self.shards) < 6:
+            self.add_shard()
+
+    def finish(self, ending: str) -> None:
+        if ending == "drop":
+            self.drop_everywhere()
+        elif ending == "damage":
+            self.damaged = self._random.choice(self.shards)
+            tick = self.tick(self.damaged)
+            self.oplogs[self.damaged].append((tick, damaged(tick)))
+            for document in range(DOCUMENTS):
+                self.write(document)
+        elif ending == "remove":
+            tick = self.tick(CONFIG_SHARDS)
+            self.oplogs[CONFIG_SHARDS].append((tick, shard_removed(tick, "s0")))
+        last = max(clock.now for clock in self.clocks.values()).increment + 1
+        for name, oplog in self.oplogs.items():
+            oplog.append((last, no_op(last)))
+            self.clocks[name].advance(at(last))
+
+
+class Reading:
+    """A merged stream over the cluster's oplogs, each read at its own pace."""
+
+    def __init__(self, cluster: Cluster, random: Random, **start: Any) -> None:
+        stage = start or {"startAtOperationTime": at(1).to_timestamp()}
+        options = StreamOptions.parse(Scope.of_collection(DATABASE, COLLECTION), stage)
+        plan = build_plan(options)
+        begins = plan.start.increment if plan.start is not None else 1
+        known = [name for name in cluster.shards if cluster.added.get(name, 0) < begins]
+        self.merged = MergedChangeStream(plan, known, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000)
+        self._cluster, self._random = cluster, random
+        self._read: dict[str, int] = {}
+        self.events: list[bytes] = []
+        self.tokens: list[bytes] = []
+        self.marks: list[tuple[ResumeToken, int]] = []
+        self.error: TailraceError | None = None
+
+    def step(self) -> bool:
+        """Read some of one shard; false when all is read."""
+        readable = [name for name in self.merged.shards if self.merged.wants(name) and self._rest(name)]
+        if not readable:
+            return False
+        assert set(self.merged.waiting_for) <= set(self.merged.shards)
+        name = self._random.choice(readable)
+        piece = self._rest(name)[: self._random.randrange(1, 9)]
+        self._read[name] = piece[-1][0]
+        run(self.merged.process(name, batch([entry for _, entry in piece], piece[-1][0])))
+        self.take()
+        return True
+
+    def _rest(self, name: str) -> list[tuple[int, bytes]]:
+        after = self._read.get(name, self.merged.promised(name).increment)
+        return [one for one in self._cluster.oplogs[name] if one[0] > after]
+
+    def take(self) -> None:
+        try:
+            for request in self.merged.take():
+                for event in getattr(request, "events", ()):
+                    self.events.append(event.to_bson())
+                    self.tokens.append(event.token_bson)
+        except TailraceError as error:
+            self.error = error
+        self.marks.append((self.merged.resume_token, len(self.events)))
+
+    def finish(self) -> None:
+        while self.error is None and self.step():
+            pass
+
+    def written(self) -> list[tuple[int, int]]:
+        """The writes as (document, version)."""
+        decoded = [bson.decode(event) for event in self.events]
+        return [
+            (event["documentKey"]["_id"], event["fullDocument"]["version"])
+            for event in decoded
+            if event["operationType"] == "insert"
+        ]
+
+    def ends(self) -> list[str]:
+        kinds = [bson.decode(event)["operationType"] for event in self.events]
+        return [kind for kind in kinds if kind != "insert"]
+
+
+def simulate(seed: int) -> tuple[Cluster, Reading]:
+    random = Random(seed)
+    cluster = Cluster(random)
+    for _ in range(STEPS):
+        cluster.step()
+    ending = random.choice(("none", "drop", "damage", "remove", "unreachable"))
+    cluster.finish(ending)
+    reading = Reading(cluster, random)
+    if ending == "unreachable":
+        for _ in range(random.randrange(20)):
+            reading.step()
+        reading.merged.fail("s1", SourceError("s1 cannot be reached"))
+        reading.take()
+    reading.finish()
+    check_order(reading)
+    if ending in ("none", "remove"):
+        check_everything_was_given(cluster, reading)
+        assert reading.merged.removed == ({"s0"} if ending == "remove" else set())
+    elif ending == "drop":
+        check_the_drop(cluster, reading)
+    else:
+        check_the_error(cluster, reading, ending)
+    check_resumes(cluster, reading, random)
+    return cluster, reading
+
+
+def check_order(reading: Reading) -> None:
+    """Tokens ascending, and each document's versions in the order in which they were written, none twice or missing."""
+    orders = [token_order(token) for token in reading.tokens]
+    assert orders == sorted(orders)
+    marks = [mark for mark, _ in reading.marks]
+    assert marks == sorted(marks)
+    last = [0] * DOCUMENTS
+    for document, version in reading.written():
+        assert version == last[document] + 1
+        last[document] = version
+
+
+def check_everything_was_given(cluster: Cluster, reading: Reading) -> None:
+    assert reading.error is None
+    assert sorted(reading.written()) == sorted(cluster.order)
+    assert set(reading.merged.shards) == set(cluster.oplogs)
+    assert reading.merged.resume_token.is_high_water_mark
+
+
+def check_the_drop(cluster: Cluster, reading: Reading) -> None:
+    """The stream ends with the first drop. Shards that dropped at the same time are all seen, and so is what others
+    wrote at that time: it stands before the invalidate."""
+    drops = {name: tick for name in cluster.shards for tick, entry in cluster.oplogs[name] if b"drop" in entry}
+    first = [name for name, tick in drops.items() if tick == min(drops.values())]
+    assert reading.merged.invalidated
+    assert reading.ends() == ["drop"] * len(first) + ["invalidate"] * len(first)
+    before = [
+        entry
+        for name in cluster.shards
+        for tick, entry in cluster.oplogs[name]
+        if b"version" in entry and tick <= min(drops.values())
+    ]
+    assert len(reading.written()) == len(before)
+
+
+def check_the_error(cluster: Cluster, reading: Reading, ending: str) -> None:
+    """The shard is named, and what any shard has before the error was given."""
+    name = cluster.damaged if ending == "damage" else "s1"
+    assert isinstance(reading.error, OplogFormatError if ending == "damage" else SourceError)
+    assert reading.error.message.startswith(f"Error on remote shard {name} :: caused by :: ")
+    if ending == "damage":
+        end = next(
+            tick for tick, entry in cluster.oplogs[str(name)] if b"fullDocument" not in entry and _is_damaged(entry)
+        )
+        own = [entry for tick, entry in cluster.oplogs[str(name)] if b"version" in entry and tick < end]
+        given = [bson.decode(event)["fullDocument"]["shard"] for event in reading.events]
+        assert given.count(name) == len(own)
+
+
+def _is_damaged(entry: bytes) -> bool:
+    decoded = bson.decode(entry)
+    return decoded["op"] == "i" and "o" not in decoded
+
+
+def check_resumes(cluster: Cluster, reading: Reading, random: Random) -> None:
+    """Resumed at some of its tokens, read in another order, the stream gives exactly what it gave behind them."""
+    if reading.error is not None:
+        return
+    places = list(reading.marks)
+    for index, token in enumerate(reading.tokens):
+        while index + 1 < len(reading.tokens) and reading.tokens[index + 1] == token:
+            index += 1  # noqa: PLW2901 (equal tokens are one place)
+        places.append((ResumeToken.from_trusted(token), index + 1))
+    for token, given in random.sample(places, min(6, len(places))):
+        if token.from_invalidate:
+            continue
+        resumed = Reading(cluster, random, resumeAfter=token.to_document())
+        resumed.finish()
+        assert resumed.error is None
+        assert resumed.events == reading.events[given:]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_merge_of_a_cluster_in_miniature(seed: int) -> None:
+    simulate(seed)
+
+
+def test_the_seeds_come_by_every_kind_of_end_and_by_shards_that_are_added() -> None:
+    runs = [simulate(seed) for seed in SEEDS]
+    assert sum(bool(cluster.added) for cluster, _ in runs) > 5
+    assert sum(reading.merged.invalidated for _, reading in runs) > 5
+    assert sum(isinstance(reading.error, OplogFormatError) for _, reading in runs) > 5
+    assert sum(isinstance(reading.error, SourceError) for _, reading in runs) > 5
+    assert any(reading.ends().count("drop") > 1 for _, reading in runs)
+    assert any(reading.merged.removed for _, reading in runs)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        _, found = simulate(int(argument))
+        for given in found.events:
+            event = bson.decode(given)
+            print(event["clusterTime"], event["operationType"], event.get("documentKey"), event.get("fullDocument"))
+        print(f"seed {argument}: {len(found.events)} events, error: {found.error}")
