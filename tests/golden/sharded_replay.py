@@ -73,6 +73,7 @@ class MergedReplay:
 
     ``shards``        those that are known when the stream is opened; others are opened when the merge asks for them
     ``config_after``  where the reading of the config server's oplog begins
+    ``keys``          what the catalog says of shard keys; by default what it said while the collections existed
     """
 
     def __init__(
@@ -83,12 +84,13 @@ class MergedReplay:
         *,
         shards: Sequence[str],
         config_after: ClusterTime,
+        keys: Mapping[bytes, bytes] | None = None,
     ) -> None:
         plan = build_plan(options_of(database, command), profile_for(recording.server))
         self.merged = MergedChangeStream(plan, shards, config_after=config_after)
         self._oplogs = {name: memory_of(recording, name) for name in recording.shards}
         self._oplogs[CONFIG_SHARDS] = memory_of(recording, CONFIG_SERVER)
-        self._keys = recording.shard_keys
+        self._keys = recording.shard_keys if keys is None else keys
         self.events: list[bytes] = []
         self.tokens: list[bytes] = []
         self.error: TailraceError | None = None

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import bson
 import pytest
+from bson.raw_bson import RawBSONDocument
 
+from tailrace import raw_bson
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
@@ -132,6 +134,54 @@ def _merged_difference(stream: ShardedStream, ours: MergedReplay, end: ClusterTi
     # The router read on after the recording's end; what it says there is a mark of some later time.
     assert token_is_high_water_mark(stream.reply_tokens[-1])
     return None if token_is_high_water_mark(token) and token_time(token) == end else f"token {bson.decode(token)}"
+
+
+@pytest.mark.parametrize("before_drop", [True, False])
+@pytest.mark.parametrize("recording_name", RECORDINGS)
+def test_the_merged_stream_is_the_union_of_the_shards_streams_in_the_order_of_their_sort_keys(
+    recording_name: str, before_drop: bool
+) -> None:
+    recording = RECORDINGS[recording_name]
+    parts: dict[bytes, dict[str, ShardedStream]] = {}
+    for stream in recording.streams:
+        if stream.member in recording.shards and stream.before_drop == before_drop and "needsMerge" in stream.command:
+            parts.setdefault(bson.encode(stream.command), {})[stream.member] = stream
+    assert len(parts) >= 4
+    for streams in parts.values():
+        assert set(streams) == set(recording.shards)
+        one = streams[recording.shards[0]]
+        # A stream that was read while the collections existed ends where the shard stood then.
+        end = min(token_time(part.reply_tokens[-1]) for part in streams.values()) if before_drop else recording.end
+        keys = recording.shard_keys if before_drop else {}
+        ours = MergedReplay(recording, one.database, one.command, shards=recording.shards, config_after=end, keys=keys)
+        ours.run(end, random_choice(1), 10)
+        assert _difference(_union(recording, streams, end), ours.events) is None
+
+
+def _union(recording: ShardedRecording, streams: dict[str, ShardedStream], end: ClusterTime) -> tuple[bytes, ...]:
+    """The shards' events by sort key up to the first invalidate, without those for the merge and without the key."""
+    keyed = []
+    for order, shard in enumerate(recording.shards):
+        for event in streams[shard].events:
+            key = RawBSONDocument(event)["$sortKey"][0]["_data"]
+            keyed.append((key, order, event, RawBSONDocument(event)["operationType"]))
+    keyed.sort()
+    last = next((key for key, _, _, kind in keyed if kind == "invalidate"), None)
+    return tuple(
+        _without_sort_key(event)
+        for key, _, event, kind in keyed
+        if kind != "kNewShardDetected" and (last is None or key <= last) and _time_of(key) <= end
+    )
+
+
+def _without_sort_key(event: bytes) -> bytes:
+    element = raw_bson.find(event, b"$sortKey")
+    assert element is not None
+    return raw_bson.encode_document(event[4 : element.start] + event[element.end : -1])
+
+
+def _time_of(key: str) -> ClusterTime:
+    return ClusterTime(int(key[2:18], 16))
 
 
 @pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
