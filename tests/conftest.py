@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import ReplicaSet, ShardedCluster
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
 # the commands that a test interrupts would then never hear of it.
@@ -32,5 +32,25 @@ def start_replica_set() -> Iterator[Callable[..., ReplicaSet]]:
 
         def start(members: int = 1, **options: Any) -> ReplicaSet:
             return stack.enter_context(ReplicaSet(members, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def sharded_cluster() -> Iterator[ShardedCluster]:
+    """Three shards of mongod 6.0.27 with fail points, no-ops at the server's default of 10 s, shared by all modules:
+    use databases of your own, drop nothing of others, and leave shards as they were. Take ``start_sharded_cluster`` for
+    a test that adds a shard, kills or steps down."""
+    with ShardedCluster(3, enable_test_commands=True) as running:
+        yield running
+
+
+@pytest.fixture
+def start_sharded_cluster() -> Iterator[Callable[..., ShardedCluster]]:
+    """``start_sharded_cluster(shards=2, members=3, ...)``: clusters of a test's own, stopped at its end."""
+    with ExitStack() as stack:
+
+        def start(shards: int = 2, **options: Any) -> ShardedCluster:
+            return stack.enter_context(ShardedCluster(shards, **options))
 
         yield start

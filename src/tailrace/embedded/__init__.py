@@ -12,5 +12,15 @@ from tailrace.embedded.binary import DEFAULT_VERSION, VERSIONS, MongodBinary, fi
 from tailrace.embedded.errors import EmbeddedError
 from tailrace.embedded.mongod import Mongod
 from tailrace.embedded.replica_set import ReplicaSet
+from tailrace.embedded.sharded_cluster import ShardedCluster
 
-__all__ = ["DEFAULT_VERSION", "VERSIONS", "EmbeddedError", "Mongod", "MongodBinary", "ReplicaSet", "find_mongod"]
+__all__ = [
+    "DEFAULT_VERSION",
+    "VERSIONS",
+    "EmbeddedError",
+    "Mongod",
+    "MongodBinary",
+    "ReplicaSet",
+    "ShardedCluster",
+    "find_mongod",
+]

@@ -9,9 +9,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote_plus
 
 import pymongo
@@ -39,6 +40,9 @@ class ReplicaSet:
     same ports. ``parameters`` go to ``--setParameter`` of every member, ``arguments`` to its command line.
     Elections are fast: ``election_timeout_ms`` after a primary fell silent. With a ``root_password`` the server asks
     for authentication, and ``uri`` holds the user ``root``. Raises EmbeddedError where the machine cannot do it.
+
+    ``role`` makes it a part of a sharded cluster: ``configsvr`` or ``shardsvr``. Its parts then share one ``key_file``,
+    and ``temporary_root`` is the cluster's own temporary directory around ``data_dir``, which the cluster removes.
     """
 
     def __init__(
@@ -56,6 +60,9 @@ class ReplicaSet:
         cache_gb: float = 0.25,
         election_timeout_ms: int = 2000,
         root_password: str | None = None,
+        role: Literal["configsvr", "shardsvr"] | None = None,
+        key_file: Path | None = None,
+        temporary_root: Path | None = None,
     ) -> None:
         if not 1 <= members <= MEMBERS_MAX:
             raise UsageError(f"A replica set has 1 to {MEMBERS_MAX} members, not {members}")
@@ -69,10 +76,13 @@ class ReplicaSet:
         self._election_timeout_ms = election_timeout_ms
         self._clients: dict[int, pymongo.MongoClient[dict[str, Any]]] = {}
         self._root_password = root_password
+        self._role = role
         ports = self._remembered_ports(members)
         self._initiated = self._initiated_file.exists()
         if root_password is not None:
-            arguments = [*arguments, "--keyFile", str(self._key_file())]
+            arguments = [*arguments, "--keyFile", str(key_file or self._key_file())]
+        if role is not None:
+            arguments = [*arguments, f"--{role}"]
         settings: dict[str, object] = {}
         if not self.version.startswith("4."):
             # A primary that is told to stop waits 15 s for others to catch up; here they are quick. (New in 5.0.)
@@ -92,7 +102,7 @@ class ReplicaSet:
             for number in range(members)
         ]
         for member in self._members:
-            member.temporary = self.data_dir if self.temporary else None
+            member.temporary = self.data_dir if self.temporary else temporary_root
 
     @property
     def uri(self) -> str:
@@ -114,8 +124,9 @@ class ReplicaSet:
     def start(self, *, timeout_s: float = 120.0) -> None:
         """Start every member; make them a replica set at the first time; wait until writes are accepted and every
         member has the data. Raises EmbeddedError."""
-        for number, member in enumerate(self._members):
-            self._start_member(number, member)
+        with ThreadPoolExecutor(len(self._members)) as pool:  # all at once: each waits for its server
+            for started in [pool.submit(self._start_member, *one) for one in enumerate(self._members)]:
+                started.result()
         if not self._initiated:
             self._initiate()
         self.wait_until_ready(timeout_s=timeout_s)
@@ -182,7 +193,7 @@ class ReplicaSet:
         for number in list(self._clients):
             self._disconnect(number)
         for member in self._members:
-            if not self.temporary:
+            if member.temporary is None:
                 member.request_stop()  # all at once: they take a second or two each
         for member in self._members:
             member.close()
@@ -200,7 +211,7 @@ class ReplicaSet:
         if len(ports) != members:
             raise UsageError(f"{self.data_dir} holds a replica set of {len(ports)} members, not {members}")
         for port in ports:
-            # A mongod that was just killed gives up its port with its last thread, a little after it is seen to be dead.
+            # A mongod that was just killed gives up its port with its last thread, a little after it is seen dead.
             if not port_becomes_free(port, timeout_s=_PORT_FREED_S):
                 raise EmbeddedError(f"Port {port} of the replica set in {self.data_dir} is in use")
         return list(ports)
@@ -212,7 +223,7 @@ class ReplicaSet:
     def _initiate(self) -> None:
         # The ports are kept before, so that a start cut short here goes on with the same ones next time.
         (self.data_dir / "ports").write_text(" ".join(str(member.port) for member in self._members) + "\n")
-        config = {
+        config: dict[str, Any] = {
             "_id": self.name,
             "version": 1,
             "members": [{"_id": number, "host": member.host} for number, member in enumerate(self._members)],
@@ -221,6 +232,8 @@ class ReplicaSet:
                 "heartbeatIntervalMillis": min(500, self._election_timeout_ms // 2),
             },
         }
+        if self._role == "configsvr":
+            config["configsvr"] = True
         try:
             self._client(0).admin.command("replSetInitiate", config)
         except PyMongoError as error:

@@ -1,0 +1,180 @@
+"""One transaction over any number of shards, driven as a mongos drives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure, PyMongoError
+
+from tailrace.embedded.sharding.connections import MAJORITY, STALE, is_gone
+from tailrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from tailrace.embedded.sharding.router import Router, Written
+
+_NO_SUCH_TRANSACTION = 251
+_MAX_TIME_EXPIRED = 50
+_STEP_S = 0.02
+_TRANSIENT = "TransientTransactionError"
+
+
+class Transaction:
+    """A multi-document transaction. Statements go to the shards that own their documents. ``commit`` is one command
+    where one shard took part, and a two-phase commit coordinated by the first shard where more did.
+
+    As a context manager it commits at the end of the block, and aborts when the block raises. A shard that refuses a
+    statement has aborted its part: call ``abort``, and begin a new transaction where the error has the label
+    ``TransientTransactionError`` (``Router.run_transaction`` does both).
+    """
+
+    def __init__(
+        self, router: Router, session: Mapping[str, Any], number: int, *, statement_ms: int | None = None
+    ) -> None:
+        """``statement_ms`` is how long a statement may take. A statement can wait for a chunk that changes its owner
+        while the new owner waits for the end of this very transaction: without a limit the server needs 30 s."""
+        self._statement_ms = statement_ms
+        self._router = router
+        self._session = session
+        self._number = number
+        self._prepared: dict[str, Timestamp] = {}
+        self._ended = False
+        self._asked: list[str] = []
+        #: The shards that took part so far, the coordinator first.
+        self.shards: list[str] = []
+
+    def insert_one(self, namespace: str, document: Mapping[str, Any]) -> Written:
+        """As ``Router.insert_one``."""
+        return self._router.insert_one(namespace, document, transaction=self)
+
+    def update_one(self, namespace: str, query: Mapping[str, Any], update: Any, *, upsert: bool = False) -> Written:
+        """As ``Router.update_one``."""
+        return self._router.update_one(namespace, query, update, upsert=upsert, transaction=self)
+
+    def replace_one(
+        self, namespace: str, query: Mapping[str, Any], document: Mapping[str, Any], *, upsert: bool = False
+    ) -> Written:
+        """As ``Router.replace_one``."""
+        return self._router.replace_one(namespace, query, document, upsert=upsert, transaction=self)
+
+    def delete_one(self, namespace: str, query: Mapping[str, Any]) -> Written:
+        """As ``Router.delete_one``."""
+        return self._router.delete_one(namespace, query, transaction=self)
+
+    def find_one(self, namespace: str, query: Mapping[str, Any]) -> dict[str, Any] | None:
+        """As ``Router.find_one``."""
+        return self._router.find_one(namespace, query, transaction=self)
+
+    def prepare(self) -> Timestamp:
+        """The first phase alone: every shard prepares. Returns the commit's timestamp, the largest of theirs.
+        ``commit`` or ``abort`` has to follow, and until then whoever reads what was written waits."""
+        for shard in self.shards:
+            reply = self._end(shard, "prepareTransaction")
+            self._prepared[shard] = reply["prepareTimestamp"]
+        return max(self._prepared.values())
+
+    def commit(self) -> None:
+        """Commit. Without a statement there is nothing to do."""
+        self._ended = True
+        if not self.shards:
+            return
+        if self._prepared:
+            at = max(self._prepared.values())
+            for shard in self.shards:
+                self._end(shard, "commitTransaction", commitTimestamp=at)
+        elif len(self.shards) == 1:
+            self._end(self.shards[0], "commitTransaction")
+        else:
+            participants = [{"shardId": shard} for shard in self.shards]
+            self._end(self.shards[0], "coordinateCommitTransaction", participants=participants)
+
+    def abort(self) -> None:
+        """Abort on every shard. One that has aborted already is content."""
+        self._ended = True
+        for shard in self._asked:
+            try:
+                self._end(shard, "abortTransaction")
+            except OperationFailure as error:
+                if error.code != _NO_SUCH_TRANSACTION:
+                    raise
+
+    def fields(self, shard: str) -> dict[str, Any]:
+        """What makes a command for ``shard`` a statement of this transaction."""
+        if self._ended or self._prepared:
+            raise UsageError("The transaction has ended: it takes no further statement")
+        if shard in self._asked:
+            self._asked.remove(shard)
+        self._asked.append(shard)
+        fields = self._base()
+        if self._statement_ms is not None:
+            fields["maxTimeMS"] = self._statement_ms
+        if shard not in self.shards:
+            fields |= {"startTransaction": True, "readConcern": {"level": "snapshot"}}
+            if not self.shards:
+                fields["coordinator"] = True
+        return fields
+
+    def may_repeat(self) -> bool:
+        """Whether the statement that was refused just now may be sent again: it was the first one for its shard. Any
+        other refusal has undone what the shard did before."""
+        return bool(self._asked) and self._asked[-1] not in self.shards
+
+    def joined(self, shard: str) -> None:
+        """A statement was taken by ``shard``."""
+        if shard not in self.shards:
+            self.shards.append(shard)
+
+    def _base(self) -> dict[str, Any]:
+        return {"lsid": self._session, "txnNumber": Int64(self._number), "autocommit": False}
+
+    def _end(self, shard: str, name: str, **fields: Any) -> Any:
+        command = {name: 1, **self._base(), "writeConcern": MAJORITY, **fields}
+        return self._router.connections.run_again(shard, "admin", command)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ended:
+            return
+        if error is None:
+            self.commit()
+        else:
+            self.abort()
+
+
+def run_until_committed(begin: Callable[[], Transaction], body: Callable[[Transaction], None]) -> Transaction:
+    """Run ``body`` in new transactions until one is committed; the committed one. Errors that are not transient are
+    raised after the abort."""
+    while True:
+        transaction = begin()
+        try:
+            body(transaction)
+        except BaseException as error:
+            transaction.abort()
+            if not _passes(error):
+                raise
+            time.sleep(_STEP_S)
+            continue
+        try:
+            transaction.commit()
+        except PyMongoError as error:
+            if not error.has_error_label(_TRANSIENT):
+                raise
+            transaction.abort()
+        else:
+            return transaction
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether a statement's failure is one that another attempt may not meet."""
+    if not isinstance(error, PyMongoError):
+        return False
+    known = isinstance(error, OperationFailure) and error.code in STALE | {_MAX_TIME_EXPIRED}
+    return known or is_gone(error) or error.has_error_label(_TRANSIENT)
