@@ -95,7 +95,8 @@ class Deployment:
             floor = max(after, ClusterTime(min(start.resume.token.cluster_time, until)))
         cut_at: list[ClusterTime] = []
         if self._options.partitions > 1:
-            cut_at = cuts(list(self.outline.buckets(floor, until)), self._options.partitions)
+            weights = self.outline.sample(floor, until) or list(self.outline.buckets(floor, until))
+            cut_at = cuts(weights, self._options.partitions)
         return [
             OplogSlice(low, high, self.server_version, start.token_version, start.resume if low == after else None)
             for low, high in slices(after, until, cut_at)

@@ -117,6 +117,11 @@ class ReadOptions:
     max_bytes: int
     partitions: int
 
+    @property
+    def has_fixed_start(self) -> bool:
+        """Whether the stream starts at the same place whenever it is asked; the oldest entry and now move on."""
+        return self.start is not None and (self.start.token is not None or self.start.time is not None)
+
     def stream_options(self, start: Start | None = None, *, v2_tokens: bool = False) -> StreamOptions:
         """The change stream that these options ask for, beginning at ``start``; raises as ``StreamOptions.parse``."""
         stage = dict(self.stage)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from pymongo.collection import Collection
 
+from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.source.connection import Connection
@@ -23,6 +24,10 @@ _TS_OPERATORS_SINCE: Final = (5, 1)
 _BUCKET: Final = 1024
 #: Entries that one aggregate looks at: bounds what is counted beyond a limit, and the number of buckets in a reply.
 _PAGE: Final = 200_000
+#: Entries drawn at random from the whole oplog (12-16 ms, however long it is), and how many of them must lie in a range
+#: to say how its bytes are spread: with 100, a half is found within a few hundredths.
+_SAMPLE: Final = 1000
+_SAMPLE_HITS_MIN: Final = 100
 
 _APPLY_OPS_SIZE: Final = {"$cond": [{"$isArray": "$o.applyOps"}, {"$size": "$o.applyOps"}, 1]}
 #: Events of an entry. A transaction's are given with its last entry, whose ``count`` is the whole chain's; its earlier
@@ -48,6 +53,14 @@ class Bucket(NamedTuple):
     entries: int
     events: int
     bytes: int
+
+
+class _Counted(NamedTuple):
+    """``buckets`` hold the matching entries with ``after`` < ts <= ``until``."""
+
+    after: ClusterTime
+    until: ClusterTime
+    buckets: tuple[Bucket, ...]
 
 
 #: Transactions, whatever they wrote to.
@@ -81,15 +94,66 @@ class OplogOutline:
         self._connection = connection
         self._scope = scope
         self._groups_by_increment = server_version >= _TS_OPERATORS_SINCE
+        self._counted: _Counted | None = None
 
     def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]:
-        """The matching entries with ``after`` < ts <= ``until`` in ascending buckets, counted a page at a time."""
+        """The matching entries with ``after`` < ts <= ``until`` in ascending buckets, counted a page at a time.
+
+        What a page counted is remembered: a micro-batch asks twice, for its end and for its slices, and what lies
+        behind its end is asked for by the next one. (Majority-committed entries do not change.)
+        """
         while after < until:
+            if self._counted is not None and self._counted.after <= after < self._counted.until:
+                yield from self._remembered(self._counted, after, until)
+                after = self._counted.until
+                continue
             page = self._page(after, until)
+            is_last = sum(bucket.entries for bucket in page) < _PAGE
+            self._counted = _Counted(after, until if is_last else page[-1].last, tuple(page))
             yield from page
-            if sum(bucket.entries for bucket in page) < _PAGE:
+            if is_last:
                 return
             after = page[-1].last
+
+    def _remembered(self, counted: _Counted, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]:
+        """The remembered buckets of the range; those that it cuts through are counted again, in part."""
+        for bucket in counted.buckets:
+            if after < bucket.first and bucket.last <= until:
+                yield bucket
+            elif after < bucket.last and bucket.first <= until:
+                yield from self._page(max(after, ClusterTime(bucket.first - 1)), min(until, bucket.last))
+
+    def sample(self, after: ClusterTime, until: ClusterTime) -> list[Bucket]:
+        """Matching entries of the range drawn at random, ascending, each standing for its share of the oplog; none
+        where too few were met to tell how the range's bytes are spread."""
+        stages: list[Mapping[str, Any]] = [
+            {"$sample": {"size": _SAMPLE}},
+            {"$match": {**_range(after, until), **scope_filter(self._scope)}},
+            {"$project": {"_id": 0, "ts": 1, **_SIZES}},
+        ]
+        drawn = self._connection.retrying(lambda: sorted(_entry(row) for row in self._oplog().aggregate(stages)))
+        stats = self._stats()
+        if len(drawn) < _SAMPLE_HITS_MIN or stats is None:
+            return []
+        share = max(1, int(stats["count"]) // _SAMPLE)
+        return [
+            Bucket(one.first, one.last, share, one.events * share, one.bytes * share)
+            for one in {bucket.last: bucket for bucket in drawn}.values()
+        ]
+
+    def is_smaller_than(self, size: int) -> bool:
+        """Whether the whole oplog has at most ``size`` bytes: then so has any range of it, and nothing need be
+        counted. False also where the user may not ask."""
+        stats = self._stats()
+        return stats is not None and int(stats["size"]) <= size
+
+    def _stats(self) -> Mapping[str, Any] | None:
+        """Number and bytes of all entries; ``None`` where the user may not ask."""
+        ask = self._connection.client["local"].command
+        try:
+            return self._connection.retrying(lambda: ask("collStats", "oplog.rs"))
+        except SourceError:
+            return None
 
     def entries(self, bucket: Bucket) -> list[Bucket]:
         """The entries of ``bucket`` one by one."""

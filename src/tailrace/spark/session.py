@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 from tailrace.spark.data_source import TailraceDataSource
 from tailrace.spark.java import use_java
+from tailrace.spark.python import worker_python
 
 #: For a checkpoint on a local disk only: on an object store Spark's own defaults are the safe ones.
 LOCAL_CHECKPOINT: Final = {
@@ -41,6 +43,7 @@ def local_session(
     Where a session is active already it is returned, and settings that need a new JVM have no effect.
     """
     use_java()
+    python = worker_python()
     processors = cores or os.cpu_count() or 1
     settings = {
         "spark.driver.memory": memory,
@@ -49,8 +52,9 @@ def local_session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Without this a worker is whichever python3 comes first on PATH.
-        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.python": python,
         "spark.pyspark.driver.python": sys.executable,
+        "spark.python.daemon.module": "tailrace.spark.worker_daemon",
         "spark.sql.shuffle.partitions": str(processors),
         "spark.sql.session.timeZone": "UTC",
         # A streaming plan prints its source's options; by default only "url" is taken for a secret.
@@ -62,24 +66,24 @@ def local_session(
         settings["spark.driver.extraJavaOptions"] = _FAST_START
     settings.update(config or {})
     # The JVM starts Python workers by this variable where the setting comes too late (a planner's worker, Connect).
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", python)
     builder = SparkSession.builder.appName(app_name).master(f"local[{processors}]")
     for name, value in settings.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())
 
 
-def register(spark: SparkSession) -> SparkSession:
-    """Make ``format("tailrace")`` known to a session that did not find it by itself (``pyspark_tailrace`` is found
-    wherever the wheel is installed); gives the session back."""
-    if not _knows_source(spark):
-        spark.dataSource.register(TailraceDataSource)
+def register(spark: SparkSession, source: type[DataSource] = TailraceDataSource) -> SparkSession:
+    """Make ``source``, by default ``format("tailrace")``, known to a session that did not find it by itself
+    (``pyspark_tailrace`` is found wherever the wheel is installed); gives the session back."""
+    if not _knows(spark, source.name()):
+        spark.dataSource.register(source)
     return spark
 
 
-def _knows_source(spark: SparkSession) -> bool:
+def _knows(spark: SparkSession, name: str) -> bool:
     """Registering again is harmless, but each time Spark warns that something was replaced."""
     inner = getattr(spark, "_jsparkSession", None)  # a Connect session has none
     if inner is None:
         return False
-    return bool(inner.sessionState().dataSourceManager().dataSourceExists(TailraceDataSource.name()))
+    return bool(inner.sessionState().dataSourceManager().dataSourceExists(name))

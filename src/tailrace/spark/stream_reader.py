@@ -85,9 +85,9 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch, or ``start`` itself where there is nothing to read."""
         if not self._pinned:
             # Spark never stores an initial offset. An empty first micro-batch does: its end is where the stream starts,
-            # and a crash before the first event is then no gap.
+            # and a crash before the first event is then no gap. A start that the user named is the same next time.
             self._pinned = True
-            if start == self._initial:
+            if start == self._initial and not self._options.has_fixed_start:
                 return start
         position = self.deployment.offset(start)
         if position.invalidated:
@@ -130,7 +130,8 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if position.resume is not None:
                 floor = min(max(floor, position.resume.token.cluster_time), newest)
             limits = Limits(self._options.max_events, self._options.max_bytes)
-            end = batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
+            if limits.events is not None or not outline.is_smaller_than(self._options.max_bytes):
+                end = batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
         invalidating = self.deployment.first_invalidating(position, end)
         if invalidating is not None:
             return position.advanced(invalidating, invalidated=True)

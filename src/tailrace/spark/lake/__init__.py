@@ -1,14 +1,19 @@
 """The lake: change events as a directory of Parquet files, in order, exactly once, readable without Tailrace.
 
 ``write_stream`` (in ``tailrace.spark.lake.stream``) runs a stream into a lake; ``compact`` and ``verify`` work on
-a lake that is there, without Spark.
+a lake that is there, without Spark. Heavy imports happen when a name is used, as in ``tailrace.spark``.
 """
 
 from __future__ import annotations
 
-from tailrace.spark.lake.compaction import CompactionPolicy, CompactionResult, compact
-from tailrace.spark.lake.durable import LakeFullError, SwapUnsupportedError
-from tailrace.spark.lake.verification import LakeReport, verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailrace.spark.lake.compaction import CompactionResult, compact
+    from tailrace.spark.lake.compaction_policy import CompactionPolicy
+    from tailrace.spark.lake.durable import LakeFullError, SwapUnsupportedError
+    from tailrace.spark.lake.verification import LakeReport, verify
 
 __all__ = [
     "CompactionPolicy",
@@ -19,3 +24,19 @@ __all__ = [
     "compact",
     "verify",
 ]
+
+_MODULES = {
+    "CompactionPolicy": "compaction_policy",
+    "CompactionResult": "compaction",
+    "LakeFullError": "durable",
+    "LakeReport": "verification",
+    "SwapUnsupportedError": "durable",
+    "compact": "compaction",
+    "verify": "verification",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"tailrace.spark.lake.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

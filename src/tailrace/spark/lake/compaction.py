@@ -7,7 +7,7 @@ file is written to ``_staging`` without the lake's lock; only the swap (``swap.p
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from tailrace.errors import SinkError, UsageError
 from tailrace.spark.lake import durable
 from tailrace.spark.lake.commit_log import CommitLog, check_staged
+from tailrace.spark.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.identity import read_identity
 from tailrace.spark.lake.layout import merged_name
 from tailrace.spark.lake.manifest import Commit, FileEntry, StagedFile
@@ -25,41 +26,6 @@ from tailrace.spark.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
 from tailrace.spark.lake.swap import check_can_swap
 
 _READ_ROWS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionPolicy:
-    """``target_bytes``: the size that files are merged up to. ``every``: look after each so many commits (0: never).
-    ``fan_in``: in a day that is still being written, merge only so many files or more at once, and never a
-    large one with a few small ones, so that a row is rewritten a few times at most, not once for each commit."""
-
-    target_bytes: int = 128 << 20
-    every: int = 64
-    fan_in: int = 8
-
-    def __post_init__(self) -> None:
-        if self.target_bytes < 1 or self.every < 0 or self.fan_in < 2:
-            raise UsageError("compaction needs a target size of 1 byte or more, every >= 0 and fan_in >= 2")
-
-    def to_options(self) -> dict[str, str]:
-        """As options of the sink, which are text."""
-        return {
-            "compactionTargetBytes": str(self.target_bytes),
-            "compactionEvery": str(self.every),
-            "compactionFanIn": str(self.fan_in),
-        }
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> CompactionPolicy:
-        default = cls()
-        try:
-            return cls(
-                target_bytes=int(options.get("compactionTargetBytes", default.target_bytes)),
-                every=int(options.get("compactionEvery", default.every)),
-                fan_in=int(options.get("compactionFanIn", default.fan_in)),
-            )
-        except ValueError as error:
-            raise UsageError(f"compaction options must be whole numbers: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +76,7 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
     good lake, so the stream goes on.
     """
     result = CompactionResult()
-    if not policy.every or commit.number % policy.every:
+    if not policy.due(commit.number):
         return result
     log = CommitLog(root)
     with durable.locked(log.layout.compaction_lock, wait=False) as mine:

@@ -15,7 +15,7 @@ import yaml
 from bson import json_util
 
 from tailrace.errors import UsageError
-from tailrace.spark.lake.compaction import CompactionPolicy
+from tailrace.spark.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.options import KNOWN
 
 _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from tailrace.errors import UsageError
 from tailrace.spark import options as source_options
 from tailrace.spark.deployment import Deployment
-from tailrace.spark.lake.compaction import CompactionPolicy
+from tailrace.spark.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.identity import Opening, open_lake
 from tailrace.spark.lake.layout import cluster_time_of
-from tailrace.spark.lake.part_writer import TOKEN
 from tailrace.spark.lake.sink import LakeSink
+from tailrace.spark.lake.source import AFTER, FILE_BYTES, LAKE, TOKEN, LakeSource
 from tailrace.spark.session import register
 
 if TYPE_CHECKING:
@@ -54,11 +54,15 @@ def write_stream(
     where = Path(checkpoint).absolute() if checkpoint is not None else root / DEFAULT_CHECKPOINT
     policy = compaction or CompactionPolicy()
     opening = open_lake(root, where, stream_of(source))
-    register(spark)
-    spark.dataSource.register(sink)
-    reader = spark.readStream.format("tailrace").options(**start_after(opening, source))
+    register(spark, LakeSource)
+    if sink is LakeSink:
+        register(spark, sink)
+    else:
+        spark.dataSource.register(sink)
+    reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
+    reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
     writer = reader.load().writeStream.format(sink.name()).option("checkpointLocation", str(where))
-    writer = writer.options(lake=str(root), claim=opening.claim, after=opening.after or "", **policy.to_options())
+    writer = writer.options(lake=str(root), claim=opening.claim, **policy.to_options())
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:
@@ -84,7 +88,7 @@ def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:
     """The source's options, with the start replaced where the lake says where to go on.
 
     It starts at the cluster time of the lake's last event, and the sink leaves out what the lake has
-    (``sink._behind``): a start by token would need the token's type bits, which no column holds.
+    (``source.behind``): a start by token would need the token's type bits, which no column holds.
     """
     if opening.after is None:
         return dict(source)

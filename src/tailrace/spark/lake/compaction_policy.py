@@ -1,0 +1,47 @@
+"""When small files are merged, and up to which size. Values only: every process that plans or writes loads this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPolicy:
+    """``target_bytes``: the size that files are merged up to. ``every``: look after each so many commits (0: never).
+    ``fan_in``: in a day that is still being written, merge only so many files or more at once, and never a
+    large one with a few small ones, so that a row is rewritten a few times at most, not once for each commit."""
+
+    target_bytes: int = 128 << 20
+    every: int = 64
+    fan_in: int = 8
+
+    def __post_init__(self) -> None:
+        if self.target_bytes < 1 or self.every < 0 or self.fan_in < 2:
+            raise UsageError("compaction needs a target size of 1 byte or more, every >= 0 and fan_in >= 2")
+
+    def due(self, commit: int) -> bool:
+        """Whether to look after commit number ``commit``."""
+        return self.every > 0 and commit % self.every == 0
+
+    def to_options(self) -> dict[str, str]:
+        """As options of the sink, which are text."""
+        return {
+            "compactionTargetBytes": str(self.target_bytes),
+            "compactionEvery": str(self.every),
+            "compactionFanIn": str(self.fan_in),
+        }
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> CompactionPolicy:
+        default = cls()
+        try:
+            return cls(
+                target_bytes=int(options.get("compactionTargetBytes", default.target_bytes)),
+                every=int(options.get("compactionEvery", default.every)),
+                fan_in=int(options.get("compactionFanIn", default.fan_in)),
+            )
+        except ValueError as error:
+            raise UsageError(f"compaction options must be whole numbers: {error}") from None

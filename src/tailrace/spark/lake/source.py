@@ -1,0 +1,122 @@
+"""The lake's own streaming source: its tasks read a slice of the stream and write it, and hand on what they wrote.
+
+The same offsets, slices and events as ``format("tailrace")``; what differs is that the rows given to Spark name staged
+files (``staged_rows.py``). Files that are staged and never committed, because a task was tried again or the driver
+died, stay in ``_staging`` until the lake is opened the next time: nothing refers to them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from tailrace.errors import SinkError, UsageError
+from tailrace.spark.data_source import TailraceDataSource
+from tailrace.spark.input_partition import OplogSlice
+from tailrace.spark.lake.staged_rows import STAGED_SCHEMA
+from tailrace.spark.options import ReadOptions
+from tailrace.spark.schema import spark_schema
+from tailrace.spark.stream_reader import TailraceStreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOKEN: Final = "token"
+#: Options of the lake beside those of the stream: its directory, the token after which it goes on, and the size up to
+#: which a file grows.
+LAKE, AFTER, FILE_BYTES = "lake", "lakeAfter", "lakeFileBytes"
+FILE_BYTES_DEFAULT: Final = 512 << 20
+#: Spark's name for the local property that holds the micro-batch's number (measured with PySpark 4.3).
+_BATCH_ID: Final = "streaming.sql.batchId"
+
+
+class LakeStreamReader(TailraceStreamReader):
+    """A change stream whose slices are written to ``_staging`` of the lake at ``root`` where they are read."""
+
+    def __init__(self, options: ReadOptions, root: Path, after: str | None, file_bytes: int) -> None:
+        super().__init__(options)
+        self._root = root
+        self._after = after
+        self._file_bytes = file_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arguments": (self._options, self._root, self._after, self._file_bytes)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["arguments"])  # type: ignore[misc]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Only the workers load the stages, Arrow and Parquet.
+        from tailrace.spark.lake.layout import LakeLayout  # noqa: PLC0415
+        from tailrace.spark.lake.part_writer import FileLimits, PartWriter, spark_metadata  # noqa: PLC0415
+        from tailrace.spark.lake.staged_rows import to_batch  # noqa: PLC0415
+        from tailrace.spark.slice_reader import read_slice  # noqa: PLC0415
+
+        assert isinstance(partition, OplogSlice)
+        task = TaskContext.get()
+        if task is None:
+            raise SinkError("the lake is written inside a Spark task only")
+        schema = spark_schema(self._options.columns, self._options.documents)
+        writer = PartWriter(
+            LakeLayout(self._root).staging,
+            f"{task.getLocalProperty(_BATCH_ID) or 'x'}-{task.partitionId():05d}-{uuid.uuid4().hex}",
+            limits=FileLimits(file_bytes=self._file_bytes),
+            metadata=spark_metadata(schema.json()),
+        )
+        files = writer.write_all(behind(self._after, read_slice(self._options, partition)))
+        if files:
+            yield to_batch(files)
+
+
+class LakeSource(TailraceDataSource):
+    """The data source ``tailrace-lake-source``, made for ``tailrace.spark.lake.write_stream``."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        given = {name.lower(): text for name, text in options.items()}
+        lake, after, file_bytes = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES))
+        super().__init__(given)
+        self.options = options
+        if lake is None:
+            raise UsageError(
+                "the option 'lake' is missing", hint="Start the stream with tailrace.spark.lake.write_stream"
+            )
+        if TOKEN not in self._parsed.columns:
+            raise UsageError("a lake needs the column 'token': its order and its days come from it")
+        self._own = (Path(lake), after or None, int(file_bytes or FILE_BYTES_DEFAULT))
+
+    @classmethod
+    def name(cls) -> str:
+        return "tailrace-lake-source"
+
+    def schema(self) -> StructType:
+        return STAGED_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        raise UsageError("the lake's source is a stream", hint='Read the stream itself with format("tailrace")')
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return LakeStreamReader(self._parsed, *self._own)
+
+
+def behind(after: str | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Leave out the events up to and with token ``after``.
+
+    A fresh checkpoint starts its stream at the cluster time of the lake's last event, which gives that event again
+    and, where it belongs to a transaction, its neighbours of the same time. The cut is by token and so exact.
+    """
+    if after is None:
+        yield from batches
+        return
+    import pyarrow.compute as pc  # noqa: PLC0415  loaded in the tasks, not where Spark only plans
+
+    for batch in batches:
+        if batch.num_rows and batch.column(TOKEN)[0].as_py() > after:
+            yield batch
+        else:
+            yield batch.filter(pc.greater(batch.column(TOKEN), after))
