@@ -5,13 +5,15 @@ One file holds one run on one server version: an LZMA-compressed BSON document
     {server, note, start, end: timestamps, shards: [name], added: [name of a shard added during the run],
      shardKeys: [{uuid, key}],                  of the collections while they existed (servers before 5.3)
      oplogs: [{member, entries: [entry]}],      the shards' and "cfg", the config server's
-     streams: [stream], merged: [stream], resumes: [stream], live: {postBatchResumeToken, events} or null}
+     streams: [stream], merged: [stream], resumes: [stream], images: [stream],
+     live: {postBatchResumeToken, events} or null}
 
     stream  {member, beforeDrop, database, command, events: [event], replies: [{events, postBatchResumeToken}], closed}
 
 ``streams`` are shards' native streams, opened when all was over or (``beforeDrop``) while the collections existed;
-``merged`` and ``resumes`` are the router's; ``live`` was open while a shard was added. The events of a stream are final
-up to ``end``. Entries and events are embedded documents: their bytes are the server's own.
+``merged`` and ``resumes`` are the router's; ``images`` too, read while the collections existed; ``live`` was open while
+a shard was added. The events of a stream are final up to ``end``. Entries and events are embedded documents: their
+bytes are the server's own.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class ShardedRecording:
     streams: tuple[ShardedStream, ...]
     merged: tuple[ShardedStream, ...]
     resumes: tuple[ShardedStream, ...]
+    images: tuple[ShardedStream, ...]
     live_token: bytes | None
     live_events: tuple[bytes, ...]
 
@@ -87,6 +90,7 @@ def load(name: str) -> ShardedRecording:
         streams=_streams(packed["streams"], "shard"),
         merged=_streams(packed["merged"], "merged"),
         resumes=_streams(packed["resumes"], "resume"),
+        images=_streams(packed["images"], "images"),
         live_token=None if live is None else bytes(live["postBatchResumeToken"].raw),
         live_events=() if live is None else _raw_list(live["events"]),
     )

@@ -6,20 +6,101 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
+import bson
+from bson.raw_bson import RawBSONDocument
+
+from tailrace import raw_bson
 from tailrace.errors import TailraceError
+from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.oplog.update_delta import apply_diff
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
+from tailrace.pipeline.options import StreamOptions
 from tailrace.pipeline.plan import build_plan
 from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import Answer, Emit, NeedShard, NeedShardKeys, OplogBatch, Request, Running
+from tailrace.pipeline.request import (
+    Answer,
+    DocumentLookup,
+    Emit,
+    NeedShard,
+    NeedShardKeys,
+    OplogBatch,
+    Request,
+    Running,
+)
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tests.golden.replay import MemoryOplog, options_of
 from tests.golden.sharded_recording import CONFIG_SERVER, ShardedRecording
 
 
-def memory_of(recording: ShardedRecording, member: str) -> MemoryOplog:
-    """One member's oplog. The collections are gone when the streams with ``updateLookup`` were recorded."""
-    return MemoryOplog(recording.oplogs[member], (), lambda lookups: [None] * len(lookups))
+def memory_of(recording: ShardedRecording, member: str, images: Images | None = None) -> MemoryOplog:
+    """One member's oplog. Without ``images`` the collections are gone, as when most streams were recorded."""
+    if images is None:
+        return MemoryOplog(recording.oplogs[member], (), lambda lookups: [None] * len(lookups))
+    return MemoryOplog(recording.oplogs[member], images.pre_images[member], images.documents)
+
+
+class Images:
+    """What a cluster's collections hold at a time, and the pre-images up to there, from nothing but the oplogs: every
+    write of every shard, those of migrations too, one after the other."""
+
+    def __init__(self, recording: ShardedRecording, until: ClusterTime) -> None:
+        self.pre_images: dict[str, list[bytes]] = {}
+        self._held: dict[tuple[str, bytes, bytes], bytes] = {}
+        self._uuids: dict[str, bytes] = {}
+        stage = {"startAtOperationTime": bson.Timestamp(1, 1), "showMigrationEvents": True}
+        plan = build_plan(StreamOptions.parse(Scope.cluster(), stage), profile_for(recording.server))
+        for shard in recording.shards:
+            oplog = memory_of(recording, shard)
+            self.pre_images[shard] = []
+            for batch in oplog.batches(ClusterTime(0), until, 1 << 30):
+                for emit in answered(ChangeStreamPipeline(plan).process(batch), oplog, {}):
+                    assert isinstance(emit, Emit)
+                    for event in emit.events:
+                        self._apply(shard, event)
+
+    def _apply(self, shard: str, event: ChangeEvent) -> None:
+        if event.document_key is None:
+            return
+        uuid = event.token.uuid
+        assert uuid is not None
+        self._uuids[f"{event.database}.{event.collection}"] = uuid
+        identifier = raw_bson.find(event.document_key, b"_id")
+        assert identifier is not None
+        place = (shard, uuid, event.document_key[identifier.start : identifier.end])
+        before = self._held.pop(place, None)
+        if before is not None and event.image_key is not None:
+            key = event.image_key
+            filed = {
+                "nsUUID": bson.Binary(key.collection_uuid, 4),
+                "ts": key.cluster_time.to_timestamp(),
+                "applyOpsIndex": bson.Int64(key.apply_ops_index),
+            }
+            self.pre_images[shard].append(bson.encode({"_id": filed, "preImage": RawBSONDocument(before)}))
+        if event.operation_type in ("insert", "replace"):
+            assert event.full_document is not None
+            self._held[place] = event.full_document
+        elif event.operation_type == "update" and before is not None:
+            assert event.raw_update is not None
+            diff = raw_bson.find(event.raw_update, b"diff")
+            assert diff is not None
+            self._held[place] = apply_diff(before, raw_bson.value(event.raw_update, diff))
+
+    def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+        return [self._document(lookup) for lookup in lookups]
+
+    def _document(self, lookup: DocumentLookup) -> bytes | None:
+        """The document that has all fields of the key, on whichever shard it is."""
+        uuid = self._uuids[f"{lookup.database}.{lookup.collection}"]
+        wanted = {lookup.document_key[e.start : e.end] for e in raw_bson.elements(lookup.document_key)}
+        found = [
+            document
+            for (_, held_in, _), document in self._held.items()
+            if held_in == uuid and wanted <= {document[e.start : e.end] for e in raw_bson.elements(document)}
+        ]
+        assert len(found) <= 1
+        return found[0] if found else None
 
 
 class ShardPart:
@@ -73,6 +154,7 @@ class MergedReplay:
 
     ``shards``        those that are known when the stream is opened; others are opened when the merge asks for them
     ``config_after``  where the reading of the config server's oplog begins
+    ``images``        the documents and pre-images; without them the collections are gone
     ``keys``          what the catalog says of shard keys; by default what it said while the collections existed
     """
 
@@ -85,10 +167,11 @@ class MergedReplay:
         shards: Sequence[str],
         config_after: ClusterTime,
         keys: Mapping[bytes, bytes] | None = None,
+        images: Images | None = None,
     ) -> None:
         plan = build_plan(options_of(database, command), profile_for(recording.server))
         self.merged = MergedChangeStream(plan, shards, config_after=config_after)
-        self._oplogs = {name: memory_of(recording, name) for name in recording.shards}
+        self._oplogs = {name: memory_of(recording, name, images) for name in recording.shards}
         self._oplogs[CONFIG_SHARDS] = memory_of(recording, CONFIG_SERVER)
         self._keys = recording.shard_keys if keys is None else keys
         self.events: list[bytes] = []
