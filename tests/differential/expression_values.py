@@ -15,6 +15,14 @@ TEXTS = (
     "2020-02-29",
     "émoji 😀 end", "tab\tnew\nline", "aaa", "abab", "Infinity", "null", "2016-12-31 23:59:59+0130", "ab\x00c",
 )  # fmt: skip
+#: Texts that are one under some collation and not under another: case, accents, digits, signs, letters of languages.
+COLLATED_TEXTS = (
+    "", "a", "A", "á", "Á", "a\u0301", "ä", "Ä", "ae", "æ", "AE", "b", "B", "ab", "a b", "a-b", "AB", "aB", "abc",
+    "ABC", "co-op", "coop", "CO-OP", "co op", "e", "é", "E", "È", "cote", "coté", "côte", "côté", "ß", "ss", "SS", "z",
+    "Z", "å", "aa", "ö", "o", "ø", "10", "9", "010", "1", "a10", "a9", "ch", "cz", "h", "ll", "lz", "ñ", "n", "i", "I",
+    "\u0131", "\u0130", "日本", "\u3042", "\u30a2", "\uff71", "!", " ", "\t", "x\x00y", "xy", "€", "$", "insert",
+    "INSERT", "\u01c4", "dž", "\ufb00", "ff", "\u03a3", "\u03c2", "\u03c3",
+)  # fmt: skip
 NUMBERS = (0, 1, 2, 3, -1, -2, 5, 7, 10, 12, 100, 255, -128, 1000, v.INT32_MAX, v.INT32_MIN)
 LONGS = (0, 1, 2, 3, -1, 5, 1 << 31, -(1 << 31) - 1, 1 << 53, (1 << 53) + 1, v.INT64_MAX, v.INT64_MIN, 1500000000000)
 DOUBLES = (
@@ -56,6 +64,12 @@ CHANGES = (
 PATTERNS = (b"a", b"^a", b"b$", b"[a-c]+", b"(a)(b)?", b"h.*o", b"\\d+", b"A", b"(?:x|y),", b"")
 
 
+class Collated(random.Random):
+    """A generator whose texts are those that a collation can tell apart or not."""
+
+    texts = COLLATED_TEXTS
+
+
 def scalar(rng: random.Random) -> Value:
     """A value that is no document and no array; common types more often."""
     kind = rng.choices(range(len(_SCALARS)), _WEIGHTS)[0]
@@ -73,7 +87,7 @@ def number(rng: random.Random) -> Value:
 
 
 def text(rng: random.Random) -> Value:
-    return v.string(rng.choice(TEXTS))
+    return v.string(rng.choice(getattr(rng, "texts", TEXTS)))
 
 
 #: Pieces of regular expressions; most of them are read, some are refused.
@@ -110,7 +124,7 @@ def _odd(rng: random.Random) -> Value:
             (v.MIN_KEY, b""),
             (v.MAX_KEY, b""),
             (v.UNDEFINED, b""),
-            (v.SYMBOL, v.string(rng.choice(TEXTS))[1]),
+            (v.SYMBOL, text(rng)[1]),
             (v.CODE, v.string("function() {}")[1]),
             (v.CODE_WITH_SCOPE, _scoped()),
             (v.DB_POINTER, v.string("db.c")[1] + rng.choice(IDS)),

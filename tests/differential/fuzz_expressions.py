@@ -3,6 +3,8 @@
     python -m tests.differential.fuzz_expressions --seed 7 --n 400                 one seed, replayable
     python -m tests.differential.fuzz_expressions --seeds 1-50 --n 400             many, in one server
     python -m tests.differential.fuzz_expressions --seed 7 --n 400 --only '$dateTrunc,$add'
+    python -m tests.differential.fuzz_expressions --seeds 1-50 --n 400 --collation                one for each seed
+    python -m tests.differential.fuzz_expressions --seed 7 --n 400 --collation '{"locale": "sv"}'
 
 A comparison is one stage on one document: what comes out, that nothing does, or the code of the error. A stage that
 does not compile is one comparison of the code. What we refuse by name is counted apart. Exit code 1 on any difference.
@@ -11,6 +13,7 @@ does not compile is one comparison of the code. What we refuse by name is counte
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections import Counter
@@ -24,10 +27,11 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import TailraceError
-from tailrace.expression import CompiledPipeline, compile_stages
+from tailrace.expression import Collation, CompiledPipeline, compile_stages, parse_collation
+from tailrace.expression.collation import order_of
 from tailrace.expression.pipeline import Compiler
 from tests.differential import expression_grammar as grammar
-from tests.differential.expression_values import whole_document
+from tests.differential.expression_values import Collated, whole_document
 
 NOT_SUPPORTED = 115
 #: What a stage that killed the server gives; it is counted, and not compared.
@@ -35,6 +39,26 @@ CRASHED = -3
 _RAW = CodecOptions(document_class=RawBSONDocument, unicode_decode_error_handler="replace")
 #: More failing documents than this are not looked at in one stage; most of them fail for the same reason.
 MAX_FAILURES = 3
+
+#: Under these the fuzz with ``--collation`` runs, one for each seed in turn.
+COLLATIONS: list[dict[str, Any]] = [
+    {"locale": "en", "strength": 1},
+    {"locale": "en", "strength": 2},
+    {"locale": "en"},
+    {"locale": "fr_CA"},
+    {"locale": "de@collation=phonebook", "strength": 1},
+    {"locale": "sv", "strength": 2},
+    {"locale": "en", "strength": 1, "caseLevel": True},
+    {"locale": "en", "numericOrdering": True},
+    {"locale": "en", "alternate": "shifted", "strength": 3},
+    {"locale": "en", "alternate": "shifted", "maxVariable": "space", "strength": 4},
+    {"locale": "da", "strength": 3},
+    {"locale": "en", "caseFirst": "lower", "strength": 5},
+    {"locale": "tr", "strength": 2, "normalization": True},
+    {"locale": "es@collation=traditional", "strength": 1},
+    {"locale": "ja", "strength": 4},
+    {"locale": "hr", "backwards": True, "strength": 2},
+]
 
 Outcome = bytes | int | None
 
@@ -63,6 +87,7 @@ class Server:
     """The server's side: a collection of documents, and stages run over a range of them."""
 
     def __init__(self, uri: str, revive: Callable[[], object] | None = None) -> None:
+        self.collation: dict[str, Any] | None = None
         self.revive = revive
         self.crashes = 0
         self.client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri, directConnection=True)
@@ -84,7 +109,12 @@ class Server:
         ]
         try:
             reply = self.database.command(
-                "aggregate", "documents", pipeline=pipeline, cursor={"batchSize": 10000}, codec_options=_RAW
+                "aggregate",
+                "documents",
+                pipeline=pipeline,
+                cursor={"batchSize": 10000},
+                collation=self.collation or {"locale": "simple"},
+                codec_options=_RAW,
             )
         except pymongo.errors.OperationFailure as error:
             return error.code or -1
@@ -97,10 +127,10 @@ class Server:
         return [document.raw for document in reply["cursor"]["firstBatch"]]
 
 
-def _constant_failures(stages: list[bytes]) -> set[int | None]:
+def _constant_failures(stages: list[bytes], collation: Collation | None) -> set[int | None]:
     """The codes of all constant parts that fail, where everything else parses. Which of them the server reports hangs
     on the order of a hash table: any will do, and none else."""
-    compiler = Compiler({"REMOVE": None}, stages)
+    compiler = Compiler({"REMOVE": None}, stages, order_of(collation))
     try:
         for place in range(len(stages)):
             compiler.stage(place)
@@ -118,8 +148,9 @@ def ours(pipeline: CompiledPipeline, document: bytes) -> Outcome:
 
 def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], totals: Totals) -> None:
     totals.stages += 1
+    collation = None if server.collation is None else parse_collation(bson.encode(server.collation))
     try:
-        pipeline = compile_stages(stages)
+        pipeline = compile_stages(stages, collation=collation)
     except TailraceError as error:
         if error.code == NOT_SUPPORTED:
             totals.refused += 1
@@ -130,7 +161,7 @@ def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], t
             return
         totals.comparisons += 1
         totals.errors[error.code or -2] += 1
-        if theirs != error.code and (isinstance(theirs, list) or theirs not in _constant_failures(stages)):
+        if theirs != error.code and (isinstance(theirs, list) or theirs not in _constant_failures(stages, collation)):
             _differ(totals, stages, None, f"{error.code} {error.message} ({error.hint})", theirs)
         return
     outcomes = [ours(pipeline, document) for document in documents]
@@ -203,9 +234,18 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def fuzz(server: Server, seed: int, count: int, *, only: frozenset[str] = frozenset(), size: int = 24) -> Totals:
-    """``count`` random stages over ``size`` random documents, all from ``seed``."""
-    rng = random.Random(seed)
+def fuzz(
+    server: Server,
+    seed: int,
+    count: int,
+    *,
+    only: frozenset[str] = frozenset(),
+    size: int = 24,
+    collation: dict[str, Any] | None = None,
+) -> Totals:
+    """``count`` random stages over ``size`` random documents, all from ``seed``, compared under ``collation``."""
+    rng = random.Random(seed) if collation is None else Collated(seed)
+    server.collation = collation
     documents = [whole_document(rng, number) for number in range(size)]
     server.load(documents)
     totals = Totals()
@@ -222,6 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", help="a range such as 1-50")
     parser.add_argument("--n", type=int, default=400, help="stages a seed")
     parser.add_argument("--only", default="", help="expressions built around these operators alone, comma-separated")
+    parser.add_argument("--collation", nargs="?", const="", metavar="JSON", help="compare strings under a collation")
     parser.add_argument("--uri", help="a running mongod instead of an embedded one")
     parser.add_argument("--show", type=int, default=10, help="how many differences to print")
     options = parser.parse_args(arguments)
@@ -239,9 +280,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(server: Server, seeds: range, options: argparse.Namespace, only: frozenset[str]) -> int:
     whole = Totals()
     for seed in seeds:
-        totals = fuzz(server, seed, options.n, only=only)
+        collation = None
+        if options.collation is not None:
+            collation = json.loads(options.collation) if options.collation else COLLATIONS[seed % len(COLLATIONS)]
+        totals = fuzz(server, seed, options.n, only=only, collation=collation)
         for difference in totals.differences[: max(0, options.show - len(whole.differences))]:
-            print(f"seed {seed}\n{difference}\n", flush=True)
+            print(f"seed {seed}{f' collation {collation}' if collation else ''}\n{difference}\n", flush=True)
         for name in ("comparisons", "stages", "refused"):
             setattr(whole, name, getattr(whole, name) + getattr(totals, name))
         whole.errors += totals.errors

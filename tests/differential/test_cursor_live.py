@@ -315,6 +315,12 @@ BAD_AGGREGATES: dict[str, dict[str, Any]] = {
     "read concern unknown": {"readConcern": {"level": "zz"}},
     "read concern int": {"readConcern": 5},
     "collation int": {"collation": 4},
+    "collation of no language": {"collation": {"locale": "xx"}},
+    "collation and an unknown option": {"collation": {"locale": "xx"}, "pipeline": [{"$changeStream": {"foo": 1}}]},
+    "collation and an unknown operator": {
+        "collation": {"locale": "en", "strength": 7},
+        "pipeline": [{"$changeStream": {}}, {"$match": {"a": {"$foo": 1}}}],
+    },
     "let int": {"let": 1},
     "maxTimeMS negative": {"maxTimeMS": -1},
     "maxTimeMS string": {"maxTimeMS": "x"},

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
+import struct
+from typing import Any
+
+import bson
 import pytest
 
 from tailrace.embedded import ReplicaSet
 from tailrace.expression.registry import OPERATORS
 from tests.differential import expression_grammar as grammar
-from tests.differential.fuzz_expressions import Server, Totals, fuzz
+from tests.differential.fuzz_expressions import Server, Totals, compare_stage, fuzz
+from tests.differential.icu import WITHOUT_ICU
 
 pytestmark = pytest.mark.mongod
 
@@ -37,3 +44,31 @@ def test_every_operator_gives_the_servers_bytes_and_error_codes(server: Server) 
 
 def test_the_grammar_knows_every_operator_that_is_supported() -> None:
     assert set(grammar.Grammar(grammar.random.Random(0)).all) | {"$const"} == set(OPERATORS)
+
+
+NEGATIVE_NAN = struct.unpack("<d", bytes.fromhex("000000000000f8ff"))[0]
+#: What the fuzz found: a document, an expression on it, and the collation that it was found under.
+FOUND: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = [
+    ({"n": 5e-324}, {"$toString": "$n"}, None),
+    ({"n": -1.1e-320}, {"$concat": [{"$toString": "$n"}, "x"]}, None),
+    ({"n": NEGATIVE_NAN}, {"$atan2": ["$n", 1.5]}, None),
+    ({"n": NEGATIVE_NAN, "m": math.nan}, {"$atan2": ["$n", "$m"]}, None),
+    ({"n": NEGATIVE_NAN, "m": math.nan}, {"$atan2": ["$m", "$n"]}, None),
+    ({"b": ["E"]}, {"$setUnion": [1, "$nope"]}, {"locale": "en"}),
+    ({"b": ["a", "B"]}, {"$setUnion": [["A"], "$b", ["b"]]}, {"locale": "en", "strength": 1}),
+    ({"b": [[]]}, {"$setIntersection": [True, "$nope"]}, {"locale": "en"}),
+]
+
+
+@pytest.mark.parametrize("place", range(len(FOUND)))
+def test_what_the_fuzz_has_found_stays_mended(server: Server, place: int) -> None:
+    document, expression, collation = FOUND[place]
+    if collation is not None and importlib.util.find_spec("icu") is None:
+        pytest.skip(WITHOUT_ICU)
+    totals = Totals()
+    documents = [bson.encode({"_id": 0, **document})]
+    server.load(documents)
+    server.collation = collation
+    compare_stage(server, [bson.encode({"$replaceWith": {"r": expression}})], documents, totals)
+    assert totals.comparisons == 1
+    assert totals.differences == []

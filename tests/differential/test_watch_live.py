@@ -269,7 +269,7 @@ def test_bad_parameters_are_usage_errors(replica_set: ReplicaSet) -> None:
             {"pipeline": "x"},
             {"batch_size": -1},
             {"max_await_time_ms": "soon"},
-            {"collation": {"locale": "de"}},
+            {"collation": {"locale": "Deutsch"}},
             {"session": object()},
             {"pipeline": [{"$match": {"x": object()}}]},
             {"options": {"noSuchOption": 1}},

@@ -253,7 +253,7 @@ def test_an_internal_error_comes_out_and_ends_the_cursor() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"collation": {"locale": "fr"}}, 115),
+        ({"collation": {"locale": "zh@collation=big5han"}}, 115),
         ({"explain": True}, 115),
         ({"exchange": {"policy": "broadcast"}}, 115),
         ({"pipeline": [{"$match": {}}]}, 115),

@@ -80,13 +80,6 @@ def test_a_clock_that_is_not_given_is_an_undefined_variable() -> None:
     assert raised.value.code == 17276
 
 
-def test_a_collation_other_than_simple_is_refused_by_name() -> None:
-    assert compiled({"$match": {}}, collation={"locale": "simple"}).stages
-    with pytest.raises(UsageError, match="collation") as raised:
-        compiled({"$match": {}}, collation={"locale": "fr"})
-    assert raised.value.code == 115
-
-
 def test_a_field_that_was_dropped_comes_back_in_its_place() -> None:
     out = applied({"_id": 1, "a": 1, "b": 2}, {"$unset": "a"}, {"$match": {"b": 2}}, {"$set": {"a": 3}})
     assert list(out or {}) == ["_id", "a", "b"]

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tailrace.cli.event_writer import EventWriter, new_writer
-from tailrace.cli.stream_arguments import Until, add_stream_arguments, pipeline_of, stage_of
+from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation_of, pipeline_of, stage_of
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.pipeline.plan import build_plan  # noqa: PLC0415
     from tailrace.source.dump import DumpSource  # noqa: PLC0415
 
-    options = StreamOptions.parse(Scope.parse(args.namespace), stage_of(args), pipeline_of(args))
+    options = StreamOptions.parse(
+        Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
+    )
     plan = build_plan(options, profile_for(args.server_version))
     until = Until.parse(args.until, None)
     source = DumpSource(args.dump)

@@ -45,6 +45,11 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(late_positional="namespace")
     parser.add_argument("--format", choices=FORMATS, help="default: pretty on a terminal, json elsewhere")
     parser.add_argument("--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON")
+    parser.add_argument(
+        "--collation",
+        metavar="JSON",
+        help="""how the stages compare strings, such as '{"locale": "en", "strength": 2}'""",
+    )
     parser.add_argument("--until", metavar="now|TIME|N", help="end there: what is written by now, a time, N events")
     group = parser.add_argument_group("options of the change stream")
     group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)
@@ -79,14 +84,28 @@ def pipeline_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The user's stages."""
     if args.pipeline is None:
         return []
-    try:
-        stages = loads(args.pipeline, json_options=_ANY_DATE)
-    except (ValueError, TypeError, ArithmeticError, BSONError, RecursionError) as error:
-        hint = """Example: '[{"$match": {"ns.coll": "orders"}}]'"""
-        raise UsageError(f"--pipeline is not JSON: {error}", hint=hint) from None
+    stages = _from_json("--pipeline", args.pipeline, """Example: '[{"$match": {"ns.coll": "orders"}}]'""")
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise UsageError("--pipeline must be an array of stages", hint="""Example: '[{"$match": {}}]'""")
     return stages
+
+
+def collation_of(args: argparse.Namespace) -> dict[str, Any] | None:
+    """How the stages compare strings, ``None`` where it was not said."""
+    if args.collation is None:
+        return None
+    hint = """Example: '{"locale": "en", "strength": 2}'"""
+    collation = _from_json("--collation", args.collation, hint)
+    if not isinstance(collation, dict):
+        raise UsageError("--collation must be a document", hint=hint)
+    return collation
+
+
+def _from_json(flag: str, text: str, hint: str) -> Any:
+    try:
+        return loads(text, json_options=_ANY_DATE)
+    except (ValueError, TypeError, ArithmeticError, BSONError, RecursionError) as error:
+        raise UsageError(f"{flag} is not JSON: {error}", hint=hint) from None
 
 
 def read_time(text: str) -> ClusterTime:

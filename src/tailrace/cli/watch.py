@@ -10,7 +10,7 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.cli.event_writer import EventWriter, new_writer
-from tailrace.cli.stream_arguments import Until, add_stream_arguments, pipeline_of, stage_of
+from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation_of, pipeline_of, stage_of
 from tailrace.errors import invariant
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.namespace import Scope
@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 options=stage or None,
                 max_await_time_ms=await_ms,
                 batch_size=args.batch_size,
+                collation=collation_of(args),
                 **parameters,
             )
         ) as stream:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
-from pymongo.collation import Collation
 
 from tailrace.client.request import WatchRequest
 from tailrace.errors import UsageError
@@ -24,8 +23,6 @@ from tailrace.pipeline.profile import ServerProfile, profile_for
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.source.drive import drive
 from tailrace.source.mongod import AWAIT_MS, MongodSource
-
-_SIMPLE_COLLATION: Final = {"locale": "simple"}
 
 
 class ChangeStream(ABC):
@@ -100,9 +97,9 @@ class OplogChangeStream(ChangeStream):
     def __init__(self, source: MongodSource, request: WatchRequest, profile: ServerProfile | None = None) -> None:
         if request.session is not None:
             raise UsageError("a session has no meaning for the oplog", hint='Leave it out, or use engine="server"')
-        if request.collation is not None and dict(_as_document(request.collation)) != _SIMPLE_COLLATION:
-            raise UsageError("a collation cannot be used here yet", hint='Use engine="server" for this stream')
-        options = StreamOptions.parse(request.scope, request.stage(), request.stages())
+        options = StreamOptions.parse(
+            request.scope, request.stage(), request.stages(), collation=request.collation_document()
+        )
         scope = options.scope
         if scope.database is not None and scope.collection is not None:
             source.refuse_view(scope.database, scope.collection)
@@ -188,8 +185,3 @@ class OplogChangeStream(ChangeStream):
         close_batches = getattr(self._batches, "close", None)
         if close_batches is not None:
             close_batches()
-
-
-def _as_document(collation: Any) -> Mapping[str, Any]:
-    document: Mapping[str, Any] = collation.document if isinstance(collation, Collation) else collation
-    return document

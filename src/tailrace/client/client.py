@@ -79,7 +79,9 @@ class _Watchable:
         ``batch_size``         how many oplog entries are read at a time (engine "server": events)
         ``options``            further options of the ``$changeStream`` stage by the server's own names, such as
                                ``{"showSystemEvents": True}``
-        ``session``            engine "server" only; ``collation`` likewise, unless it is the simple one
+        ``collation``          how the stages of ``pipeline`` compare strings; one other than the simple one needs the
+                               extra ``icu``, and engine "oplog": PyMongo does not send it with a change stream
+        ``session``            engine "server" only
 
         Raises what the server's ``aggregate`` would raise, by its code, and SourceError where the oplog cannot be read.
         """

@@ -74,6 +74,13 @@ class WatchRequest:
         document = {name: value for name, value in said.items() if value is not None}
         return self.encoded(document | dict(self.options or {}), "an option of the change stream")
 
+    def collation_document(self) -> bytes | None:
+        """The BSON of the collation, ``None`` where none was said."""
+        if self.collation is None:
+            return None
+        given = self.collation.document if isinstance(self.collation, Collation) else self.collation
+        return self.encoded(given, "the collation")
+
     def stages(self) -> list[bytes]:
         """The user's stages."""
         return [self.encoded(stage, "a stage of the pipeline") for stage in self.pipeline]

@@ -23,9 +23,10 @@ from tailrace.errors import (
     TailraceError,
     UsageError,
 )
+from tailrace.expression import parse_collation
 from tailrace.source.failure import source_error
 
-_PASSED_ON = (*STAGE_NAMES, "max_await_time_ms", "batch_size", "collation", "comment", "session")
+_PASSED_ON = (*STAGE_NAMES, "max_await_time_ms", "batch_size", "comment", "session")
 
 
 class ServerChangeStream(ChangeStream):
@@ -40,6 +41,10 @@ class ServerChangeStream(ChangeStream):
             raise UsageError(
                 f"PyMongo's watch has no parameter for {', '.join(request.options)}", hint='Use engine="oplog"'
             )
+        collation = request.collation_document()
+        if collation is not None and parse_collation(collation) is not None:
+            # PyMongo 4.20 takes the parameter and leaves it out of the command: the stages would compare by bytes.
+            raise UsageError("PyMongo's watch does not send a collation to the server", hint='Use engine="oplog"')
         self._client = client
         self._codec_options = request.codec_options
         scope = request.scope

@@ -47,6 +47,7 @@ class AggregateCommand:
     pipeline: tuple[bytes, ...]
     batch_size: int
     let: bytes | None
+    collation: bytes | None
     generate_v2_tokens: bool
     needs_merge: bool
 
@@ -70,6 +71,7 @@ class AggregateCommand:
             pipeline=tuple(stages[1:]),
             batch_size=FIRST_BATCH_DEFAULT if batch_size is None else batch_size,
             let=fields.object(b"let"),
+            collation=fields.object(b"collation"),
             generate_v2_tokens=fields.boolean(b"$_generateV2ResumeTokens"),
             needs_merge=needs_merge,
         )
@@ -98,6 +100,7 @@ class AggregateCommand:
             generate_v2_tokens=self.generate_v2_tokens,
             needs_merge=self.needs_merge,
             let=self.let,
+            collation=self.collation,
         )
 
 
@@ -209,14 +212,7 @@ def _check_other_fields(fields: Fields) -> None:
             "a multi-document transaction.",
             code=263,
         )
-    collation = fields.object(b"collation")
-    if collation is not None and collation != raw_bson.EMPTY_DOCUMENT:
-        locale = raw_bson.find(collation, b"locale")
-        if locale is None or raw_bson.value(collation, locale) != raw_bson.encode_string("simple"):
-            raise UsageError(
-                f"a collation other than simple is not supported here: {spaced_document_text(collation)}",
-                code=_COMMAND_NOT_SUPPORTED,
-            )
+    fields.object(b"collation")
 
 
 def _check_read_concern(fields: Fields) -> None:

@@ -6,10 +6,11 @@ order of the classes and the rules inside each are those of mongod 6.0, measured
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cmp_to_key
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from tailrace.expression import value as v
 from tailrace.expression.value import Maybe, Value
@@ -41,6 +42,9 @@ RANK: Final[dict[int, int]] = {
 _VALUELESS: Final = frozenset({v.UNDEFINED, v.NULL_TYPE, v.MIN_KEY, v.MAX_KEY})
 
 
+CompareData: TypeAlias = Callable[[bytes, bytes], int]
+StringKey: TypeAlias = Callable[[bytes], bytes]
+
 _Ordered = TypeVar("_Ordered", int, bytes, tuple[bytes, ...])
 
 
@@ -51,25 +55,6 @@ def rank(value: Maybe) -> int:
 
 def _sign(left: _Ordered, right: _Ordered) -> int:
     return (left > right) - (left < right)
-
-
-def compare(left: Maybe, right: Maybe) -> int:
-    """-1, 0 or 1: the order of two values."""
-    if left is None or right is None:
-        return _sign(rank(left), rank(right))
-    kind, other = left[0], right[0]
-    if kind == other:
-        if left[1] == right[1]:
-            return 0
-    else:
-        order = _sign(RANK[kind], RANK[other])
-        if order:
-            return order
-    if kind in _VALUELESS:
-        return 0
-    if kind in v.NUMERIC:
-        return compare_numbers(left, right)
-    return _COMPARE[RANK[kind]](left[1], right[1])
 
 
 def compare_numbers(left: Value, right: Value) -> int:
@@ -89,26 +74,6 @@ def _as_decimal(number: v.Number) -> Decimal:
 
 def _compare_strings(a: bytes, b: bytes) -> int:
     return _sign(a[4:], b[4:])
-
-
-def _compare_documents(a: bytes, b: bytes) -> int:
-    """Field by field: the type class, then the name, then the value; the shorter document first."""
-    left, right = v.fields_of(a), v.fields_of(b)
-    for (name, kind, data), (other_name, other_kind, other_data) in zip(left, right, strict=False):
-        order = _sign(RANK[kind], RANK[other_kind]) or _sign(name, other_name)
-        order = order or compare((kind, data), (other_kind, other_data))
-        if order:
-            return order
-    return _sign(len(left), len(right))
-
-
-def _compare_arrays(a: bytes, b: bytes) -> int:
-    left, right = v.fields_of(a), v.fields_of(b)
-    for (_, kind, data), (_, other_kind, other_data) in zip(left, right, strict=False):
-        order = compare((kind, data), (other_kind, other_data))
-        if order:
-            return order
-    return _sign(len(left), len(right))
 
 
 def _compare_binary(a: bytes, b: bytes) -> int:
@@ -136,23 +101,14 @@ def _compare_pointers(a: bytes, b: bytes) -> int:
     return _sign(len(a), len(b)) or _sign(a[4:], b[4:])
 
 
-def _compare_scopes(a: bytes, b: bytes) -> int:
-    """Code first, then the scope as a document."""
-    code_a, scope_a = split_code(a)
-    code_b, scope_b = split_code(b)
-    return _sign(code_a, code_b) or _compare_documents(scope_a, scope_b)
-
-
 def split_code(data: bytes) -> tuple[bytes, bytes]:
     """The code and the scope document of a JavaScript value with scope."""
     size = int.from_bytes(data[4:8], "little")
     return data[8 : 7 + size], data[8 + size :]
 
 
-_COMPARE: Final = {
-    15: _compare_strings,
-    20: _compare_documents,
-    25: _compare_arrays,
+#: The types whose order does not depend on a collation.
+_PLAIN: Final[dict[int, CompareData]] = {
     30: _compare_binary,
     35: _compare_bytes,
     40: _compare_bytes,
@@ -161,30 +117,109 @@ _COMPARE: Final = {
     50: _compare_regexes,
     55: _compare_pointers,
     60: _compare_strings,
-    65: _compare_scopes,
 }
 
-#: For ``sorted`` over values.
-sort_key = cmp_to_key(compare)
+
+def _comparing(compare_strings: CompareData) -> Callable[[Maybe, Maybe], int]:
+    """The order of values in which strings are ordered by ``compare_strings``."""
+
+    def compare(left: Maybe, right: Maybe) -> int:
+        if left is None or right is None:
+            return _sign(rank(left), rank(right))
+        kind, other = left[0], right[0]
+        if kind == other:
+            if left[1] == right[1]:
+                return 0
+        else:
+            order = _sign(RANK[kind], RANK[other])
+            if order:
+                return order
+        if kind in _VALUELESS:
+            return 0
+        if kind in v.NUMERIC:
+            return compare_numbers(left, right)
+        return by_rank[RANK[kind]](left[1], right[1])
+
+    def documents(a: bytes, b: bytes) -> int:
+        """Field by field: the type class, then the name, then the value; the shorter document first."""
+        left, right = v.fields_of(a), v.fields_of(b)
+        for (name, kind, data), (other_name, other_kind, other_data) in zip(left, right, strict=False):
+            order = _sign(RANK[kind], RANK[other_kind]) or _sign(name, other_name)
+            order = order or compare((kind, data), (other_kind, other_data))
+            if order:
+                return order
+        return _sign(len(left), len(right))
+
+    def arrays(a: bytes, b: bytes) -> int:
+        left, right = v.fields_of(a), v.fields_of(b)
+        for (_, kind, data), (_, other_kind, other_data) in zip(left, right, strict=False):
+            order = compare((kind, data), (other_kind, other_data))
+            if order:
+                return order
+        return _sign(len(left), len(right))
+
+    def scopes(a: bytes, b: bytes) -> int:
+        """Code first, then the scope as a document."""
+        code_a, scope_a = split_code(a)
+        code_b, scope_b = split_code(b)
+        return _sign(code_a, code_b) or documents(scope_a, scope_b)
+
+    by_rank = {**_PLAIN, 15: compare_strings, 20: documents, 25: arrays, 65: scopes}
+    return compare
 
 
-def equal(left: Maybe, right: Maybe) -> bool:
-    return compare(left, right) == 0
+def _identifying(string_key: StringKey | None) -> Callable[[Maybe], Hashable]:
+    """Keys in which strings stand for their ``string_key``, or for themselves."""
+
+    def identity(value: Maybe) -> Hashable:
+        if value is None:
+            return (0,)
+        kind, data = value
+        place = RANK[kind]
+        if place == 10:
+            number = v.number_of(value)
+            return (10, "NaN") if v.is_nan(number) else (10, number)
+        if place == 15:
+            return (15, data if string_key is None else string_key(data))
+        if place == 20:
+            return (20, tuple((name, identity((k, d))) for name, k, d in v.fields_of(data)))
+        if place == 25:
+            return (25, tuple(identity((k, d)) for _, k, d in v.fields_of(data)))
+        return (place, data)
+
+    return identity
 
 
-def identity(value: Maybe) -> Hashable:
-    """A key with which a set holds values that compare equal as one. Two keys are equal when the values are."""
-    if value is None:
-        return (0,)
-    kind, data = value
-    place = RANK[kind]
-    if place == 10:
-        number = v.number_of(value)
-        return (10, "NaN") if v.is_nan(number) else (10, number)
-    if place == 15:
-        return (15, data)
-    if place == 20:
-        return (20, tuple((name, identity((k, d))) for name, k, d in v.fields_of(data)))
-    if place == 25:
-        return (25, tuple(identity((k, d)) for _, k, d in v.fields_of(data)))
-    return (place, data)
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A total order over values: the simple one, or one with the strings in a collation's order.
+
+    ``compare``   -1, 0 or 1 for two values
+    ``identity``  a key with which a set holds values that compare equal as one: two keys are equal when the values are
+    ``simple``    whether strings are compared by their bytes
+    """
+
+    compare: Callable[[Maybe, Maybe], int]
+    identity: Callable[[Maybe], Hashable]
+    simple: bool = False
+
+    def equal(self, left: Maybe, right: Maybe) -> bool:
+        return self.compare(left, right) == 0
+
+    def sorted(self, values: Iterable[Value], *, descending: bool = False) -> list[Value]:
+        """The values in this order; equal ones stay as they stand, in either direction."""
+        return sorted(values, key=cmp_to_key(self.compare), reverse=descending)
+
+
+compare: Final = _comparing(_compare_strings)
+identity: Final = _identifying(None)
+SIMPLE: Final = Order(compare, identity, simple=True)
+
+
+def collated(string_key: StringKey) -> Order:
+    """The order in which strings are compared by ``string_key`` of their BSON data (length, UTF-8, NUL)."""
+
+    def compare_strings(a: bytes, b: bytes) -> int:
+        return _sign(string_key(a), string_key(b))
+
+    return Order(_comparing(compare_strings), _identifying(string_key))

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from tailrace.errors import TailraceError, UsageError
 from tailrace.expression import registry
 from tailrace.expression import value as v
+from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.value import Maybe, Value
 
 Frame: TypeAlias = list[Maybe]
@@ -54,6 +55,8 @@ class Compilation:
     #: Whether a stage before this one may have left places behind.
     after_places: bool = False
     place: list[str] = field(default_factory=list)
+    #: The order of values: the collation's.
+    order: Order = SIMPLE
     #: Errors of constant parts. The server parses everything before it evaluates constants, so these come second.
     failures: list[UsageError] = field(default_factory=list)
 
@@ -72,9 +75,14 @@ class Scope:
     folding: bool = True
 
     @classmethod
-    def of_document(cls, constants: dict[str, Maybe]) -> Scope:
+    def of_document(cls, constants: dict[str, Maybe], order: Order = SIMPLE) -> Scope:
         """The scope of a stage: the document as ROOT and CURRENT, and constants such as NOW, REMOVE and ``let``."""
-        return cls(Compilation(), {"ROOT": ROOT_SLOT, "CURRENT": ROOT_SLOT}, constants)
+        return cls(Compilation(order=order), {"ROOT": ROOT_SLOT, "CURRENT": ROOT_SLOT}, constants)
+
+    @property
+    def order(self) -> Order:
+        """The order in which this pipeline compares values."""
+        return self.compilation.order
 
     def bind(self, *names: str) -> tuple[Scope, list[int]]:
         """A scope in which ``names`` are bound to new slots, and these slots."""
@@ -387,10 +395,24 @@ def binary(
     note: str = "",
 ) -> None:
     """Register an operator of exactly two arguments. Which is evaluated first shows when both fail."""
+    ordered_binary(name, group, since, lambda order: function, right_first=right_first, note=note)
+
+
+def ordered_binary(
+    name: str,
+    group: str,
+    since: str,
+    make: Callable[[Order], Callable[[Maybe, Maybe], Maybe]],
+    *,
+    right_first: bool = False,
+    note: str = "",
+) -> None:
+    """Register an operator of exactly two arguments that compares values: ``make`` gives it for an order."""
 
     def parse(operand: Value, scope: Scope) -> Expression:
         args = parse_arguments(operand, scope)
         check_arity(name, len(args), 2, 2)
+        function = make(scope.order)
         left, right = args[0].evaluate, args[1].evaluate
         if right_first:
 
@@ -422,16 +444,50 @@ def variadic(
     merges an ``associative`` operator with the same operator inside it and evaluates its constants beforehand,
     neighbours alone unless it is ``commutative``; that order shows in rounding and in errors.
     """
+    _variadic(
+        name,
+        (group, since, note),
+        lambda order: function,
+        arity=(low, high),
+        associative=associative,
+        commutative=lambda order: commutative,
+    )
+
+
+def ordered_variadic(
+    name: str,
+    group: str,
+    since: str,
+    make: Callable[[Order], Callable[[Iterable[Maybe]], Maybe]],
+    *,
+    commutative: Callable[[Order], bool],
+) -> None:
+    """As ``variadic``, for an associative operator that compares values: ``make`` gives it for an order, and
+    ``commutative`` says whether it is in that order."""
+    _variadic(name, (group, since, ""), make, arity=(0, None), associative=True, commutative=commutative)
+
+
+def _variadic(
+    name: str,
+    listed: tuple[str, str, str],
+    make: Callable[[Order], Callable[[Iterable[Maybe]], Maybe]],
+    *,
+    arity: tuple[int, int | None],
+    associative: bool,
+    commutative: Callable[[Order], bool],
+) -> None:
+    group, since, note = listed
 
     def build(args: Sequence[Expression], scope: Scope) -> Expression:
+        function = make(scope.order)
         closures = [argument.evaluate for argument in args]
         return operator_of(name, args, lambda frame: function(evaluate(frame) for evaluate in closures), scope)
 
     def parse(operand: Value, scope: Scope) -> Expression:
         args = parse_arguments(operand, scope)
-        check_arity(name, len(args), low, high)
+        check_arity(name, len(args), *arity)
         if associative and scope.folding and not all(argument.constant for argument in args):
-            args = regroup(name, args, build, scope, commutative=commutative)
+            args = regroup(name, args, build, scope, commutative=commutative(scope.order))
         return build(args, scope)
 
     registry.register(name, group, since, parse, note=note)

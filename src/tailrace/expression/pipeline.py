@@ -10,6 +10,8 @@ import bson
 
 from tailrace.errors import TailraceError, UsageError
 from tailrace.expression import value as v
+from tailrace.expression.collation import Collation, order_of
+from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.core import Compilation, Scope, check_variable_write, parse_operand
 from tailrace.expression.event_places import may_be_set, with_places
 from tailrace.expression.registry import NOT_SUPPORTED, failure, parse_failure
@@ -67,19 +69,18 @@ def compile_stages(
     let: Mapping[str, Any] | bytes | None = None,
     now: int | None = None,
     cluster_time: int | None = None,
-    collation: Mapping[str, Any] | None = None,
+    collation: Collation | None = None,
     show_expanded_events: bool = False,
 ) -> CompiledPipeline:
     """Compile the stages that follow ``$changeStream``; each is the BSON of one stage document.
 
     ``let`` are the command's variables, ``now`` milliseconds since 1970 for ``$$NOW``, ``cluster_time`` the 64 bits of
-    ``$$CLUSTER_TIME``. A ``collation`` other than simple is refused by name (115). Raises ``UsageError`` with the
-    server's code and the place in the pipeline. ``show_expanded_events`` is the stream's option: such events have more
-    fields, and a stage that sets one must find its place.
+    ``$$CLUSTER_TIME``. Strings are compared in the order of ``collation``, by their bytes without one. Raises
+    ``UsageError`` with the server's code and the place in the pipeline. ``show_expanded_events`` is the stream's
+    option: such events have more fields, and a stage that sets one must find its place.
     """
-    if collation is not None and dict(collation) != {"locale": "simple"}:
-        raise parse_failure(NOT_SUPPORTED, f"collation is not supported, only {{locale: 'simple'}}: {dict(collation)}")
-    compiler = Compiler(_constants(let, now, cluster_time), list(stages))
+    order = order_of(collation)
+    compiler = Compiler(_constants(let, now, cluster_time, order), list(stages), order)
     compiled = [compiler.stage(place) for place in range(len(stages))]
     if compiler.not_permitted:
         raise compiler.not_permitted[0]
@@ -97,9 +98,10 @@ def compile_stages(
 class Compiler:
     """One compilation: stage after stage; errors of other kinds than parsing wait until all are parsed."""
 
-    def __init__(self, constants: dict[str, Maybe], stages: list[bytes]) -> None:
+    def __init__(self, constants: dict[str, Maybe], stages: list[bytes], order: Order = SIMPLE) -> None:
         self.constants = constants
         self.stages = stages
+        self.order = order
         self.not_permitted: list[UsageError] = []
         self.failures: list[UsageError] = []
         self.split: int | None = None
@@ -110,7 +112,7 @@ class Compiler:
         self.keeps_places = self.sets_event_fields
 
     def stage(self, place: int) -> Stage | None:
-        compilation = Compilation(places=self._places(place), after_places=self.keeps_places)
+        compilation = Compilation(places=self._places(place), after_places=self.keeps_places, order=self.order)
         self.keeps_places |= compilation.places
         scope = Scope(compilation, {"ROOT": 0, "CURRENT": 0}, self.constants)
         try:
@@ -185,7 +187,9 @@ def check_depth(raw: bytes) -> None:
     raise parse_failure(15, f"exceeded maximum nested object depth: {MAX_DEPTH}")
 
 
-def _constants(let: Mapping[str, Any] | bytes | None, now: int | None, cluster_time: int | None) -> dict[str, Maybe]:
+def _constants(
+    let: Mapping[str, Any] | bytes | None, now: int | None, cluster_time: int | None, order: Order
+) -> dict[str, Maybe]:
     constants: dict[str, Maybe] = {"REMOVE": None}
     if now is not None:
         constants["NOW"] = v.date(now)
@@ -193,7 +197,7 @@ def _constants(let: Mapping[str, Any] | bytes | None, now: int | None, cluster_t
         constants["CLUSTER_TIME"] = v.timestamp(cluster_time >> 32, cluster_time & 0xFFFFFFFF)
     if let is None:
         return constants
-    scope = Scope.of_document(dict(constants))
+    scope = Scope.of_document(dict(constants), order)
     for name, kind, data in v.fields_of(let if isinstance(let, bytes) else bson.encode(let)):
         shown = name.decode("utf-8", "replace")
         check_variable_write(shown)

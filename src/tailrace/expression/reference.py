@@ -25,7 +25,8 @@ stream is opened, or, where only a value decides, on the event that holds it.
 _KNOWN = """\
 ## Known limits
 
-* Collations other than simple are refused when the stream is opened.
+* Collations need the extra `icu`; without it, one other than the simple is refused when the stream is opened. The order
+  is that of the ICU that is installed, which for few strings is not mongod's ([how few](differences.md#collations)).
 * Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event: the server's last
   digit is its library's own. Addition, multiplication, division, remainder, square root and rounding are exact.
 * `$dateFromString` and `$toDate` read ISO 8601 dates; other notations are refused on the event. With a `format`, a part

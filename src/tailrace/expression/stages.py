@@ -37,7 +37,7 @@ def _match(specification: Value, scope: Scope) -> tuple[tree.Node, Apply]:
     if specification[0] != v.OBJECT:
         raise parse_failure(15959, "the match filter must be an expression in an object")
     node = parse_match(specification[1], scope)
-    passes = document_test(node)
+    passes = document_test(node, scope.order)
     if not _asks_for_nameless(node):
         return node, lambda document: document if passes(document) else None
 

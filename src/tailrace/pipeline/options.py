@@ -13,6 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace import raw_bson
 from tailrace.errors import UsageError
 from tailrace.event.resume_token import ResumeToken
+from tailrace.expression.collation import Collation, order_of, parse_collation
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.raw_bson import BOOL, NULL, OBJECT, STRING, TIMESTAMP, Element
@@ -51,6 +52,8 @@ class StreamOptions:
     ``generate_v2_tokens``  the aggregate command's ``$_generateV2ResumeTokens``
     ``needs_merge``         the stream is one shard's part of a merged stream
     ``let``                 the aggregate command's variables for the user's stages, a BSON document
+    ``collation``           how the user's stages compare strings; ``None``: by their bytes. It touches nothing else:
+                            neither the scope, nor tokens, nor look-ups
     """
 
     scope: Scope
@@ -70,6 +73,7 @@ class StreamOptions:
     generate_v2_tokens: bool = False
     needs_merge: bool = False
     let: bytes | None = field(default=None, repr=False)
+    collation: Collation | None = None
 
     @classmethod
     def parse(
@@ -81,13 +85,17 @@ class StreamOptions:
         generate_v2_tokens: bool = False,
         needs_merge: bool = False,
         let: bytes | None = None,
+        collation: Mapping[str, Any] | bytes | None = None,
     ) -> StreamOptions:
         """The options in ``stage``, the document inside ``$changeStream``.
 
         Raises ``UsageError``, or ``InvalidResumeToken`` for a token that does not parse, with the server's code and
-        message. Whether the token fits this stream is ``build_plan``'s question.
+        message. Whether the token fits this stream is ``build_plan``'s question. A ``collation`` other than simple is
+        refused (115) where ICU is not installed.
         """
         scope.check_names()
+        asked = None if collation is None else parse_collation(to_bson(collation))
+        order_of(asked)
         raw = to_bson(stage)
         chosen: dict[str, Any] = {}
         all_changes: bool | None = None
@@ -104,6 +112,7 @@ class StreamOptions:
             generate_v2_tokens=generate_v2_tokens,
             needs_merge=needs_merge,
             let=let,
+            collation=asked,
             **chosen,
         )
         _check_start(options)

@@ -79,7 +79,9 @@ class RouterPipeline:
 
 def compiled(options: StreamOptions, stages: tuple[bytes, ...]) -> CompiledPipeline:
     """Some of the user's stages, ready to run."""
-    return compile_stages(stages, let=options.let, show_expanded_events=options.show_expanded_events)
+    return compile_stages(
+        stages, let=options.let, collation=options.collation, show_expanded_events=options.show_expanded_events
+    )
 
 
 def must_search(plan: Plan) -> bool:

@@ -59,6 +59,7 @@ KNOWN: Final = (
     "database",
     "collection",
     "pipeline",
+    "collation",
     *SERVER_TEXTS,
     *SERVER_FLAGS,
     V2_TOKENS,
@@ -98,6 +99,7 @@ class ReadOptions:
 
     ``stage``       the server's options, but for where to start
     ``pipeline``    the user's stages as BSON
+    ``collation``   how they compare strings, as BSON; ``None``: by their bytes
     ``start``       ``None`` where the user named none
     ``end``         where a batch read ends, inclusive; ``None``: now
     ``max_events``  bound of a micro-batch; ``None``: none
@@ -108,6 +110,7 @@ class ReadOptions:
     scope: Scope
     stage: dict[str, Any]
     pipeline: tuple[bytes, ...]
+    collation: bytes | None
     v2_tokens: bool
     start: Start | None
     end: ClusterTime | None
@@ -129,7 +132,13 @@ class ReadOptions:
             stage[start.option] = bson.decode(start.token)
         if start is not None and start.time is not None:
             stage["startAtOperationTime"] = start.time.to_timestamp()
-        return StreamOptions.parse(self.scope, stage, self.pipeline, generate_v2_tokens=self.v2_tokens or v2_tokens)
+        return StreamOptions.parse(
+            self.scope,
+            stage,
+            self.pipeline,
+            generate_v2_tokens=self.v2_tokens or v2_tokens,
+            collation=self.collation,
+        )
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
@@ -145,6 +154,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         scope=_scope(given.get("database"), given.get("collection")),
         stage=_stage(given),
         pipeline=_read(given, "pipeline", _pipeline) or (),
+        collation=_read(given, "collation", _collation),
         v2_tokens=_read(given, V2_TOKENS, _flag) or False,
         start=_start(given),
         end=_read(given, "endAtOperationTime", _end),
@@ -256,6 +266,13 @@ def _pipeline(text: str) -> tuple[bytes, ...]:
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise ValueError('expected a JSON array of stages, such as [{"$match": {...}}]')
     return tuple(bson.encode(stage) for stage in stages)
+
+
+def _collation(text: str) -> bytes:
+    document = _json(text)
+    if not isinstance(document, dict):
+        raise ValueError('expected a JSON document such as {"locale": "en", "strength": 2}')
+    return bson.encode(document)
 
 
 def _token(text: str) -> bytes:

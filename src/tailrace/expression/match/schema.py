@@ -363,8 +363,8 @@ _KEYWORDS: Final[dict[str, Callable[[str, Value, _Fields], object] | None]] = {
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def value_test(node: tree.SchemaTest, *_: object) -> ValueTest:
-    """The test of one keyword, or of a whole schema (keyword "schema"), on one value."""
+def value_test(node: tree.SchemaTest) -> ValueTest:
+    """The test of one keyword, or of a whole schema (keyword "schema"), on one value. No collation reaches it."""
     if node.keyword == "schema":
         return _every(cast("tuple[tree.SchemaTest, ...]", node.argument))
     return _TESTS[node.keyword](node.argument)

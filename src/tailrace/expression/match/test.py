@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from tailrace.errors import InternalError
 from tailrace.expression import pattern as regular
 from tailrace.expression import value as v
-from tailrace.expression.compare import RANK, compare, compare_numbers, identity
+from tailrace.expression.compare import RANK, SIMPLE, Order, compare_numbers
 from tailrace.expression.match import schema, tree
 from tailrace.expression.match.bits import bits_test
 from tailrace.expression.match.traverse import values_at
@@ -20,12 +20,12 @@ ValueTest: TypeAlias = Callable[[Maybe], bool]
 _NULL_RANK: Final = RANK[v.NULL_TYPE]
 
 
-def document_test(node: tree.Node) -> DocumentTest:
-    """The test of a whole document."""
+def document_test(node: tree.Node, order: Order = SIMPLE) -> DocumentTest:
+    """The test of a whole document; values are compared in ``order``."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
-        return _logical(node)
+        return _logical(node, order)
     if isinstance(node, tree.Not):
-        inner = document_test(node.child)
+        inner = document_test(node.child, order)
         return lambda document: not inner(document)
     if isinstance(node, tree.Always):
         truth = node.truth
@@ -34,13 +34,13 @@ def document_test(node: tree.Node) -> DocumentTest:
         evaluate, frame = node.expression.evaluate, node.scope.frame
         return lambda document: v.truthy(evaluate(frame(document)))
     if isinstance(node, tree.SchemaTest) and not node.path:
-        whole = schema.value_test(node, value_test, document_test)
+        whole = schema.value_test(node)
         return lambda document: whole((v.OBJECT, document))
-    return _on_path(node)
+    return _on_path(node, order)
 
 
-def _on_path(node: tree.Node) -> DocumentTest:
-    leaf = value_test(node)
+def _on_path(node: tree.Node, order: Order) -> DocumentTest:
+    leaf = value_test(node, order)
     if isinstance(node, tree.And | tree.Or | tree.Nor | tree.Not | tree.Always | tree.ExpressionIsTrue):
         raise InternalError("a node without a path was asked for its path")
     names = tuple(node.path.split(b"."))
@@ -58,8 +58,8 @@ def _on_path(node: tree.Node) -> DocumentTest:
     return test
 
 
-def _logical(node: tree.And | tree.Or | tree.Nor) -> DocumentTest:
-    tests = [document_test(child) for child in _cheap_first(node.children)]
+def _logical(node: tree.And | tree.Or | tree.Nor, order: Order) -> DocumentTest:
+    tests = [document_test(child, order) for child in _cheap_first(node.children)]
     if len(tests) == 1:
         only = tests[0]
         return (lambda document: not only(document)) if isinstance(node, tree.Nor) else only
@@ -101,17 +101,17 @@ def _may_fail(node: tree.Node) -> bool:
 # ── tests of one value ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def value_test(node: tree.Node) -> ValueTest:
+def value_test(node: tree.Node, order: Order = SIMPLE) -> ValueTest:
     """The test of a single value, as a path or an ``$elemMatch`` finds it."""
     maker = _VALUE_TESTS.get(type(node))
     if maker is None:
         raise InternalError(f"{type(node).__name__} does not test a value")
-    test: ValueTest = maker(node)
+    test: ValueTest = maker(node, order)
     return test
 
 
-def _compare_test(node: tree.Compare) -> ValueTest:
-    value, operator = node.value, node.operator
+def _compare_test(node: tree.Compare, order: Order) -> ValueTest:
+    value, operator, compare = node.value, node.operator, order.compare
     kind = value[0]
     if kind == v.NULL_TYPE and operator not in ("$gt", "$lt"):
         return lambda found: found is None or found[0] in v.NULLISH
@@ -119,7 +119,7 @@ def _compare_test(node: tree.Compare) -> ValueTest:
         return _extreme_test(kind, operator)
     wanted = RANK[kind]
     if operator == "$eq":
-        if kind in (v.STRING, v.OBJECT_ID, v.BOOL):
+        if kind in (v.OBJECT_ID, v.BOOL) or (kind == v.STRING and order.simple):
             data = value[1]
             return lambda found: found is not None and found[1] == data and RANK[found[0]] == wanted
         return lambda found: found is not None and RANK[found[0]] == wanted and compare(found, value) == 0
@@ -155,7 +155,7 @@ def _extreme_test(kind: int, operator: str) -> ValueTest:
     return lambda found: equal if found is not None and found[0] == kind else other
 
 
-def _pattern_test(node: tree.Pattern) -> ValueTest:
+def _pattern_test(node: tree.Pattern, _: Order) -> ValueTest:
     search = regular.compile_pattern(node.pattern, node.options).matches
     data = node.pattern + b"\x00" + node.options + b"\x00"
 
@@ -169,10 +169,11 @@ def _pattern_test(node: tree.Pattern) -> ValueTest:
     return test
 
 
-def _in_test(node: tree.In) -> ValueTest:
+def _in_test(node: tree.In, order: Order) -> ValueTest:
+    identity = order.identity
     keys = {identity(value) for value in node.values}
     with_null = any(value[0] == v.NULL_TYPE for value in node.values)
-    patterns = [_pattern_test(pattern) for pattern in node.patterns]
+    patterns = [_pattern_test(pattern, order) for pattern in node.patterns]
 
     def test(found: Maybe) -> bool:
         if found is None:
@@ -184,21 +185,21 @@ def _in_test(node: tree.In) -> ValueTest:
     return test
 
 
-def _exists_test(node: tree.Exists) -> ValueTest:
+def _exists_test(node: tree.Exists, _: Order) -> ValueTest:
     return lambda found: found is not None
 
 
-def _type_test(node: tree.TypeIs) -> ValueTest:
+def _type_test(node: tree.TypeIs, _: Order) -> ValueTest:
     types = node.types
     return lambda found: found is not None and found[0] in types
 
 
-def _size_test(node: tree.Size) -> ValueTest:
+def _size_test(node: tree.Size, _: Order) -> ValueTest:
     size = node.size
     return lambda found: found is not None and found[0] == v.ARRAY and len(v.fields_of(found[1])) == size
 
 
-def _mod_test(node: tree.Mod) -> ValueTest:
+def _mod_test(node: tree.Mod, _: Order) -> ValueTest:
     divisor, remainder = node.divisor, node.remainder
 
     def test(found: Maybe) -> bool:
@@ -217,8 +218,8 @@ def _mod_test(node: tree.Mod) -> ValueTest:
     return test
 
 
-def _object_test(node: tree.ElementMatchesObject) -> ValueTest:
-    inner = document_test(node.child)
+def _object_test(node: tree.ElementMatchesObject, order: Order) -> ValueTest:
+    inner = document_test(node.child, order)
 
     def test(found: Maybe) -> bool:
         if found is None or found[0] != v.ARRAY:
@@ -228,8 +229,8 @@ def _object_test(node: tree.ElementMatchesObject) -> ValueTest:
     return test
 
 
-def _element_test(node: tree.ElementMatchesValue) -> ValueTest:
-    tests = [value_test(child) for child in node.children]
+def _element_test(node: tree.ElementMatchesValue, order: Order) -> ValueTest:
+    tests = [value_test(child, order) for child in node.children]
 
     def test(found: Maybe) -> bool:
         if found is None or found[0] != v.ARRAY:
@@ -239,28 +240,28 @@ def _element_test(node: tree.ElementMatchesValue) -> ValueTest:
     return test
 
 
-def _not_test(node: tree.Not) -> ValueTest:
-    inner = value_test(node.child)
+def _not_test(node: tree.Not, order: Order) -> ValueTest:
+    inner = value_test(node.child, order)
     return lambda found: not inner(found)
 
 
-def _and_test(node: tree.And) -> ValueTest:
-    tests = [value_test(child) for child in node.children]
+def _and_test(node: tree.And, order: Order) -> ValueTest:
+    tests = [value_test(child, order) for child in node.children]
     return lambda found: all(test(found) for test in tests)
 
 
-def _or_test(node: tree.Or) -> ValueTest:
-    tests = [value_test(child) for child in node.children]
+def _or_test(node: tree.Or, order: Order) -> ValueTest:
+    tests = [value_test(child, order) for child in node.children]
     return lambda found: any(test(found) for test in tests)
 
 
-def _always_test(node: tree.Always) -> ValueTest:
+def _always_test(node: tree.Always, _: Order) -> ValueTest:
     truth = node.truth
     return lambda found: truth
 
 
-def _schema_test(node: tree.SchemaTest) -> ValueTest:
-    return schema.value_test(node, value_test, document_test)
+def _schema_test(node: tree.SchemaTest, _: Order) -> ValueTest:
+    return schema.value_test(node)
 
 
 _VALUE_TESTS: Final[dict[type, Callable[..., ValueTest]]] = {
@@ -271,7 +272,7 @@ _VALUE_TESTS: Final[dict[type, Callable[..., ValueTest]]] = {
     tree.TypeIs: _type_test,
     tree.Size: _size_test,
     tree.Mod: _mod_test,
-    tree.Bits: bits_test,
+    tree.Bits: lambda node, _: bits_test(node),
     tree.ElementMatchesObject: _object_test,
     tree.ElementMatchesValue: _element_test,
     tree.Not: _not_test,

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from tailrace.expression import value as v
-from tailrace.expression.compare import compare
+from tailrace.expression.compare import Order
 from tailrace.expression.core import Expression, Frame, Scope, operator_of, parse_arguments, regroup
 from tailrace.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, widest
 from tailrace.expression.registry import failure, register
@@ -26,8 +26,21 @@ def _accumulator(
     commutative: bool = False,
 ) -> None:
     """One argument that is an array stands for its elements; several stand for themselves."""
+    _ordered_accumulator(name, since, lambda order: total, associative=associative, commutative=commutative)
+
+
+def _ordered_accumulator(
+    name: str,
+    since: str,
+    make: Callable[[Order], Callable[[Iterable[Maybe]], Maybe]],
+    *,
+    associative: bool = False,
+    commutative: bool = False,
+) -> None:
+    """The same for one that compares values: ``make`` gives it for an order."""
 
     def build(args: Sequence[Expression], scope: Scope) -> Expression:
+        total = make(scope.order)
         closures = [argument.evaluate for argument in args]
         if len(closures) != 1:
             return operator_of(name, args, lambda frame: total(evaluate(frame) for evaluate in closures), scope)
@@ -97,7 +110,9 @@ def _average(values: Iterable[Maybe]) -> Maybe:
 _accumulator("$avg", "2.6", _average)
 
 
-def _extreme(sign: int) -> Callable[[Iterable[Maybe]], Maybe]:
+def _extreme(sign: int, order: Order) -> Callable[[Iterable[Maybe]], Maybe]:
+    compare = order.compare
+
     def choose(values: Iterable[Maybe]) -> Maybe:
         best: Maybe = None
         for value in values:
@@ -110,8 +125,8 @@ def _extreme(sign: int) -> Callable[[Iterable[Maybe]], Maybe]:
     return choose
 
 
-_accumulator("$min", "2.6", _extreme(-1), associative=True, commutative=True)
-_accumulator("$max", "2.6", _extreme(1), associative=True, commutative=True)
+_ordered_accumulator("$min", "2.6", lambda order: _extreme(-1, order), associative=True, commutative=True)
+_ordered_accumulator("$max", "2.6", lambda order: _extreme(1, order), associative=True, commutative=True)
 
 
 def _deviation(sample: bool) -> Callable[[Iterable[Maybe]], Maybe]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tailrace.expression import value as v
-from tailrace.expression.compare import compare
+from tailrace.expression.compare import Order
 from tailrace.expression.core import (
     Expression,
     Frame,
@@ -14,6 +14,7 @@ from tailrace.expression.core import (
     binary,
     check_arity,
     operator_of,
+    ordered_binary,
     parse_arguments,
     unary,
     variadic,
@@ -82,13 +83,16 @@ def _concat_arrays(args: Iterable[Maybe]) -> Maybe:
 variadic("$concatArrays", _ARRAY, "3.2", _concat_arrays, associative=True)
 
 
-def _in(wanted: Maybe, array: Maybe) -> Maybe:
-    if array is None or array[0] != v.ARRAY:
-        raise failure(40081, f"$in requires an array as a second argument, found: {v.type_name(array)}")
-    return v.boolean(any(compare(wanted, item) == 0 for item in v.elements_of(array)))
+def _in(order: Order) -> Callable[[Maybe, Maybe], Maybe]:
+    def apply(wanted: Maybe, array: Maybe) -> Maybe:
+        if array is None or array[0] != v.ARRAY:
+            raise failure(40081, f"$in requires an array as a second argument, found: {v.type_name(array)}")
+        return v.boolean(any(order.equal(wanted, item) for item in v.elements_of(array)))
+
+    return apply
 
 
-binary("$in", _ARRAY, "3.4", _in)
+ordered_binary("$in", _ARRAY, "3.4", _in)
 
 
 def index_bound(name: str, value: Maybe, which: str) -> int:
@@ -106,6 +110,7 @@ def _index_of(operand: Value, scope: Scope) -> Expression:
     args = parse_arguments(operand, scope)
     check_arity("$indexOfArray", len(args), 2, 4)
     read, wanted, *bounds = [argument.evaluate for argument in args]
+    equal = scope.order.equal
     if args[0].constant and scope.folding and not v.nullish(args[0].value) and v.type_name(args[0].value) != "array":
         scope.fail_later(
             50809 if not all(argument.constant for argument in args) else 40090,
@@ -123,7 +128,7 @@ def _index_of(operand: Value, scope: Scope) -> Expression:
         end = index_bound("$indexOfArray", bounds[1](frame), "ending") if len(bounds) > 1 else len(items)
         value = wanted(frame)
         for place in range(start, min(end, len(items))):
-            if compare(items[place], value) == 0:
+            if equal(items[place], value):
                 return v.int32(place)
         return v.int32(-1)
 

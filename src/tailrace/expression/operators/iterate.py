@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cmp_to_key
 from typing import Final
 
 from tailrace.expression import value as v
-from tailrace.expression.compare import sort_key
+from tailrace.expression.compare import Order
 from tailrace.expression.core import (
     Evaluate,
     Expression,
@@ -228,7 +229,7 @@ def _sort_array(operand: Value, scope: Scope) -> Expression:
     if "sortBy" not in given:
         raise parse_failure(2942503, "$sortArray requires 'sortBy' to be specified")
     source = parse_operand(given["input"], scope)
-    order = _order(given["sortBy"])
+    sort = _sort(given["sortBy"], scope.order)
     read = source.evaluate
 
     def evaluate(frame: Frame) -> Maybe:
@@ -239,20 +240,20 @@ def _sort_array(operand: Value, scope: Scope) -> Expression:
             raise failure(
                 2942504, f"The input argument to $sortArray must be an array, but was of type: {v.type_name(array)}"
             )
-        return v.array_of(order(v.elements_of(array)))
+        return v.array_of(sort(v.elements_of(array)))
 
     return runtime_operator("$sortArray", [source], evaluate)
 
 
-Order = Callable[[list[Value]], list[Value]]
+Sort = Callable[[list[Value]], list[Value]]
 
 
-def _order(by: Value) -> Order:
+def _sort(by: Value, order: Order) -> Sort:
     if by[0] in v.NUMERIC:
         direction = v.number_of(by)
         if direction not in (1, -1):
             raise parse_failure(2942506, "The $sort element value must be either 1 or -1")
-        return lambda items: sorted(items, key=sort_key, reverse=direction == -1)
+        return lambda items: order.sorted(items, descending=direction == -1)
     if by[0] != v.OBJECT:
         raise parse_failure(
             2942507,
@@ -266,7 +267,7 @@ def _order(by: Value) -> Order:
         keys.append((path, v.number_of((kind, data)) == -1))
     if not keys:
         raise parse_failure(2942505, "BadValue: The sort pattern is empty when it should be a set of fields.")
-    return lambda items: _sorted_by(items, keys)
+    return lambda items: _sorted_by(items, keys, order)
 
 
 def _sort_path(name: bytes) -> tuple[bytes, ...]:
@@ -275,8 +276,8 @@ def _sort_path(name: bytes) -> tuple[bytes, ...]:
     return tuple(name.split(b"."))
 
 
-def _sorted_by(items: list[Value], keys: list[tuple[tuple[bytes, ...], bool]]) -> list[Value]:
-    result = items
+def _sorted_by(items: list[Value], keys: list[tuple[tuple[bytes, ...], bool]], order: Order) -> list[Value]:
+    result, sort_key = items, cmp_to_key(order.compare)
     for path, descending in reversed(keys):
         result = sorted(result, key=lambda item: sort_key(_sort_value(item, path)), reverse=descending)
     return result
@@ -302,7 +303,7 @@ register("$sortArray", _ARRAY, "5.2", _sort_array, note="sort keys that are arra
 # ── the first, last, smallest, largest few ───────────────────────────────────────────────────────────────────────────
 
 
-def _some(name: str, group: str, choose: Callable[[list[Value], int], list[Value]]) -> None:
+def _some(name: str, group: str, choose: Callable[[list[Value], int, Order], list[Value]]) -> None:
     def parse(operand: Value, scope: Scope) -> Expression:
         if operand[0] != v.OBJECT:
             raise parse_failure(5787900, f"specification must be an object; found {v.type_name(operand)}")
@@ -320,7 +321,7 @@ def _some(name: str, group: str, choose: Callable[[list[Value], int], list[Value
             array = read(frame)
             if array is None or array[0] != v.ARRAY:
                 raise failure(5788200, "Input must be an array")
-            return v.array_of(choose(v.elements_of(array), size))
+            return v.array_of(choose(v.elements_of(array), size, scope.order))
 
         return runtime_operator(name, [count, source], evaluate)
 
@@ -342,7 +343,7 @@ def _without_null(items: list[Value]) -> list[Value]:
     return [item for item in items if item[0] not in v.NULLISH]
 
 
-_some("$firstN", _ARRAY, lambda items, n: items[:n])
-_some("$lastN", _ARRAY, lambda items, n: items[-n:])
-_some("$minN", _ARRAY, lambda items, n: sorted(_without_null(items), key=sort_key)[:n])
-_some("$maxN", _ARRAY, lambda items, n: sorted(_without_null(items), key=sort_key)[::-1][:n])
+_some("$firstN", _ARRAY, lambda items, n, order: items[:n])
+_some("$lastN", _ARRAY, lambda items, n, order: items[-n:])
+_some("$minN", _ARRAY, lambda items, n, order: order.sorted(_without_null(items))[:n])
+_some("$maxN", _ARRAY, lambda items, n, order: order.sorted(_without_null(items))[::-1][:n])

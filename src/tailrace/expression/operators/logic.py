@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tailrace.errors import UsageError
 from tailrace.expression import value as v
-from tailrace.expression.compare import compare
+from tailrace.expression.compare import Order
 from tailrace.expression.core import (
     Evaluate,
     Expression,
     Frame,
     Scope,
-    binary,
     check_arity,
     constant,
     operator_of,
+    ordered_binary,
     parse_arguments,
     parse_operand,
     unary,
@@ -28,13 +29,24 @@ _COMPARISON: Final = "comparison"
 _BOOLEAN: Final = "boolean"
 _CONDITIONAL: Final = "conditional"
 
-binary("$cmp", _COMPARISON, "2.2", lambda a, b: v.int32(compare(a, b)))
-binary("$eq", _COMPARISON, "2.2", lambda a, b: v.boolean(a == b or compare(a, b) == 0))
-binary("$ne", _COMPARISON, "2.2", lambda a, b: v.boolean(a != b and compare(a, b) != 0))
-binary("$gt", _COMPARISON, "2.2", lambda a, b: v.boolean(compare(a, b) > 0))
-binary("$gte", _COMPARISON, "2.2", lambda a, b: v.boolean(compare(a, b) >= 0))
-binary("$lt", _COMPARISON, "2.2", lambda a, b: v.boolean(compare(a, b) < 0))
-binary("$lte", _COMPARISON, "2.2", lambda a, b: v.boolean(compare(a, b) <= 0))
+
+def _comparison(name: str, truth: Callable[[int], Value]) -> None:
+    """An operator that says something of the order of two values."""
+
+    def make(order: Order) -> Callable[[Maybe, Maybe], Maybe]:
+        compare = order.compare
+        return lambda a, b: truth(compare(a, b))
+
+    ordered_binary(name, _COMPARISON, "2.2", make)
+
+
+_comparison("$cmp", v.int32)
+_comparison("$eq", lambda order: v.boolean(order == 0))
+_comparison("$ne", lambda order: v.boolean(order != 0))
+_comparison("$gt", lambda order: v.boolean(order > 0))
+_comparison("$gte", lambda order: v.boolean(order >= 0))
+_comparison("$lt", lambda order: v.boolean(order < 0))
+_comparison("$lte", lambda order: v.boolean(order <= 0))
 
 unary("$not", _BOOLEAN, "2.2", lambda a: v.boolean(not v.truthy(a)))
 

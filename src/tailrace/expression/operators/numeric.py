@@ -275,7 +275,10 @@ def _atan2(args: Iterable[Maybe]) -> Maybe:
         numbers.append(value)
     if any(value[0] == v.DECIMAL for value in numbers):
         raise not_exact("$atan2 of a decimal")
-    return v.double(math.atan2(float_of(numbers[0]), float_of(numbers[1])))
+    y, x = map(float_of, numbers)
+    if v.is_nan(x) or v.is_nan(y):
+        return v.double(x if v.is_nan(x) else y)  # with its sign and payload, which Python's function would drop
+    return v.double(math.atan2(y, x))
 
 
 variadic("$atan2", _TRIGONOMETRY, "4.2", _atan2, low=2, high=2, note=_NOTE)

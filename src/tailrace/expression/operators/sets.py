@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
 from tailrace.expression import value as v
-from tailrace.expression.compare import identity, sort_key
+from tailrace.expression.compare import Order
 from tailrace.expression.core import (
     Expression,
     Frame,
     Scope,
-    binary,
     check_arity,
     operator_of,
+    ordered_binary,
+    ordered_variadic,
     parse_arguments,
     runtime_operator,
     unary,
-    variadic,
 )
 from tailrace.expression.registry import failure, parse_failure, register
 from tailrace.expression.value import Maybe, Value
@@ -39,19 +39,24 @@ _every("$allElementsTrue", 17040, wanted=True)
 _every("$anyElementTrue", 17041, wanted=False)
 
 
-def _difference(a: Maybe, b: Maybe) -> Maybe:
-    if v.nullish(a) or v.nullish(b):
-        return v.NULL
-    left = _array(a, 17048, "both operands of $setDifference must be arrays. First")
-    right = _array(b, 17049, "both operands of $setDifference must be arrays. Second")
-    seen: set[Hashable] = {identity(item) for item in right}
-    kept = []
-    for item in left:
-        key = identity(item)
-        if key not in seen:
-            seen.add(key)
-            kept.append(item)
-    return v.array_of(kept)
+def _difference(order: Order) -> Callable[[Maybe, Maybe], Maybe]:
+    identity = order.identity
+
+    def apply(a: Maybe, b: Maybe) -> Maybe:
+        if v.nullish(a) or v.nullish(b):
+            return v.NULL
+        left = _array(a, 17048, "both operands of $setDifference must be arrays. First")
+        right = _array(b, 17049, "both operands of $setDifference must be arrays. Second")
+        seen: set[Hashable] = {identity(item) for item in right}
+        kept = []
+        for item in left:
+            key = identity(item)
+            if key not in seen:
+                seen.add(key)
+                kept.append(item)
+        return v.array_of(kept)
+
+    return apply
 
 
 def _array(value: Maybe, code: int, text: str) -> list[Value]:
@@ -60,10 +65,11 @@ def _array(value: Maybe, code: int, text: str) -> list[Value]:
     return v.elements_of(value)
 
 
-binary("$setDifference", _SET, "2.6", _difference)
+ordered_binary("$setDifference", _SET, "2.6", _difference)
 
 
-def _is_subset(a: Maybe, b: Maybe) -> Maybe:
+def _is_subset(a: Maybe, b: Maybe, order: Order) -> Maybe:
+    identity = order.identity
     left = _array(a, 17046, "both operands of $setIsSubset must be arrays. First")
     right = _array(b, 17042, "both operands of $setIsSubset must be arrays. Second")
     held = {identity(item) for item in right}
@@ -74,14 +80,15 @@ def _subset(operand: Value, scope: Scope) -> Expression:
     """With a constant second argument the server prepares the set beforehand, with other codes."""
     args = parse_arguments(operand, scope)
     check_arity("$setIsSubset", len(args), 2, 2)
-    left, right = args[0].evaluate, args[1].evaluate
+    left, right, order = args[0].evaluate, args[1].evaluate, scope.order
     if not args[1].constant or args[0].constant or not scope.folding:
-        return operator_of("$setIsSubset", args, lambda frame: _is_subset(left(frame), right(frame)), scope)
+        return operator_of("$setIsSubset", args, lambda frame: _is_subset(left(frame), right(frame), order), scope)
     superset = args[1].value
     if superset is None or superset[0] != v.ARRAY:
         kind = v.type_name(superset)
         scope.fail_later(17311, f"both operands of $setIsSubset must be arrays. Second argument is of type: {kind}")
         superset = v.EMPTY_ARRAY
+    identity = order.identity
     held = {identity(item) for item in v.elements_of(superset)}
 
     def evaluate(frame: Frame) -> Maybe:
@@ -98,7 +105,7 @@ def _equals(operand: Value, scope: Scope) -> Expression:
     args = parse_arguments(operand, scope)
     if len(args) < 2:
         raise parse_failure(17045, f"$setEquals needs at least two arguments had: {len(args)}")
-    closures = [argument.evaluate for argument in args]
+    closures, identity = [argument.evaluate for argument in args], scope.order.identity
     for place, argument in enumerate(args):
         if scope.folding and argument.constant and v.type_name(argument.value) != "array":
             kind = v.type_name(argument.value)
@@ -129,37 +136,44 @@ def _equals(operand: Value, scope: Scope) -> Expression:
 register("$setEquals", _SET, "2.6", _equals)
 
 
-def _sorted_set(items: dict[Hashable, Value]) -> Value:
-    return v.array_of(sorted(items.values(), key=sort_key))
+def _union(order: Order) -> Callable[[Iterable[Maybe]], Maybe]:
+    identity = order.identity
 
-
-def _union(args: Iterable[Maybe]) -> Maybe:
-    found: dict[Hashable, Value] = {}
-    for value in args:
-        if value is None or value[0] in v.NULLISH:
-            return v.NULL
-        for item in _array(value, 17043, "All operands of $setUnion must be arrays. One"):
-            found.setdefault(identity(item), item)
-    return _sorted_set(found)
-
-
-variadic("$setUnion", _SET, "2.6", _union, associative=True, commutative=True)
-
-
-def _intersection(args: Iterable[Maybe]) -> Maybe:
-    found: dict[Hashable, Value] | None = None
-    for value in args:
-        if value is None or value[0] in v.NULLISH:
-            return v.NULL
-        items = _array(value, 17047, "All operands of $setIntersection must be arrays. One")
-        if found is None:
-            found = {}
-            for item in items:
+    def apply(args: Iterable[Maybe]) -> Maybe:
+        found: dict[Hashable, Value] = {}
+        for value in args:
+            if value is None or value[0] in v.NULLISH:
+                return v.NULL
+            for item in _array(value, 17043, "All operands of $setUnion must be arrays. One"):
                 found.setdefault(identity(item), item)
-        elif found:
-            held = {identity(item) for item in items}
-            found = {key: item for key, item in found.items() if key in held}
-    return _sorted_set(found or {})
+        return v.array_of(order.sorted(found.values()))
+
+    return apply
 
 
-variadic("$setIntersection", _SET, "2.6", _intersection, associative=True, commutative=True)
+# Under a collation the first of several equal values is the one kept, so the server leaves the arguments in place.
+ordered_variadic("$setUnion", _SET, "2.6", _union, commutative=lambda order: order.simple)
+
+
+def _intersection(order: Order) -> Callable[[Iterable[Maybe]], Maybe]:
+    identity = order.identity
+
+    def apply(args: Iterable[Maybe]) -> Maybe:
+        found: dict[Hashable, Value] | None = None
+        for value in args:
+            if value is None or value[0] in v.NULLISH:
+                return v.NULL
+            items = _array(value, 17047, "All operands of $setIntersection must be arrays. One")
+            if found is None:
+                found = {}
+                for item in items:
+                    found.setdefault(identity(item), item)
+            elif found:
+                held = {identity(item) for item in items}
+                found = {key: item for key, item in found.items() if key in held}
+        return v.array_of(order.sorted((found or {}).values()))
+
+    return apply
+
+
+ordered_variadic("$setIntersection", _SET, "2.6", _intersection, commutative=lambda order: True)

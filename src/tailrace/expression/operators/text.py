@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -60,6 +61,8 @@ def double_text(number: float) -> str:
         return "NaN"
     if number in (float("inf"), float("-inf")):
         return "Infinity" if number > 0 else "-Infinity"
+    if 0 < abs(number) < sys.float_info.min:
+        return repr(number)  # below the normal doubles fewer digits are enough, and they are not the rounded ones
     shown = f"{number:.15g}"
     if float(shown) != number:
         shown = f"{number:.16g}" if float(f"{number:.16g}") == number else f"{number:.17g}"
