@@ -340,6 +340,23 @@ def test_a_removed_shard_is_waited_for_until_the_driver_lets_it_go() -> None:
     assert [shard.start for shard in asked] == [at(26)]
 
 
+def test_a_shard_that_was_removed_and_comes_back_is_read_anew_from_there_wherever_it_is() -> None:
+    merged = stream("a", "b", config_after=at(0))
+    merged.promise("a", at(20))
+    under_way = merged.process("b", batch([insert(3, "old"), insert(13, "of both readings")], 20))
+    next(under_way)
+    feed(merged, CONFIG_SHARDS, [shard_removed(5, "b"), shard_added(9, "b"), shard_added(10, "b")], 20)
+    events, _, asked = run(merged.take())
+    assert keys(events) == ["old"]
+    assert [(shard.name, shard.start) for shard in asked] == [("b", at(10))]
+    assert list(under_way) == []
+    assert merged.promised("b") == at(9)
+    assert merged.waiting_for == ("b",)
+    feed(merged, "b", [insert(13, "of both readings")], 20)
+    assert keys(run(merged.take())[0]) == ["of both readings"]
+    assert (merged.waiting_for, merged.removed) == (("a", CONFIG_SHARDS, "b"), set())
+
+
 def test_a_stream_that_starts_in_the_future_has_nothing_earlier_of_a_new_shard_either() -> None:
     merged = stream("a", config_after=at(0), startAtOperationTime=at(10).to_timestamp())
     merged.promise("a", at(20))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from tailrace.errors import TailraceError, invariant, on_shard
@@ -248,6 +248,8 @@ class MergedChangeStream:
             except StopIteration:
                 return
             if isinstance(request, NeedShard):
+                if request.name in self._shards:
+                    self._discard(request.name)
                 self.open_shard(request.name, request.start)
             answer = yield request
 
@@ -302,6 +304,13 @@ class MergedChangeStream:
         invariant(shard.name not in self._shards, f"the shard {shard.name} is opened twice")
         self._shards[shard.name] = shard
         self._opened += 1
+
+    def _discard(self, name: str) -> None:
+        """Forget a shard that was removed, with what waits of it: what it wrote before its removal was given."""
+        shard = self._shards.pop(name)
+        shard.discard()
+        self._heads = [head for head in self._heads if head[2] is not shard]
+        heapify(self._heads)
 
     def _get(self, name: str) -> ShardStream:
         shard = self._shards.get(name)

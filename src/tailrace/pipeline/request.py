@@ -84,7 +84,8 @@ class NeedShardKeys:
 class NeedShard:
     """A shard was added to the cluster: read its oplog too. Answer: ``None``.
 
-    The merge has opened the shard by then, and lets nothing that is later pass before the shard is read.
+    The merge has opened the shard by then, and lets nothing that is later pass before the shard is read. Where a shard
+    of that name is being read, it was removed meanwhile and added again: close that reading, and begin anew here.
 
     ``name``   its ``_id`` in ``config.shards``
     ``host``   where it is, ``<replica set>/<host:port>,...``

@@ -95,6 +95,12 @@ class ShardStream:
         """Nothing at or before ``cluster_time`` will come that was not processed."""
         self.promised = max(self.promised, cluster_time)
 
+    def discard(self) -> None:
+        """Nothing of this part is wanted any more."""
+        self.closed = True
+        self.events.clear()
+        self.buffered_bytes = 0
+
     def pop(self) -> ChangeEvent:
         event = self.events.popleft()
         self.buffered_bytes -= _EVENT_BYTES + approximate_bytes(event)

@@ -20,7 +20,8 @@ _CONFIG_SHARDS: Final = (b"config", b"shards")
 
 
 class HandleTopologyChange:
-    """Asks for each new shard (``NeedShard``) and gives only the user's events.
+    """Asks for each new shard (``NeedShard``) and gives only the user's events. A shard that was removed and comes back
+    is a new one: it may be on other servers.
 
     ``shards``   the names of all shards that the stream reads or has asked for
     ``removed``  those of them whose document in ``config.shards`` was deleted since
@@ -40,9 +41,9 @@ class HandleTopologyChange:
     def _follow(self, event: ChangeEvent) -> Generator[NeedShard, Answer, None]:
         if event.operation_type == "insert":
             name, host = _text(event, event.full_document, b"_id"), _text(event, event.full_document, b"host")
-            self.removed.discard(name)
-            if name not in self.shards:
+            if name not in self.shards or name in self.removed:
                 self.shards.add(name)
+                self.removed.discard(name)
                 yield NeedShard(name, host, event.cluster_time.tick())
         elif event.operation_type == "delete":
             name = _text(event, event.document_key, b"_id")
