@@ -21,7 +21,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, WriteError
 
 from tailrace.embedded import ShardedCluster
-from tailrace.embedded.sharding import Router
+from tailrace.embedded.sharding import Router, Transaction
 from tailrace.embedded.sharding.catalog import hashed
 from tailrace.errors import UsageError
 from tests.embedded.test_replica_set import is_alive, wait_until
@@ -190,6 +190,36 @@ def test_a_transaction_over_shards_is_seen_whole_or_not_at_all(sharded_cluster: 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert len(router.find(namespace)) == 1
+
+
+def test_transactions_are_repeated_until_chunks_hold_still(sharded_cluster: ShardedCluster) -> None:
+    router = sharded_cluster.router
+    namespace = spread(router, "restless")
+    # Ids are unique in the whole collection: a chunk with an id that its new owner has already could not move there.
+    router.insert_many(namespace, [{"_id": 1, "region": "eu", "v": 0}, {"_id": 2, "region": "us", "v": 0}])
+    ended = threading.Event()
+    committed: list[list[str]] = []
+
+    def body(transaction: Transaction) -> None:
+        for number, region in ((1, "eu"), (2, "us")):
+            transaction.update_one(namespace, {"region": region, "_id": number}, {"$inc": {"v": 1}})
+
+    def transact() -> None:
+        while not ended.is_set():
+            committed.append(router.run_transaction(body).shards)
+
+    thread = threading.Thread(target=transact)
+    thread.start()
+    try:
+        for to in ("shard2", "shard0", "shard1"):
+            before = len(committed)
+            router.move_chunk(namespace, {"region": "m"}, to=to)
+            wait_until(lambda before=before: len(committed) > before + 1 or not thread.is_alive())  # type: ignore[misc]
+    finally:
+        ended.set()
+        thread.join()
+    assert {tuple(shards) for shards in committed} >= {("shard0", "shard1"), ("shard0", "shard2")}
+    assert [found["v"] for found in router.find(namespace)] == [len(committed)] * 2
 
 
 def test_collections_are_renamed_refined_resharded_and_dropped(sharded_cluster: ShardedCluster) -> None:

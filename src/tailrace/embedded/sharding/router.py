@@ -23,7 +23,6 @@ from tailrace.embedded.sharding.transaction import Transaction, run_until_commit
 from tailrace.errors import UsageError
 
 _STEP_S = 0.02
-_STATEMENT_MS = 1000
 _Answer = TypeVar("_Answer")
 
 
@@ -161,7 +160,7 @@ class Router(Definitions):
 
     def run_transaction(self, body: Callable[[Transaction], None]) -> Transaction:
         """Run ``body`` in a transaction, again and again while the server calls its failure transient."""
-        return run_until_committed(lambda: Transaction(self, _new_session(), 1, statement_ms=_STATEMENT_MS), body)
+        return run_until_committed(self.transaction, body)
 
     # --- what tests want to see ---
 
@@ -231,6 +230,7 @@ class Router(Definitions):
         self, namespace: str, action: Callable[[], _Answer], transaction: Transaction | None = None
     ) -> _Answer:
         deadline = time.monotonic() + self.patience_s
+        refusals = 0
         while True:
             try:
                 return action()
@@ -238,7 +238,8 @@ class Router(Definitions):
                 if error.code not in STALE or time.monotonic() > deadline:
                     raise
                 self._read_anew(namespace)
-                if transaction is not None and not transaction.may_repeat():
+                refusals += 1
+                if transaction is not None and not transaction.may_repeat(refusals):
                     raise
 
     def _read_anew(self, namespace: str) -> None:

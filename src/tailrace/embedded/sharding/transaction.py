@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tailrace.embedded.sharding.router import Router, Written
 
 _NO_SUCH_TRANSACTION = 251
-_MAX_TIME_EXPIRED = 50
+_STALE_REFUSALS_MAX = 3  # the server waits up to half a second before each
 _STEP_S = 0.02
 _TRANSIENT = "TransientTransactionError"
 
@@ -32,12 +32,7 @@ class Transaction:
     ``TransientTransactionError`` (``Router.run_transaction`` does both).
     """
 
-    def __init__(
-        self, router: Router, session: Mapping[str, Any], number: int, *, statement_ms: int | None = None
-    ) -> None:
-        """``statement_ms`` is how long a statement may take. A statement can wait for a chunk that changes its owner
-        while the new owner waits for the end of this very transaction: without a limit the server needs 30 s."""
-        self._statement_ms = statement_ms
+    def __init__(self, router: Router, session: Mapping[str, Any], number: int) -> None:
         self._router = router
         self._session = session
         self._number = number
@@ -110,18 +105,21 @@ class Transaction:
             self._asked.remove(shard)
         self._asked.append(shard)
         fields = self._base()
-        if self._statement_ms is not None:
-            fields["maxTimeMS"] = self._statement_ms
         if shard not in self.shards:
             fields |= {"startTransaction": True, "readConcern": {"level": "snapshot"}}
             if not self.shards:
                 fields["coordinator"] = True
         return fields
 
-    def may_repeat(self) -> bool:
-        """Whether the statement that was refused just now may be sent again: it was the first one for its shard. Any
-        other refusal has undone what the shard did before."""
-        return bool(self._asked) and self._asked[-1] not in self.shards
+    def may_repeat(self, refusals: int) -> bool:
+        """Whether a statement that was refused this often as stale may be sent again.
+
+        The first one for its shard may; any other refusal has undone what the shard did before. Where other shards
+        take part already, it may a few times only: the chunk's new owner can be one of them, and wait for the locks of
+        this very transaction before it takes the chunk over.
+        """
+        first = bool(self._asked) and self._asked[-1] not in self.shards
+        return first and (not self.shards or refusals < _STALE_REFUSALS_MAX)
 
     def joined(self, shard: str) -> None:
         """A statement was taken by ``shard``."""
@@ -176,5 +174,5 @@ def _passes(error: BaseException) -> bool:
     """Whether a statement's failure is one that another attempt may not meet."""
     if not isinstance(error, PyMongoError):
         return False
-    known = isinstance(error, OperationFailure) and error.code in STALE | {_MAX_TIME_EXPIRED}
-    return known or is_gone(error) or error.has_error_label(_TRANSIENT)
+    stale = isinstance(error, OperationFailure) and error.code in STALE
+    return stale or is_gone(error) or error.has_error_label(_TRANSIENT)
