@@ -1,0 +1,79 @@
+"""A cursor that gives each reply's documents as bytes, without making an object of each on the way.
+
+PyMongo's raw batches are meant for this, and yet build a ``RawBSONDocument`` for every document of a reply before they
+join the bytes again: 2.5 of the 6 µs of client CPU that an oplog entry costs from the server to a finished file
+(measured with PyMongo 4.20 on 200,000 entries; this is 0.4 µs). Only the unpacking of a reply is replaced; sessions,
+retries, pinning and the closing of cursors stay PyMongo's, and so does the unpacking where its inside looks different.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import bson
+from bson.codec_options import CodecOptions
+from pymongo.cursor import RawBatchCursor
+
+from tailrace import raw_bson
+from tailrace.errors import OplogFormatError
+
+_BATCHES: Final = (b"firstBatch", b"nextBatch")
+_LENGTH: Final = struct.Struct("<i")
+#: As PyMongo reads replies: a server's message that is no UTF-8 must not hide the error that it tells.
+_CODEC: Final = CodecOptions[dict[str, Any]](unicode_decode_error_handler="replace")
+
+
+class RawReplyCursor(RawBatchCursor[Any]):
+    """``collection.find_raw_batches(...)``, faster: ``RawReplyCursor(collection, ...)``."""
+
+    def _unpack_response(self, response: Any, *args: Any, **options: Any) -> Any:
+        raw_reply = getattr(response, "raw_command_response", None)
+        if raw_reply is None:
+            return super()._unpack_response(response, *args, **options)
+        return [unpacked(bytes(raw_reply()))]
+
+
+def unpacked(reply: bytes) -> dict[str, Any]:
+    """A command's reply decoded, but for the documents of its cursor's batch, which come as one run of bytes.
+
+    Raises OplogFormatError where the reply is no BSON.
+    """
+    cursor = raw_bson.find(reply, b"cursor")
+    if cursor is None or cursor.type != raw_bson.OBJECT:
+        return bson.decode(reply, _CODEC)
+    inside = list(raw_bson.elements(reply, cursor.value_start))
+    batch = next((element for element in inside if element.name in _BATCHES), None)
+    if batch is None:
+        return bson.decode(reply, _CODEC)
+    others = [reply[element.start : element.end] for element in inside if element is not batch]
+    envelope = raw_bson.encode_document(
+        reply[4 : cursor.value_start], raw_bson.encode_document(*others), reply[cursor.end : -1]
+    )
+    decoded = bson.decode(envelope, _CODEC)
+    run = array_documents(reply, batch.value_start)
+    decoded["cursor"][batch.name.decode()] = [run] if run else []
+    return decoded
+
+
+def array_documents(buf: bytes, start: int) -> bytes:
+    """The documents of the array at ``start``, one after the other without their keys.
+
+    The server numbers an array's elements from 0 on, so where a value begins is known without a look at its key.
+    """
+    limit = raw_bson.document_end(buf, start) - 1
+    size_at = _LENGTH.unpack_from
+    view = memoryview(buf)
+    pieces: list[memoryview] = []
+    pos, digits, count, next_length = start + 4, 1, 0, 10
+    while pos < limit:
+        value = pos + digits + 2
+        end = value + size_at(buf, value)[0] if value + 5 <= limit else limit + 1
+        if not value + 5 <= end <= limit or buf[pos] != raw_bson.OBJECT or buf[value - 1]:
+            raise OplogFormatError("a reply's batch is no array of documents", position=f"byte {pos} of the reply")
+        pieces.append(view[value:end])
+        pos = end
+        count += 1
+        if count == next_length:
+            digits, next_length = digits + 1, next_length * 10
+    return b"".join(pieces)
