@@ -24,6 +24,7 @@ from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
 from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
+from tailrace.source.raw_reply import RawReplyCursor
 
 AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
@@ -210,7 +211,7 @@ class MongodSource:
             options: dict[str, Any] = {"session": session, **extra}
             if await_ms is not None:
                 options["cursor_type"] = CursorType.TAILABLE_AWAIT
-            with closing(self._oplog().find_raw_batches({"ts": window}, **options)) as cursor:
+            with closing(RawReplyCursor(self._oplog(), {"ts": window}, **options)) as cursor:
                 if await_ms is not None:
                     cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
                 first: bytes = next(cursor, b"")
