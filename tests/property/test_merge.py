@@ -10,7 +10,7 @@ from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.errors import InternalError, OplogFormatError, SourceError
+from tailrace.errors import ChangeStreamFatal, InternalError, OplogFormatError, SourceError
 from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -301,6 +301,33 @@ def test_a_shard_that_cannot_be_read_ends_the_stream_behind_what_it_promised() -
     with pytest.raises(SourceError, match="shard a :: caused by :: no route") as caught:
         next(taking)
     assert caught.value.code == 6
+
+
+def test_a_pipeline_that_changes_a_token_ends_the_stream_at_that_event_and_not_before() -> None:
+    stage = {"startAtOperationTime": at(1).to_timestamp()}
+    spoil = {"$replaceRoot": {"newRoot": {"$cond": [{"$eq": ["$documentKey._id", "y"]}, {"a": 1}, "$$ROOT"]}}}
+    merged = MergedChangeStream(build_plan(StreamOptions.parse(SCOPE, stage, [spoil])), ["a", "b"])
+    feed(merged, "a", [insert(3, "x"), insert(7, "behind")], 9)
+    feed(merged, "b", [insert(5, "y")], 9)
+    taking = merged.take()
+    assert keys([event.to_bson() for event in next(taking).events]) == ["x"]  # type: ignore[union-attr]
+    with pytest.raises(ChangeStreamFatal, match="was modified by the pipeline"):
+        next(taking)
+
+
+def test_a_token_that_no_shard_has_ends_the_stream_at_the_first_later_event_of_any() -> None:
+    merged = stream("a", "b")
+    feed(merged, "a", [insert(5, "x")], 9)
+    merged.promise("b", at(9))
+    _, (token,), _ = run(merged.take())
+    merged = stream("a", "b", resumeAfter=bson.decode(token))
+    feed(merged, "a", [insert(5, "other"), insert(6, "later")], 9)
+    feed(merged, "b", [insert(4, "before")], 5)
+    assert run(merged.take()) == ([], [], [])
+    assert merged.searching
+    feed(merged, "b", [], 9)
+    with pytest.raises(ChangeStreamFatal, match="the resume token was not found"):
+        run(merged.take())
 
 
 def test_a_shard_that_is_added_takes_part_one_tick_later_and_nothing_later_leaves_before_it_was_read() -> None:
