@@ -148,7 +148,8 @@ def test_a_tail_gives_control_back_and_closing_it_closes_the_servers_cursor(repl
         tail = source.tail(begin, await_ms=50, comment="close me")
         source.client.source_tail.c.insert_one({"_id": 1})
         batches = tail_until(source, tail, source.newest())
-        assert next(tail).raw == b""
+        while next(tail).raw:  # the server writes entries of its own at any time
+            pass
         assert len(entries_of(batches)) >= 1
 
         def open_cursors() -> list[Any]:
@@ -544,7 +545,9 @@ def test_older_servers_are_read_the_same_way(version: str, start_replica_set: Ca
         assert len(expected) >= 200
         assert entries_of(list(source.read(begin, until))) == expected
         with closing(source.tail(begin, await_ms=50)) as tail:  # type: ignore[type-var]
-            assert entries_of(tail_until(source, tail, until)) == expected
+            tailed = entries_of(tail_until(source, tail, until))
+        # A busy machine lets the server write an entry of its own (its keys) behind ours into the same reply.
+        assert [entry for entry in tailed if entry_time(entry) <= until] == expected
         assert source.entries([entry_time(expected[5])]) == [expected[5]]
         lookup = DocumentLookup("old", "c", bson.encode({"_id": 7}), until, None)
         assert source.documents([lookup]) == [bson.encode({"_id": 7})]
