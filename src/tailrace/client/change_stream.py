@@ -95,11 +95,7 @@ class OplogChangeStream(ChangeStream):
     """
 
     def __init__(self, source: MongodSource, request: WatchRequest, profile: ServerProfile | None = None) -> None:
-        if request.session is not None:
-            raise UsageError("a session has no meaning for the oplog", hint='Leave it out, or use engine="server"')
-        options = StreamOptions.parse(
-            request.scope, request.stage(), request.stages(), collation=request.collation_document()
-        )
+        options = checked_options(request)
         scope = options.scope
         if scope.database is not None and scope.collection is not None:
             source.refuse_view(scope.database, scope.collection)
@@ -185,3 +181,11 @@ class OplogChangeStream(ChangeStream):
         close_batches = getattr(self._batches, "close", None)
         if close_batches is not None:
             close_batches()
+
+
+def checked_options(request: WatchRequest) -> StreamOptions:
+    """The stream that a request asks for. Raises what the server's ``aggregate`` would raise, and UsageError for what
+    has no meaning here."""
+    if request.session is not None:
+        raise UsageError("a session has no meaning for the oplog", hint='Leave it out, or use engine="server"')
+    return StreamOptions.parse(request.scope, request.stage(), request.stages(), collation=request.collation_document())

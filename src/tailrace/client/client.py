@@ -13,22 +13,28 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collation import Collation
 
-from tailrace.client.change_stream import ChangeStream, OplogChangeStream
+from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
+from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.profile import profile_for
 from tailrace.source.connection import open_client
 from tailrace.source.mongod import MongodSource
+from tailrace.source.topology import Cluster
 
 Engine = Literal["oplog", "server"]
 ENGINES: tuple[Engine, ...] = ("oplog", "server")
 
 
-def connect(uri: str, engine: Engine = "oplog", *, server_version: str | None = None, **options: Any) -> Client:
-    """A client for the replica set at ``uri``.
+def connect(
+    uri: str | Sequence[str], engine: Engine = "oplog", *, server_version: str | None = None, **options: Any
+) -> Client:
+    """A client for the replica set or the sharded cluster at ``uri``.
 
+    ``uri``      of a replica set; of a cluster's config server or of its mongos, and its shards are found and followed;
+                 or a list of URIs, one for each shard of a cluster (docs/how-to/sharded-clusters.md)
     ``engine``   "oplog": the events are made here, from the oplog; "server": the server's own change stream is read
     ``server_version``  engine "oplog": whose events to make, such as "7.0"; by default those of the deployment's own
                         version (docs/reference/server-versions.md)
@@ -115,14 +121,15 @@ class _Watchable:
 
 
 class Client(_Watchable):
-    """A replica set. ``client["shop"]`` or ``client.shop`` is a database, ``client["shop"]["orders"]`` a collection.
+    """A replica set or a cluster. ``client["shop"]`` or ``client.shop`` is a database, ``client["shop"]["orders"]`` a
+    collection.
 
     A client and its streams belong to one thread; ``pymongo`` is PyMongo's client for everything else, and may be
     used from any.
     """
 
     def __init__(
-        self, uri: str, engine: Engine = "oplog", *, server_version: str | None = None, **options: Any
+        self, uri: str | Sequence[str], engine: Engine = "oplog", *, server_version: str | None = None, **options: Any
     ) -> None:
         if engine not in ENGINES:
             raise UsageError(f"there is no engine {engine!r}", hint=f"One of: {', '.join(ENGINES)}")
@@ -131,12 +138,19 @@ class Client(_Watchable):
                 "a server version cannot be chosen for the server's own streams",
                 hint='Leave it out, or use engine="oplog"',
             )
+        if not isinstance(uri, str) and engine == "server":
+            raise UsageError("a server's own stream is opened at one URI", hint="Give that of the mongos")
+        self._uri = uri
+        self._options = options
+        self._cluster: Cluster | None = None
+        self._discovered = False
         self._profile = None if server_version is None else profile_for(server_version)
         self.engine: Engine = engine
-        self.pymongo: MongoClient[Any] = open_client(uri, **options)
+        first = uri if isinstance(uri, str) else next(iter(uri), "")
+        self.pymongo: MongoClient[Any] = open_client(first, **options)
         self._native: MongoClient[Any] | None = None
         if engine == "server":
-            self._native = open_client(uri, **{**options, "document_class": RawBSONDocument})
+            self._native = open_client(first, **{**options, "document_class": RawBSONDocument})
         self._source = MongodSource(self.pymongo)
         super().__init__(self, Scope.cluster(), self.pymongo.codec_options)
 
@@ -155,10 +169,26 @@ class Client(_Watchable):
     def _open(self, request: WatchRequest) -> ChangeStream:
         if self._native is not None:
             return ServerChangeStream(self._native, request)
+        checked_options(request)  # what is wrong with the call is said without connecting
+        if self.cluster is not None:
+            return ShardedChangeStream(self.cluster, request, self._profile)
         return OplogChangeStream(self._source, request, self._profile)
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The sharded cluster that this is, ``None`` for a replica set. The first use connects."""
+        if not self._discovered:
+            if isinstance(self._uri, str):
+                self._cluster = Cluster.discover(self.pymongo, self._uri, self._options)
+            else:
+                self._cluster = Cluster.of_shards(list(self._uri), self._options)
+            self._discovered = True
+        return self._cluster
 
     def close(self) -> None:
         """Close the connections. Streams still open end with an error."""
+        if self._cluster is not None:
+            self._cluster.close()
         self.pymongo.close()
         if self._native is not None:
             self._native.close()

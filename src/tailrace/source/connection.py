@@ -81,6 +81,10 @@ class Connection:
         self.client: MongoClient[Any] = open_client(client, **options) if isinstance(client, str) else client
         self._retry_seconds = retry_seconds
         self._hello: Mapping[str, Any] | None = None
+        #: The members and how each is, while none of them can be read.
+        self.trouble: str | None = None
+        #: Set from any thread: nothing is tried again.
+        self.interrupted = False
 
     @property
     def hello(self) -> Mapping[str, Any]:
@@ -93,12 +97,22 @@ class Connection:
                 raise source_error(error, self.client) from None
         return self._hello
 
+    def wait_for_hello(self) -> None:
+        """As ``hello``, but waits for a member as long as it takes."""
+        backoff = self.new_backoff(for_ever=True)
+        while self._hello is None:
+            try:
+                self._hello = self._say_hello()
+            except PyMongoError as error:
+                self.endure(error, backoff, seed_names(self.client))
+        self.trouble = None
+
     def _say_hello(self) -> Mapping[str, Any]:
         hello: Mapping[str, Any] = self.client.admin.command("hello", read_preference=self.client.read_preference)
         if hello.get("msg") == "isdbgrid":
             raise SourceError(
-                f"{seed_names(self.client)} is a mongos: sharded clusters are not read yet",
-                hint="Connect to the replica set of one shard",
+                f"{seed_names(self.client)} is a mongos, which keeps no oplog",
+                hint="tailrace.connect() takes it and reads the shards; here, name one shard's replica set",
             )
         if "setName" not in hello:
             raise SourceError(
@@ -139,18 +153,22 @@ class Connection:
         backoff = Backoff(give_up_s=self._retry_seconds)
         while True:
             try:
-                return read()
+                result = read()
             except PyMongoError as error:
                 self.endure(error, backoff, name)
+            else:
+                self.trouble = None
+                return result
 
     def new_backoff(self, *, for_ever: bool = False) -> Backoff:
         return Backoff(give_up_s=None if for_ever else self._retry_seconds)
 
     def endure(self, error: PyMongoError, backoff: Backoff, what: str) -> None:
         """Wait after ``error`` so that ``what`` can be tried again; raises SourceError where that is no use."""
-        if not is_transient(error) or backoff.exhausted:
+        if self.interrupted or not is_transient(error) or backoff.exhausted:
             raise source_error(error, self.client) from None
-        _log.warning("%s: waiting for a member to read from (%s)", what, describe_members(self.client))
+        self.trouble = describe_members(self.client)
+        _log.warning("%s: waiting for a member to read from (%s)", what, self.trouble)
         _log.debug("%s: %s", what, type(error).__name__)
         backoff.wait()
 

@@ -8,7 +8,7 @@ answers. How cursors behave at the end of the oplog and under truncation is meas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -57,6 +57,7 @@ class MongodSource:
         self, deployment: str | MongoClient[Any], *, retry_seconds: float = RETRY_SECONDS, **options: Any
     ) -> None:
         self._connection = Connection(deployment, retry_seconds=retry_seconds, options=options)
+        self._tailing: RawBatchCursor[Any] | None = None
 
     @property
     def client(self) -> MongoClient[Any]:
@@ -72,6 +73,26 @@ class MongodSource:
     def server_version(self) -> str:
         """The server's version, "6.0.27"."""
         return str(self._connection.retrying(self.client.server_info)["version"])
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be read at the moment: its members and how each is. ``None`` while reading goes well."""
+        return self._connection.trouble
+
+    @property
+    def clock_document(self) -> Mapping[str, Any] | None:
+        """The ``$clusterTime`` of the last reply to ``tail``, with its signature as the member sent it."""
+        cursor = self._tailing
+        return None if cursor is None or cursor.session is None else cursor.session.cluster_time
+
+    def wait_until_reachable(self) -> None:
+        """Wait for a member that can be read, for ever or until ``interrupt``. Raises SourceError as ``name`` does."""
+        self._connection.wait_for_hello()
+
+    def interrupt(self) -> None:
+        """End ``tail`` for good, from any thread: it ends or raises SourceError as soon as its wait is over. A server's
+        wait for entries cannot be cut short, by killCursors neither (6.0.27)."""
+        self._connection.interrupted = True
 
     def operation_time(self) -> ClusterTime:
         """The time of the last entry that the member has applied, committed or not: where a stream without a starting
@@ -119,7 +140,7 @@ class MongodSource:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         batch_size: int | None = None,
         comment: Any = None,
-    ) -> Iterator[OplogBatch]:
+    ) -> Generator[OplogBatch, None, None]:
         """See OplogSource. While no member can be read it goes on trying, and gives an empty batch after each try.
 
         ``batch_size`` bounds the entries and ``comment`` marks the commands of the oplog cursor.
@@ -130,7 +151,11 @@ class MongodSource:
         while True:
             try:
                 with self._opened(position, await_ms=await_ms, **extra) as (cursor, first):
+                    self._tailing = cursor
                     for raw in self._tailed(cursor, first):
+                        if self._connection.interrupted:
+                            return
+                        self._connection.trouble = None
                         backoff.progress()
                         for batch, last in cut(raw, batch_bytes_max):
                             position = _Position(batch.high_water, last, reached=True)

@@ -1,0 +1,145 @@
+"""One shard's oplog, read ahead on a thread of its own into a bounded queue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import closing
+from typing import Any, Final
+
+from pymongo import MongoClient
+
+from tailrace.errors import InternalError, TailraceError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.request import OplogBatch
+from tailrace.source.mongod import MongodSource
+
+#: A shard of which this much waits is read no further. One reply more may come, of 16 MiB at most.
+QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
+#: Replies are passed on in pieces of about this size, so that the shards take turns.
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+
+_log = logging.getLogger("tailrace.source")
+
+
+class ShardReader:
+    """Tails one oplog behind ``after`` until it is closed.
+
+    ``changed``  notified (its lock held) whenever there is something new to look at
+
+    Survives elections, killed members and cut connections: it waits, for ever, and goes on behind the last entry read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: MongoClient[Any],
+        after: ClusterTime,
+        changed: threading.Condition,
+        *,
+        await_ms: int,
+        batch_size: int | None,
+        comment: Any,
+    ) -> None:
+        self.name = name
+        self.failure: TailraceError | None = None
+        #: When entries last came, by the monotonic clock.
+        self.last_entry_s = 0.0
+        self._changed = changed
+        self._after = after
+        self._tail_options: dict[str, Any] = {"await_ms": await_ms, "batch_size": batch_size, "comment": comment}
+        self._source = MongodSource(client)
+        self._batches: deque[OplogBatch] = deque()
+        self._queued_bytes = 0
+        self._read_up_to = after
+        self._closed = False
+        self._reported: str | None = None
+        self._thread = threading.Thread(target=self._run, name=f"tailrace-read-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the shard cannot be read at the moment, in words; ``None`` while it can."""
+        return self._source.trouble
+
+    @property
+    def clock_document(self) -> Any:
+        """The ``$clusterTime`` of its last reply, as it was sent."""
+        return self._source.clock_document
+
+    @property
+    def has_batch(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def read_up_to(self) -> ClusterTime:
+        """The cluster time of the last entry that was read, taken out of the queue or not."""
+        return self._read_up_to
+
+    def next_batch(self) -> OplogBatch | None:
+        """What was read next; ``None`` where nothing waits."""
+        with self._changed:
+            if not self._batches:
+                return None
+            batch = self._batches.popleft()
+            self._queued_bytes -= len(batch.raw)
+            self._changed.notify_all()
+            return batch
+
+    def close(self) -> None:
+        """Stop reading: the thread ends when the server's wait for entries does, and closes its cursor."""
+        with self._changed:
+            self._closed = True
+            self._batches.clear()
+            self._changed.notify_all()
+        self._source.interrupt()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended, after ``timeout_s`` at most."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._source.wait_until_reachable()
+            with closing(self._source.tail(self._after, batch_bytes_max=_PIECE_BYTES, **self._tail_options)) as batches:
+                for batch in batches:
+                    self._report()
+                    if not self._put(batch):
+                        return
+        except TailraceError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001  must not end the thread silently
+            self._fail(InternalError(f"{type(error).__name__} while the shard's oplog was read: {error}"))
+
+    def _put(self, batch: OplogBatch) -> bool:
+        """Queue a batch and wait while the queue is full; False when the reader was closed."""
+        with self._changed:
+            if batch.raw:
+                self.last_entry_s = time.monotonic()
+            if batch.raw or batch.high_water > self._read_up_to:
+                self._batches.append(batch)
+                self._queued_bytes += len(batch.raw)
+                self._read_up_to = batch.high_water
+                self._changed.notify_all()
+            while self._queued_bytes > QUEUE_BYTES_MAX and not self._closed:
+                self._changed.wait()
+            return not self._closed
+
+    def _report(self) -> None:
+        """Tell once that the shard cannot be read, and once that it can again."""
+        trouble = self._source.trouble
+        if (trouble is None) != (self._reported is None):
+            if trouble is None:
+                _log.warning("shard %s is read again, behind %s", self.name, self._read_up_to)
+            else:
+                _log.warning("shard %s cannot be read (%s): the stream waits for it", self.name, trouble)
+        self._reported = trouble
+
+    def _fail(self, error: TailraceError) -> None:
+        with self._changed:
+            if not self._closed:
+                self.failure = error
+                self._changed.notify_all()

@@ -1,0 +1,301 @@
+"""Which replica sets a deployment is made of: one, or a config server and shards (docs/how-to/sharded-clusters.md).
+
+A cluster is named by its config server's replica set, by a mongos, or by the list of its shards. Shards stand in
+``config.shards`` as ``<replica set>/<host:port>,...``; everything else of the connection (user, TLS, time-outs) is
+taken from the URI that named the cluster. A shard's replica set that is named alone is read alone.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote_plus
+
+import bson
+from bson.codec_options import CodecOptions
+from pymongo import MongoClient
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+from pymongo.uri_parser import parse_uri
+
+from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
+from tailrace.oplog.cluster_clock import ClusterClock
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.profile import profile_for
+from tailrace.source.connection import MAJORITY, Connection, open_client
+from tailrace.source.failure import seed_names, source_error
+
+#: Options that say which servers to talk to: they are the shard's own.
+_OF_THE_SEEDS: Final = frozenset({"replicaset", "directconnection", "loadbalanced", "srvservicename", "srvmaxhosts"})
+#: Options of how documents are decoded: ours are read as they are.
+_OF_DECODING: Final = frozenset(
+    {"document_class", "tz_aware", "tzinfo", "type_registry", "datetime_conversion", "unicode_decode_error_handler"}
+)
+_PLAIN: Final[CodecOptions[dict[str, Any]]] = CodecOptions()
+_CONFIG_SERVER: Final = 2
+
+
+class ShardAddress(NamedTuple):
+    """A shard: its ``_id`` in ``config.shards``, and where it is: ``<replica set>/<host:port>,...``."""
+
+    name: str
+    host: str
+
+
+@dataclass(frozen=True)
+class OpenView:
+    """The cluster at the moment a stream is opened.
+
+    ``time``          a cluster time that every member has heard of: a write acknowledged later is later
+    ``config_after``  follow ``config.shards`` behind this time; ``None`` where the shards are a fixed list
+    ``shards``        names, in the order of ``config.shards``
+    """
+
+    time: ClusterTime
+    config_after: ClusterTime | None
+    shards: tuple[str, ...]
+
+
+def shard_uri(uri: str, host: str) -> str:
+    """``uri`` with the servers of a shard (``host`` as in ``config.shards``) in place of its own.
+
+    User, password, database and options stay as they are written there, but for those that name servers. Raises
+    UsageError where ``host`` is none; the message has no secret.
+    """
+    name, slash, members = host.partition("/")
+    if not (name and slash and members):
+        raise UsageError(f"{host!r} is not <replica set>/<host:port>,... as in config.shards")
+    scheme, _, rest = uri.partition("://")
+    authority, _, tail = rest.partition("/")
+    if "?" in authority:  # mongodb://host?option=value
+        authority, _, query = authority.partition("?")
+        tail = f"?{query}"
+    user, at, _ = authority.rpartition("@")
+    database, _, query = tail.partition("?")
+    options = [option for option in re.split("[&;]", query) if option and _option_name(option) not in _OF_THE_SEEDS]
+    if scheme == "mongodb+srv":
+        options += _srv_options(uri, {_option_name(option) for option in options})
+    options.append(f"replicaSet={name}")
+    return f"mongodb://{user}{at}{members}/{database}?{'&'.join(options)}"
+
+
+def _option_name(option: str) -> str:
+    return unquote_plus(option.partition("=")[0]).lower()
+
+
+def _srv_options(uri: str, given: set[str]) -> list[str]:
+    """What a mongodb+srv:// URI means beside what it says: TLS, and the options of its TXT record."""
+    options = [] if given & {"tls", "ssl"} else ["tls=true"]
+    source = parse_uri(uri)["options"].get("authSource")
+    if source and "authsource" not in given:
+        options.append(f"authSource={source}")
+    return options
+
+
+def config_server_of(shard_map: Mapping[str, Any], who: str) -> str:
+    """The config server's ``<replica set>/<host:port>,...`` in a member's answer to ``getShardMap``."""
+    host = (shard_map.get("map") or {}).get("config")
+    if not isinstance(host, str) or "/" not in host:
+        raise SourceError(f"{who} does not say where its config server is", hint="Connect to the config server")
+    return host
+
+
+class Cluster:
+    """A sharded cluster: a client for its config server and one for each shard, made when they are first needed.
+
+    ``config``  the config server's client; ``None`` where the cluster was given as a fixed list of shards
+
+    May be used from several threads. ``close`` closes the clients that were made here.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        options: Mapping[str, Any],
+        *,
+        config: MongoClient[Any] | None = None,
+        fixed: Mapping[str, MongoClient[Any]] | None = None,
+    ) -> None:
+        self.config = config
+        self._uri = uri
+        self._options = {name: value for name, value in options.items() if name.lower() not in _OF_DECODING}
+        for name in list(self._options):
+            if name.lower() in _OF_THE_SEEDS:
+                del self._options[name]
+        self._fixed = dict(fixed or {})
+        self._clients: dict[ShardAddress, MongoClient[Any]] = {}
+        self._owned: list[MongoClient[Any]] = []
+        self._names: dict[str, MongoClient[Any]] = dict(self._fixed)
+        self._found_config: MongoClient[Any] | None = None
+        self._lock = threading.Lock()
+
+    # -- finding out ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def discover(cls, client: MongoClient[Any], uri: str, options: Mapping[str, Any]) -> Cluster | None:
+        """The cluster that ``client``, opened on ``uri`` with PyMongo's ``options``, is connected to; ``None`` for a
+        replica set that is no config server. Raises SourceError where it cannot be reached."""
+        try:
+            hello = client.admin.command("hello", read_preference=client.read_preference)
+            if hello.get("configsvr") == _CONFIG_SERVER:
+                return cls(uri, options, config=client)
+            if hello.get("msg") != "isdbgrid":
+                return None
+            # A mongos has no oplog: what it knows of its config server is enough.
+            host = config_server_of(client.admin.command("getShardMap"), f"the mongos {seed_names(client)}")
+        except PyMongoError as error:
+            raise source_error(error, client) from None
+        found = cls(uri, options)
+        found.config = found._opened(host)
+        return found
+
+    @classmethod
+    def of_shards(cls, uris: Sequence[str], options: Mapping[str, Any]) -> Cluster:
+        """The shards at ``uris``, each a replica set, and no others: none that is added later. Connects."""
+        found = cls(uris[0] if uris else "", options)
+        try:
+            for uri in uris:
+                client = open_client(uri, **options)
+                found._owned.append(client)
+                name = Connection(client).name
+                if name in found._fixed:
+                    raise UsageError(f"two of the URIs name the replica set {name}", hint="Give each shard once")
+                found._fixed[name] = client
+            if not found._fixed:
+                raise UsageError("the list of shards is empty", hint="Give the URI of each shard")
+        except BaseException:
+            found.close()
+            raise
+        found._names = dict(found._fixed)
+        return found
+
+    # -- its parts --------------------------------------------------------------------------------------------------
+
+    def client(self, name: str) -> MongoClient[Any]:
+        """The client of a shard that ``shards`` or ``add`` has named."""
+        with self._lock:
+            found = self._names.get(name)
+        if found is None:
+            raise SourceError(f"the cluster has no shard {name}")
+        return found
+
+    def add(self, shard: ShardAddress) -> MongoClient[Any]:
+        """The client of ``shard``, made now where there is none yet. Does not connect."""
+        with self._lock:
+            client = self._clients.get(shard)
+            if client is None:
+                client = self._opened(shard.host)
+                self._clients[shard] = client
+            self._names[shard.name] = client
+            return client
+
+    def _opened(self, host: str) -> MongoClient[Any]:
+        client = open_client(shard_uri(self._uri, host), **self._options)
+        self._owned.append(client)
+        return client
+
+    def shards(self, *, after: ClusterTime | None = None) -> list[ShardAddress]:
+        """The shards in ``config.shards``, read anew at majority, everything up to ``after`` included."""
+        if self.config is None:
+            return [ShardAddress(name, "") for name in self._fixed]
+        connection = Connection(self.config)
+
+        def read() -> list[ShardAddress]:
+            with connection.session_after(after) as session:
+                collection = self.config_collection("shards")
+                found = collection.find({}, {"host": 1}, sort=[("_id", 1)], session=session)
+                return [ShardAddress(str(shard["_id"]), str(shard["host"])) for shard in found]
+
+        shards = connection.retrying(read)
+        for shard in shards:
+            self.add(shard)
+        return shards
+
+    def config_client(self) -> MongoClient[Any]:
+        """The config server's client. With a fixed list of shards one of them is asked for it, once."""
+        with self._lock:
+            if self.config is not None:
+                return self.config
+            if self._found_config is None:
+                name, client = next(iter(self._fixed.items()))
+                try:
+                    host = client.admin.command("shardingState").get("configServer")
+                except PyMongoError as error:
+                    raise on_shard(source_error(error, client), name) from None
+                if not host:
+                    raise SourceError(f"the replica set {name} is no shard of a cluster")
+                self._found_config = self._opened(str(host))
+            return self._found_config
+
+    def config_collection(self, name: str) -> Collection[Any]:
+        """A collection of the config database, read at majority and decoded plainly."""
+        database = self.config_client().get_database("config", codec_options=_PLAIN, read_concern=MAJORITY)
+        return database.get_collection(name)
+
+    def server_version(self) -> str:
+        """The lowest version of any shard: what a stream over all of them can rely on."""
+        versions = []
+        for shard in self.shards():
+            with _naming(shard.name):
+                connection = Connection(self.client(shard.name))
+                versions.append(str(connection.retrying(connection.client.server_info)["version"]))
+        if not versions:
+            raise SourceError("the cluster has no shard yet", hint="Add one: sh.addShard('<replica set>/<host:port>')")
+        return min(versions, key=lambda version: profile_for(version).version)
+
+    # -- the clock --------------------------------------------------------------------------------------------------
+
+    def open_view(self) -> OpenView:
+        """The shards, and a cluster time that all of them have heard of.
+
+        The config server's time is taken before its shards are read, so that none is added between the two unseen.
+        """
+        clock = ClusterClock()
+        config_after = None
+        if self.config is not None:
+            config_after = _ping(self.config, clock)
+        shards = self.shards(after=config_after)
+        reached: dict[str, ClusterTime] = {}
+        for _ in range(2):  # the second time round each hears of the largest
+            for shard in shards:
+                if reached.get(shard.name, ClusterTime(0)) < clock.now or shard.name not in reached:
+                    with _naming(shard.name):
+                        _ping(self.client(shard.name), clock)
+                    reached[shard.name] = clock.now
+        return OpenView(clock.now, config_after, tuple(shard.name for shard in shards))
+
+    def close(self) -> None:
+        """Close the clients that were made here."""
+        for client in self._owned:
+            client.close()
+
+
+@contextmanager
+def _naming(shard: str) -> Iterator[None]:
+    """Errors inside name the shard."""
+    try:
+        yield
+    except TailraceError as error:
+        raise on_shard(error, shard) from None
+
+
+def _ping(client: MongoClient[Any], clock: ClusterClock) -> ClusterTime:
+    """Tell a replica set of the clock's time, take over its own, and give what its member has applied."""
+    connection = Connection(client)
+
+    def ping() -> ClusterTime:
+        with client.start_session(causal_consistency=False) as session:
+            if clock.document is not None:
+                session.advance_cluster_time(bson.decode(clock.document))
+            reply = client.admin.command("ping", session=session, read_preference=client.read_preference)
+            if session.cluster_time is not None:
+                clock.gossip(bson.encode(session.cluster_time))
+            return ClusterTime.from_timestamp(reply["operationTime"])
+
+    time = connection.retrying(ping)
+    clock.advance(time)
+    return time

@@ -1,0 +1,75 @@
+"""The server's own streams of a cluster's shards, opened as a mongos opens them, and merged here by their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pymongo
+from bson.codec_options import CodecOptions
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from tailrace import raw_bson
+from tailrace.embedded import ShardedCluster
+from tailrace.event.resume_token import ResumeToken
+
+_RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+
+
+def token(event: bytes) -> ResumeToken:
+    element = raw_bson.find(event, b"_id")
+    assert element is not None
+    return ResumeToken.parse(raw_bson.value(event, element))
+
+
+def without_sort_key(event: bytes) -> bytes:
+    kept = [event[e.start : e.end] for e in raw_bson.elements(event) if e.name != b"$sortKey"]
+    return raw_bson.encode_document(*kept)
+
+
+def shard_stream(
+    uri: str, database: str, collection: str | int, start: Timestamp, end: Timestamp, **options: Any
+) -> list[bytes]:
+    """One shard's part of a merged stream, from ``start`` until the server has passed ``end``: the events' bytes."""
+    stage: Mapping[str, Any] = {"$changeStream": {"startAtOperationTime": start, **options}}
+    found: list[bytes] = []
+    with pymongo.MongoClient(uri) as client:
+        reply = client[database].command(
+            "aggregate",
+            collection,
+            pipeline=[stage],
+            cursor={"batchSize": 0},
+            fromMongos=True,
+            needsMerge=True,
+            codec_options=_RAW,
+        )
+        cursor = reply["cursor"]
+        name = cursor["ns"].partition(".")[2]
+        while cursor["id"] and ResumeToken.parse(bytes(cursor["postBatchResumeToken"].raw)).cluster_time < _time(end):
+            reply = client[database].command(
+                {"getMore": Int64(cursor["id"]), "collection": name, "maxTimeMS": 100}, codec_options=_RAW
+            )
+            cursor = reply["cursor"]
+            found += [bytes(event.raw) for event in cursor["nextBatch"]]
+        if cursor["id"]:
+            client[database].command({"killCursors": name, "cursors": [Int64(cursor["id"])]})
+    return [without_sort_key(event) for event in found]
+
+
+def union(
+    cluster: ShardedCluster, database: str, collection: str | int, start: Timestamp, end: Timestamp, **options: Any
+) -> list[bytes]:
+    """All shards' events up to ``end`` in the order of their tokens, without what is for the merge only."""
+    events = [
+        event
+        for shard in cluster.shards.values()
+        for event in shard_stream(shard.uri, database, collection, start, end, **options)
+        if b"kNewShardDetected" not in event and token(event).cluster_time <= _time(end)
+    ]
+    return sorted(events, key=lambda event: token(event).sort_key)
+
+
+def _time(timestamp: Timestamp) -> int:
+    return (timestamp.time << 32) | timestamp.inc

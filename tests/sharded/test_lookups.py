@@ -1,0 +1,104 @@
+"""Images on a cluster: current documents from the shards that own them, pre-images from those that had the events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymongo
+import pytest
+
+import tailrace
+from tailrace.embedded import ShardedCluster
+from tailrace.errors import ServerError
+from tests.sharded.waiting import take
+from tests.sharded.workload import spread
+
+pytestmark = pytest.mark.mongod
+UPDATES = [{"$match": {"operationType": "update"}}]
+
+
+def put_on(cluster: ShardedCluster, shard: str, namespace: str, document: dict[str, Any]) -> None:
+    """A document that the shard does not own, as a chunk that has moved away leaves it."""
+    database, _, collection = namespace.partition(".")
+    with pymongo.MongoClient(cluster.shards[shard].uri) as client:
+        client[database][collection].insert_one(document)
+
+
+def test_an_update_shows_the_document_of_its_owner_and_no_orphan(sharded_cluster: ShardedCluster) -> None:
+    namespace = spread(sharded_cluster, "owners")
+    router = sharded_cluster.router
+    for number in range(3):
+        router.insert_one(namespace, {"_id": number, "region": "a", "v": 0})
+    start = router.fence()
+    for number in range(3):
+        router.update_one(namespace, {"region": "a", "_id": number}, {"$set": {"v": 1}})
+    router.move_chunk(namespace, {"region": "a"}, to="shard1")
+    router.update_one(namespace, {"region": "a", "_id": 0}, {"$set": {"v": 2}})
+    router.delete_one(namespace, {"region": "a", "_id": 1})
+    for number in range(3):
+        put_on(sharded_cluster, "shard0", namespace, {"_id": number, "region": "a", "v": "an orphan"})
+    with (
+        tailrace.connect(sharded_cluster.uri) as client,
+        client["owners"]["orders"].watch(
+            UPDATES, full_document="updateLookup", start_at_operation_time=start
+        ) as stream,
+    ):
+        events = take(stream, 4)
+    shown = [(event["documentKey"]["_id"], event["fullDocument"]) for event in events]
+    first = {"_id": 0, "region": "a", "v": 2}
+    assert shown == [(0, first), (1, None), (2, {"_id": 2, "region": "a", "v": 1}), (0, first)]
+
+
+def test_owners_are_found_by_hashes_and_for_what_is_not_sharded(sharded_cluster: ShardedCluster) -> None:
+    router = sharded_cluster.router
+    router.create_database("hashes", "shard1")
+    router.shard_collection("hashes.items", {"sku": "hashed"}, initial_chunks=6)
+    skus: list[Any] = ["a", 1, 2.5, True, None]
+    start = router.fence()
+    for number, sku in enumerate(skus):
+        router.insert_one("hashes.items", {"_id": number, "sku": sku, "v": 0})
+        router.update_one("hashes.items", {"sku": sku, "_id": number}, {"$set": {"v": 1}})
+    router.insert_one("hashes.plain", {"_id": 1, "v": 0})
+    router.update_one("hashes.plain", {"_id": 1}, {"$set": {"v": 1}})
+    with (
+        tailrace.connect(sharded_cluster.uri) as client,
+        client["hashes"].watch(UPDATES, full_document="updateLookup", start_at_operation_time=start) as stream,
+    ):
+        events = take(stream, len(skus) + 1)
+    shown = [event["fullDocument"] for event in events]
+    assert shown == [*({"_id": n, "sku": sku, "v": 1} for n, sku in enumerate(skus)), {"_id": 1, "v": 1}]
+    assert len(router.table("hashes.items").owners) > 1
+
+
+def test_pre_images_come_from_the_shard_that_had_the_event(sharded_cluster: ShardedCluster) -> None:
+    namespace = spread(sharded_cluster, "images")
+    router = sharded_cluster.router
+    router.coll_mod(namespace, changeStreamPreAndPostImages={"enabled": True})
+    key = {"region": "a", "_id": 1}
+    router.insert_one(namespace, {**key, "v": 0})
+    start = router.fence()
+    router.update_one(namespace, key, {"$set": {"v": 1}})
+    router.move_chunk(namespace, {"region": "a"}, to="shard1")
+    router.update_one(namespace, key, {"$set": {"v": 2}})
+    with (
+        tailrace.connect(sharded_cluster.uri) as client,
+        client["images"]["orders"].watch(
+            UPDATES,
+            full_document="required",
+            full_document_before_change="required",
+            start_at_operation_time=start,
+        ) as stream,
+    ):
+        events = take(stream, 2)
+    shown = [(event["fullDocumentBeforeChange"]["v"], event["fullDocument"]["v"]) for event in events]
+    assert shown == [(0, 1), (1, 2)]
+
+
+def test_a_view_is_refused_as_its_primary_shard_says(sharded_cluster: ShardedCluster) -> None:
+    sharded_cluster.router.create_database("views", "shard1")
+    sharded_cluster.router.insert_one("views.base", {"_id": 1})
+    with pymongo.MongoClient(sharded_cluster.shards["shard1"].uri) as shard:
+        shard["views"].create_collection("seen", viewOn="base", pipeline=[])
+    with tailrace.connect(sharded_cluster.uri) as client, pytest.raises(ServerError) as caught:
+        client["views"]["seen"].watch()
+    assert caught.value.code == 166

@@ -1,0 +1,31 @@
+"""Waiting for conditions, with deadlines that hold on a loaded machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tailrace
+
+PATIENCE_S = 120.0
+
+
+def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:
+    """So many events."""
+    events: list[Any] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(events) < count:
+        assert time.monotonic() < deadline, f"only {len(events)} of {count} events came"
+        event = stream.try_next()
+        if event is not None:
+            events.append(event)
+        assert stream.alive or len(events) == count
+    return events
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
