@@ -16,10 +16,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Options that reach the commands: make demo ARGS="--keep-running", make test ARGS="-k resume".
 ARGS ?=
 SEED ?= 1
+SEEDS ?=
 OPS ?= 2000
 N ?= 300
 
-.PHONY: help demo test lint format fuzz fuzz-expressions record bench lock clean
+.PHONY: help demo test lint format fuzz fuzz-expressions fuzz-sharded record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n repla
 
 fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n N=n replays a case
 	$(BIN)/python -m tests.differential.fuzz_expressions --seed $(SEED) --n $(N) $(ARGS)
+
+fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move; SEED=n or SEEDS=a-b
+	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
 record: $(INSTALLED) ## record the golden workloads anew from a live server
 	$(BIN)/python -m tests.golden.record $(ARGS)

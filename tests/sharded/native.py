@@ -30,9 +30,21 @@ def without_sort_key(event: bytes) -> bytes:
 
 
 def shard_stream(
-    uri: str, database: str, collection: str | int, start: Timestamp, end: Timestamp, **options: Any
+    uri: str,
+    database: str,
+    collection: str | int,
+    start: Timestamp,
+    end: Timestamp,
+    *,
+    for_merge: bool = True,
+    **options: Any,
 ) -> list[bytes]:
-    """One shard's part of a merged stream, from ``start`` until the server has passed ``end``: the events' bytes."""
+    """One shard's part of a merged stream, from ``start`` until the server has passed ``end``: the events' bytes.
+
+    ``for_merge``: as a mongos opens it, which adds the images itself, behind its merge. Else as a client that talks to
+    the shard alone: the images are there.
+    """
+    merging = {"fromMongos": True, "needsMerge": True} if for_merge else {}
     stage: Mapping[str, Any] = {"$changeStream": {"startAtOperationTime": start, **options}}
     found: list[bytes] = []
     with pymongo.MongoClient(uri) as client:
@@ -41,9 +53,8 @@ def shard_stream(
             collection,
             pipeline=[stage],
             cursor={"batchSize": 0},
-            fromMongos=True,
-            needsMerge=True,
             codec_options=_RAW,
+            **merging,
         )
         cursor = reply["cursor"]
         name = cursor["ns"].partition(".")[2]
@@ -59,13 +70,20 @@ def shard_stream(
 
 
 def union(
-    cluster: ShardedCluster, database: str, collection: str | int, start: Timestamp, end: Timestamp, **options: Any
+    cluster: ShardedCluster,
+    database: str,
+    collection: str | int,
+    start: Timestamp,
+    end: Timestamp,
+    *,
+    for_merge: bool = True,
+    **options: Any,
 ) -> list[bytes]:
     """All shards' events up to ``end`` in the order of their tokens, without what is for the merge only."""
     events = [
         event
         for shard in cluster.shards.values()
-        for event in shard_stream(shard.uri, database, collection, start, end, **options)
+        for event in shard_stream(shard.uri, database, collection, start, end, for_merge=for_merge, **options)
         if b"kNewShardDetected" not in event and token(event).cluster_time <= _time(end)
     ]
     return sorted(events, key=lambda event: token(event).sort_key)

@@ -1,0 +1,333 @@
+"""Random writes on a real sharded cluster while its chunks move: our merged streams against its shards' and the record.
+
+    python -m tests.sharded.fuzz --seed 7              one seed, on a cluster of its own
+    python -m tests.sharded.fuzz --seeds 1-20          many, each on a cluster of its own
+    python -m tests.sharded.fuzz --seeds 1-3 --steps 400
+
+For each seed the events of three scopes are read by us, one of them live while the workload ran and a shard was added,
+and compared as bytes with the union of the shards' own native streams in the order of their tokens; what they say of
+each document is compared with what was written; and streams are resumed at random tokens. Exit code 1 when anything
+differs. The last line gives writes, streams, events and resumes compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+import tailrace
+from tailrace.embedded import ShardedCluster
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.differential.first_difference import first_difference
+from tests.golden.recording import token_time
+from tests.sharded import native
+from tests.sharded.random_workload import Ran, RandomWorkload, history_difference, history_of
+
+#: Two operations an oplog entry, so that transactions become chains.
+PARAMETERS = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 2}
+#: No stream waits longer for the next event that has to come.
+PATIENCE_S = 180.0
+_MARK_EVERY = 40
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stream: a database and a collection of it (1: all of them; ``admin``: the cluster), the stage's options."""
+
+    database: str
+    collection: str | int
+    stage: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.collection} {dict(self.stage)}"
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the events hold more than the oplog says. A mongos adds that itself, behind its merge."""
+        return "fullDocument" in self.stage
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The stage's options for a server."""
+        whole = {"allChangesForCluster": True} if self.database == "admin" else {}
+        return {**whole, **self.stage}
+
+
+@dataclass
+class OurStream:
+    """What our stream gave, and its resume token after so many events, noted now and then."""
+
+    events: list[bytes] = field(default_factory=list)
+    marks: list[tuple[Mapping[str, Any], int]] = field(default_factory=list)
+    failure: BaseException | None = None
+
+
+@dataclass
+class Totals:
+    """What was compared. ``differences`` in words."""
+
+    seeds: int = 0
+    writes: int = 0
+    streams: int = 0
+    events: int = 0
+    bytes: int = 0
+    resumes: int = 0
+    moves: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, {self.writes} writes, {self.moves} chunks moved, {self.streams} streams, "
+            f"{self.events} events, {self.bytes} bytes equal, {self.resumes} resumes, "
+            f"{len(self.differences)} differences"
+        )
+
+
+class OurReader(threading.Thread):
+    """Reads a case with Tailrace until the stream's token has passed ``until``, which may be told while it reads."""
+
+    def __init__(self, uri: str, case: Case, *, until: Timestamp | None = None, **start: Any) -> None:
+        super().__init__(daemon=True)
+        self.stream = OurStream()
+        self.opened = threading.Event()
+        self._uri = uri
+        self._case = case
+        self._start = start
+        self._until = None if until is None else ClusterTime.from_timestamp(until)
+        self._quiet_since = time.monotonic()
+
+    def end_at(self, until: Timestamp) -> None:
+        """Read so far, then end."""
+        self._until = ClusterTime.from_timestamp(until)
+
+    def run(self) -> None:
+        try:
+            with tailrace.connect(self._uri) as client:
+                target: Any = client
+                if self._case.database != "admin":
+                    target = client[self._case.database]
+                if isinstance(self._case.collection, str):
+                    target = target[self._case.collection]
+                with target.watch(
+                    options=dict(self._case.stage),
+                    max_await_time_ms=50,
+                    document_class=RawBSONDocument,
+                    **self._start,
+                ) as stream:
+                    self.opened.set()
+                    self._read(stream)
+        except BaseException as error:  # noqa: BLE001  (it becomes a difference)
+            self.stream.failure = error
+        finally:
+            self.opened.set()
+
+    def _read(self, stream: tailrace.ChangeStream) -> None:
+        rng = random.Random(0)
+        while stream.alive:
+            event = stream.try_next()
+            if event is not None:
+                self._quiet_since = time.monotonic()
+                self.stream.events.append(event.raw)
+            elif self._is_done(stream):
+                return
+            if rng.randrange(_MARK_EVERY) == 0:
+                self.stream.marks.append((_token(stream), len(self.stream.events)))
+
+    def _is_done(self, stream: tailrace.ChangeStream) -> bool:
+        if self._until is None:
+            self._quiet_since = time.monotonic()
+            return False
+        if token_time(bson.encode(_token(stream))) >= self._until:
+            return True
+        if time.monotonic() - self._quiet_since > PATIENCE_S:
+            raise TimeoutError(f"the stream stands at {_token(stream)} and does not reach {self._until!r}")
+        return False
+
+
+def _token(stream: tailrace.ChangeStream) -> Mapping[str, Any]:
+    token = stream.resume_token
+    return bson.decode(token.raw) if isinstance(token, RawBSONDocument) else token
+
+
+def read_ours(uri: str, case: Case, until: Timestamp, **start: Any) -> OurStream:
+    """Read a case in this thread."""
+    reader = OurReader(uri, case, until=until, **start)
+    reader.run()
+    return reader.stream
+
+
+class Comparison:
+    """One seed on one cluster."""
+
+    def __init__(self, cluster: ShardedCluster, workload: RandomWorkload, totals: Totals) -> None:
+        self._cluster = cluster
+        self._workload = workload
+        self._totals = totals
+        self._rng = random.Random(f"tailrace sharded cases {workload.seed}")
+        database = workload.database
+        images = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+        self.live_case = Case("admin", 1, {"showExpandedEvents": True})
+        self.cases = [
+            self.live_case,
+            Case(database, 1, {"showExpandedEvents": True}),
+            Case(database, "orders", images),
+        ]
+
+    def __call__(self, *, resumes: int) -> Ran:
+        """Run the workload with a stream open, then read and compare every case."""
+        start = self._workload.prepare()
+        live = OurReader(self._cluster.uri, self.live_case, start_at_operation_time=start)
+        live.start()
+        live.opened.wait(PATIENCE_S)
+        try:
+            ran = self._workload.run(start)
+        except BaseException:
+            live.end_at(Timestamp(0, 1))
+            raise
+        live.end_at(ran.end)
+        live.join()
+        self._totals.seeds += 1
+        self._totals.writes += ran.writes
+        self._totals.moves += ran.counts.get("moves", 0)
+        for case in self.cases:
+            expected = native.union(
+                self._cluster,
+                case.database,
+                case.collection,
+                start,
+                ran.end,
+                for_merge=not case.has_images,
+                **case.options,
+            )
+            self._compare_with_the_record(f"the union of the shards, {case}", case, expected, ran)
+            if case is self.live_case:
+                self._compare(f"live, {case}", expected, live.stream)
+            ours = read_ours(self._cluster.uri, case, ran.end, start_at_operation_time=start)
+            self._compare(str(case), expected, ours)
+            self._compare_with_the_record(str(case), case, ours.events, ran)
+            self._resume(case, expected, ours, ran.end, resumes)
+        return ran
+
+    def _compare(self, what: str, expected: list[bytes], ours: OurStream) -> None:
+        self._totals.streams += 1
+        difference = stream_difference(expected, ours)
+        if difference is None:
+            self._totals.events += len(expected)
+            self._totals.bytes += sum(map(len, expected))
+        else:
+            self._report(what, difference)
+
+    def _compare_with_the_record(self, what: str, case: Case, events: list[bytes], ran: Ran) -> None:
+        written = ran.history
+        if isinstance(case.collection, str):
+            only = f"{case.database}.{case.collection}"
+            written = {key: wrote for key, wrote in written.items() if key[0] == only}
+        difference = history_difference(written, history_of(events, ran.database))
+        if difference is not None:
+            self._report(f"{what}, against the record", difference)
+
+    def _resume(self, case: Case, expected: list[bytes], ours: OurStream, until: Timestamp, count: int) -> None:
+        """At events' tokens, and where a stream stood between two events."""
+        rng = self._rng
+        places = [
+            (bson.decode(bson.decode(expected[at], _RAW)["_id"].raw), at + 1) for at in self._some(expected, count)
+        ]
+        places += rng.sample(ours.marks, min(count, len(ours.marks)))
+        for token, place in places:
+            behind = place
+            while behind < len(expected) and native.token(expected[behind]) == _parsed(token):
+                behind += 1  # two shards gave it: a resume goes behind both
+            rest = read_ours(self._cluster.uri, case, until, resume_after=token)
+            self._totals.resumes += 1
+            difference = stream_difference(expected[behind:], rest)
+            if difference is not None:
+                self._report(f"resumed after {token} (event {behind}), {case}", difference)
+
+    def _some(self, expected: list[bytes], count: int) -> list[int]:
+        return self._rng.sample(range(len(expected)), min(count, len(expected)))
+
+    def _report(self, what: str, difference: str) -> None:
+        self._totals.differences.append(f"seed {self._workload.seed}: {what}\n  {difference}")
+
+
+_RAW: bson.CodecOptions[RawBSONDocument] = bson.CodecOptions(document_class=RawBSONDocument)
+
+
+def _parsed(token: Mapping[str, Any]) -> Any:
+    return native.token(bson.encode({"_id": token}))
+
+
+def stream_difference(expected: list[bytes], ours: OurStream) -> str | None:
+    """The first thing in which our stream differs, in words."""
+    for place, (event, got) in enumerate(zip(expected, ours.events, strict=False)):
+        if event != got:
+            path, theirs, mine = first_difference(event, got)
+            return f"event {place} at {path}\n  shards: {theirs}\n  ours:   {mine}{_why(ours)}"
+    equal = min(len(expected), len(ours.events))
+    if len(expected) > equal:
+        return f"{len(expected) - equal} events are missing from {equal} on: {bson.decode(expected[equal])}{_why(ours)}"
+    if len(ours.events) > equal:
+        return f"{len(ours.events) - equal} events too many from {equal} on: {bson.decode(ours.events[equal])}"
+    return _why(ours) or None
+
+
+def _why(ours: OurStream) -> str:
+    if ours.failure is None:
+        return ""
+    return "\n  " + "".join(traceback.format_exception(ours.failure)).strip().replace("\n", "\n  ")
+
+
+def run_seed(totals: Totals, *, seed: int, steps: int, resumes: int) -> Ran:
+    """One seed on a cluster of its own: three shards, and one more half-way."""
+    with ShardedCluster(3, parameters=PARAMETERS) as cluster:
+        return Comparison(cluster, RandomWorkload(cluster, seed, steps), totals)(resumes=resumes)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _arguments(arguments)
+    totals = Totals()
+    reported = 0
+    for seed in options.seeds:
+        begun = time.monotonic()
+        ran = run_seed(totals, seed=seed, steps=options.steps, resumes=options.resumes)
+        print(f"{ran}\n  {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
+        for text in totals.differences[reported:]:
+            print(text, flush=True)
+            if options.report is not None:
+                with options.report.open("a") as report:
+                    report.write(f"{text}\n\n")
+        reported = len(totals.differences)
+    print(totals)
+    return 1 if totals.differences else 0
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.sharded.fuzz", description=(__doc__ or "").split("\n")[0])
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--seed", type=lambda text: [int(text)], dest="seeds", help="one seed")
+    chosen.add_argument("--seeds", type=_range, help="A-B, both included")
+    parser.add_argument("--steps", type=int, default=150, help="writes or transactions of each of three writers (150)")
+    parser.add_argument("--resumes", type=int, default=5, help="resumes of each kind for each stream (5)")
+    parser.add_argument("--report", type=Path, help="append every difference to this file")
+    return parser.parse_args(arguments)
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""Random writes and transactions on a live cluster while its chunks move and a shard is added, with a record of them.
+
+By seed: what each writer does, and where the chunks go. How the threads interleave is the machine's, so a seed does not
+repeat a run, and what is compared is the run's own record. A document belongs to one writer; what that writer was told
+is done is, for each document, what a change stream has to say about it, in that order.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import bson
+from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure, PyMongoError
+
+from tailrace.embedded import ShardedCluster
+from tailrace.embedded.sharding import Router, Transaction
+from tailrace.embedded.sharding.catalog import position
+
+REGIONS: Final = ("a", "c", "g", "k", "n", "r", "t", "x")
+_IDS_A_WRITER: Final = 25  # few, so that documents are deleted and inserted again
+_CHUNKS_MAX: Final = 8
+_MOVES_MIN: Final = 5
+_ROUNDS_MAX: Final = 10_000
+_RANGED, _HASHED, _PLAIN = "orders", "items", "plain"
+
+
+class Wrote(NamedTuple):
+    """One acknowledged write of a document: the operation, the number that it wrote (none for a deletion), the region
+    that decided on the shard, and what is equal for the writes of one transaction."""
+
+    operation: str
+    number: int | None
+    region: str | None
+    transaction: object = None
+
+
+#: What was written to each document, in order: by namespace and ``_id``.
+History = dict[tuple[str, int], list[Wrote]]
+
+
+@dataclass
+class Ran:
+    """What happened: between two cluster times that every member's oplog is past."""
+
+    seed: int
+    database: str
+    start: Timestamp
+    end: Timestamp
+    history: History
+    counts: Mapping[str, int]
+
+    @property
+    def writes(self) -> int:
+        return sum(map(len, self.history.values()))
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+        return f"seed {self.seed}: {self.writes} writes to {len(self.history)} documents; {counts}"
+
+
+@dataclass
+class _Document:
+    """A document as its writer knows it: the fields that route it, and the last number written."""
+
+    collection: str
+    id: int
+    routed_by: dict[str, Any]
+    alive: bool = False
+
+
+class _Statement(NamedTuple):
+    """One write to be done, and what to remember when it is."""
+
+    collection: str
+    id: int
+    wrote: Wrote
+    act: Callable[[Router | Transaction], object]
+
+
+class _Writer:
+    """One thread's documents and what it does with them."""
+
+    def __init__(self, workload: RandomWorkload, place: int) -> None:
+        self.history: History = defaultdict(list)
+        self.counts: dict[str, int] = defaultdict(int)
+        self._router = workload.cluster.router
+        self._database = workload.database
+        self._rng = random.Random(f"tailrace sharded writer {workload.seed} {place}")
+        self._documents: dict[tuple[str, int], _Document] = {}
+        for collection in (_RANGED, _RANGED, _HASHED, _PLAIN):
+            for one in range(_IDS_A_WRITER):
+                number = 1000 * place + one
+                self._documents[collection, number] = _Document(collection, number, self._routing(collection, number))
+        self._number = 0
+
+    def _routing(self, collection: str, number: int) -> dict[str, Any]:
+        if collection == _RANGED:
+            return {"region": self._rng.choice(REGIONS), "_id": number}
+        return {"sku": f"s{number}", "_id": number} if collection == _HASHED else {"_id": number}
+
+    def step(self) -> None:
+        """One write, or one transaction."""
+        kind = self._rng.random()
+        if kind < 0.75:
+            self._do(self._statement(self._pick()))
+        elif kind < 0.92:
+            self._transaction()
+        else:
+            self._prepared()
+
+    def _pick(self) -> _Document:
+        return self._rng.choice(list(self._documents.values()))
+
+    def _do(self, statement: _Statement) -> None:
+        statement.act(self._router)
+        self._remember([statement])
+        self.counts["single writes"] += 1
+
+    def _transaction(self) -> None:
+        """Up to five writes, some to one document; a document whose region changes moves to another shard that way."""
+        statements = self._statements()
+
+        def body(transaction: Transaction) -> None:
+            for statement in statements:
+                statement.act(transaction)
+
+        committed = self._router.run_transaction(body)
+        self._remember(statements, committed)
+        self.counts["transactions over shards" if len(committed.shards) > 1 else "transactions on one shard"] += 1
+
+    def _prepared(self) -> None:
+        """Prepared, left so for a moment while others write, then committed or aborted."""
+        before = {key: (one.alive, dict(one.routed_by)) for key, one in self._documents.items()}
+        statements = self._statements()
+        transaction = self._router.transaction()
+        commits = self._rng.random() < 0.6
+        try:
+            for statement in statements:
+                statement.act(transaction)
+            transaction.prepare()
+            time.sleep(self._rng.random() * 0.03)
+        except PyMongoError:
+            commits = False  # a chunk moved, or two wanted one lock
+        if commits:
+            transaction.commit()
+            self._remember(statements, transaction)
+            self.counts["prepared and committed"] += 1
+            return
+        transaction.abort()
+        for key, (alive, routed_by) in before.items():
+            self._documents[key].alive, self._documents[key].routed_by = alive, routed_by
+        self.counts["aborted"] += 1
+
+    def _statements(self) -> list[_Statement]:
+        statements = []
+        for _ in range(self._rng.randint(1, 4)):
+            document = self._pick()
+            if document.alive and document.collection == _RANGED and self._rng.random() < 0.3:
+                statements.append(self._deletion(document))
+                document.routed_by = self._routing(_RANGED, document.id)
+            statements.append(self._statement(document))
+        return statements
+
+    def _remember(self, statements: list[_Statement], transaction: Transaction | None = None) -> None:
+        for statement in statements:
+            wrote = statement.wrote._replace(transaction=transaction)
+            self.history[f"{self._database}.{statement.collection}", statement.id].append(wrote)
+
+    def _statement(self, document: _Document) -> _Statement:
+        self._number += 1
+        number, routed_by = self._number, dict(document.routed_by)
+        namespace = f"{self._database}.{document.collection}"
+        whole = {**routed_by, "v": number, "text": "x" * self._rng.randint(0, 60)}
+        if not document.alive:
+            document.alive = True
+            if self._rng.random() < 0.2:
+                change = {"$set": {"v": number}}
+                return _done(
+                    document, "insert", number, lambda to: to.update_one(namespace, routed_by, change, upsert=True)
+                )
+            return _done(document, "insert", number, lambda to: to.insert_one(namespace, whole))
+        kind = self._rng.random()
+        if kind < 0.2:
+            return self._deletion(document)
+        if kind < 0.4:
+            return _done(document, "replace", number, lambda to: to.replace_one(namespace, routed_by, whole))
+        change = {"$set": {"v": number, f"f{number % 5}": [number]}}
+        return _done(document, "update", number, lambda to: to.update_one(namespace, routed_by, change))
+
+    def _deletion(self, document: _Document) -> _Statement:
+        document.alive = False
+        namespace, routed_by = f"{self._database}.{document.collection}", dict(document.routed_by)
+        return _done(document, "delete", None, lambda to: to.delete_one(namespace, routed_by))
+
+
+def _done(
+    document: _Document, operation: str, number: int | None, act: Callable[[Router | Transaction], object]
+) -> _Statement:
+    wrote = Wrote(operation, number, document.routed_by.get("region"))
+    return _Statement(document.collection, document.id, wrote, act)
+
+
+@dataclass
+class RandomWorkload:
+    """One seed's workload on one cluster, in a database of its own.
+
+    ``steps`` for each of the ``writers``; ``adds_shard`` adds one shard half-way; ``definitions`` creates, spreads and
+    drops collections beside, which log equal times on several shards.
+    """
+
+    cluster: ShardedCluster
+    seed: int
+    steps: int = 150
+    writers: int = 3
+    adds_shard: bool = True
+    definitions: bool = True
+    database: str = ""
+    _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _failures: list[BaseException] = field(default_factory=list)
+    _done: int = 0
+
+    def __post_init__(self) -> None:
+        self.database = self.database or f"fuzz{self.seed}"
+
+    def prepare(self) -> Timestamp:
+        """Create the collections; the time at which the workload begins."""
+        router, shards = self.cluster.router, list(self.cluster.shards)
+        rng = random.Random(f"tailrace sharded cluster {self.seed}")
+        router.create_database(self.database, rng.choice(shards))
+        router.shard_collection(f"{self.database}.{_RANGED}", {"region": 1, "_id": 1})
+        router.shard_collection(f"{self.database}.{_HASHED}", {"sku": "hashed"}, initial_chunks=2 * len(shards))
+        images = {"changeStreamPreAndPostImages": {"enabled": True}}
+        router.coll_mod(f"{self.database}.{_RANGED}", **images)
+        for region in REGIONS[2::2]:
+            router.split(f"{self.database}.{_RANGED}", {"region": region})
+        begin = router.fence()
+        return Timestamp(begin.time, begin.inc + 1)
+
+    def run(self, start: Timestamp) -> Ran:
+        """Write, move and add until the writers are done. Raises what went wrong in any of the threads."""
+        writers = [_Writer(self, place) for place in range(self.writers)]
+        ended = threading.Event()
+        threads = [threading.Thread(target=self._guarded, args=(self._write, writer)) for writer in writers]
+        mover = threading.Thread(target=self._guarded, args=(self._move, ended))
+        for thread in (*threads, mover):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended.set()
+        mover.join()
+        if self._failures:
+            raise self._failures[0]
+        history: History = {}
+        for writer in writers:
+            history |= writer.history
+            for name, count in writer.counts.items():
+                self._counts[name] += count
+        return Ran(self.seed, self.database, start, self.cluster.router.fence(), history, dict(self._counts))
+
+    def _guarded(self, action: Callable[[Any], None], argument: object) -> None:
+        try:
+            action(argument)
+        except BaseException as error:  # noqa: BLE001  (raised by ``run``)
+            self._failures.append(error)
+
+    def _write(self, writer: _Writer) -> None:
+        for _ in range(self.steps):
+            if self._failures:
+                return
+            writer.step()
+            self._done += 1
+
+    def _move(self, ended: threading.Event) -> None:
+        """Chunks to and fro, a shard more half-way, collections that come and go; at least a few of them."""
+        rng = random.Random(f"tailrace sharded mover {self.seed}")
+        adds = self.adds_shard
+        rounds = 0
+        while not self._failures and (adds or not ended.is_set() or self._counts["moves"] < _MOVES_MIN):
+            rounds += 1
+            assert rounds < _ROUNDS_MAX, f"chunks do not move: {dict(self._counts)}"
+            if adds and (self._done >= self.steps * self.writers // 2 or ended.is_set()):
+                adds = False
+                added = self.cluster.add_shard()
+                self._counts["shards added"] += 1
+                self._move_one(rng, to=added)
+            if self.definitions and rng.random() < 0.15:
+                self._come_and_go(rng)
+            self._move_one(rng)
+
+    def _move_one(self, rng: random.Random, *, to: str | None = None) -> None:
+        router = self.cluster.router
+        namespace = f"{self.database}.{rng.choice((_RANGED, _RANGED, _HASHED))}"
+        chunks = router.table(namespace).chunks
+        try:
+            if namespace.endswith(_RANGED) and len(chunks) < _CHUNKS_MAX and rng.random() < 0.3:
+                at = {"region": rng.choice(REGIONS), "_id": rng.randrange(3000)}
+                if all(position(chunk.minimum) != position(at) for chunk in chunks):
+                    router.split(namespace, at)
+                    chunks = router.table(namespace).chunks
+            chunk = rng.choice(chunks)
+            others = [shard for shard in self.cluster.shards if shard != chunk.shard]
+            target = to if to is not None and to != chunk.shard else rng.choice(others)
+            bounds = (chunk.minimum, chunk.maximum)
+            router.move_chunk(namespace, bounds=bounds, to=target, wait=rng.random() < 0.5)
+        except OperationFailure:
+            self._counts["moves refused"] += 1  # as a balancer's are: the next round tries another
+        else:
+            self._counts["moves"] += 1
+
+    def _come_and_go(self, rng: random.Random) -> None:
+        """A collection is created, spread over two shards, written to, renamed or not, and dropped on both at once."""
+        router, (first, second, *_) = self.cluster.router, rng.sample(list(self.cluster.shards), 2)
+        namespace = f"{self.database}.side{rng.randrange(1000)}"
+        router.shard_collection(namespace, {"_id": 1})
+        router.split(namespace, {"_id": 10})
+        for low, shard in ((0, first), (10, second)):
+            router.move_chunk(namespace, {"_id": low}, to=shard)
+            router.insert_many(namespace, [{"_id": low + place} for place in range(3)])
+        if rng.random() < 0.5:
+            router.rename(namespace, f"{namespace}_renamed")
+            namespace = f"{namespace}_renamed"
+        router.drop_collection(namespace)
+        self._counts["definitions"] += 1
+
+
+def history_of(events: list[bytes], database: str) -> History:
+    """What a stream's events say was written to the writers' documents, in the stream's order."""
+    history: History = defaultdict(list)
+    for raw in events:
+        event = bson.decode(raw)
+        operation = event["operationType"]
+        if operation not in ("insert", "update", "replace", "delete") or event["ns"]["db"] != database:
+            continue
+        if event["ns"]["coll"] not in (_RANGED, _HASHED, _PLAIN):
+            continue
+        number = None
+        if operation in ("insert", "replace"):
+            number = event["fullDocument"]["v"]
+        elif operation == "update":
+            number = event["updateDescription"]["updatedFields"]["v"]
+        namespace = f"{database}.{event['ns']['coll']}"
+        key = event["documentKey"]
+        transaction = (event["lsid"]["id"], event["txnNumber"]) if "lsid" in event else None
+        history[namespace, key["_id"]].append(Wrote(operation, number, key.get("region"), transaction))
+    return dict(history)
+
+
+def history_difference(written: History, seen: History) -> str | None:
+    """The first document of which the stream says something else than was written, in words."""
+    for key in sorted(set(written) | set(seen)):
+        wrote, saw = _settled(written.get(key, [])), _settled(seen.get(key, []))
+        if wrote != saw:
+            lost = [one for one in wrote if one not in saw]
+            return f"document {key}: written {wrote}, in the stream {saw}; lost {lost}"
+    return None
+
+
+def _settled(writes: list[Wrote]) -> list[tuple[str, int | None, str | None]]:
+    """In the order that has to hold. A transaction that deletes a document on one shard and inserts it on another is
+    committed by each at a time of its own, so the two may come either way round: such runs are put in order here."""
+    settled: list[Wrote] = []
+    for _, run in groupby(enumerate(writes), key=lambda one: one[1].transaction or one[0]):
+        settled += sorted((wrote for _, wrote in run), key=lambda wrote: wrote.region or "")
+    return [(wrote.operation, wrote.number, wrote.region) for wrote in settled]
