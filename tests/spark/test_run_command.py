@@ -148,3 +148,23 @@ def test_the_demo_crashes_goes_on_and_finds_no_difference(tmp_path: Path) -> Non
     counted = duckdb.sql(f"SELECT collection, events FROM ({query})").fetchall()
     assert {row[0] for row in counted} == {"customers", "days", "orders", "stock"}
     assert sum(row[1] for row in counted) == len(list(lake_events(directory / "lake")))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.mongod
+def test_the_demo_that_keeps_running_ends_well_when_it_is_interrupted(tmp_path: Path) -> None:
+    """It was never run so; the shop got a second signal when its interpreter had given up its handlers, and the demo
+    called that a failure."""
+    directory = tmp_path / "demo"
+    process = tailrace("demo", "--keep-running", "--no-crash", "--rate", "150", "--directory", str(directory))
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while not list((directory / "lake").glob("day=*/*.parquet")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(5)  # some of the shop's day
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=2 * PATIENCE_S)
+    assert process.returncode == 0, out + err
+    assert "Killed" not in out
+    assert "differences: 0 in " in out

@@ -175,9 +175,13 @@ class Demo:
         kill_after = settings.crash and (30.0 if settings.seconds is None else settings.seconds / 2)
         # Not always at the same point of a micro-batch: reading, writing, committing.
         jitter = random.Random(settings.seed).uniform(0, 0.3)
+        told = False
         while shop.poll() is None or (kill_after and self._crash is None):
-            if self._stop.wait(_LOOK_S) and shop.poll() is None:
-                shop.terminate()
+            if self._stop.wait(_LOOK_S):
+                if not told:  # once: Python gives its handlers up at its end, and a second signal would cut that short
+                    shop.terminate()
+                    told = True
+                time.sleep(_LOOK_S)
             passed = time.monotonic() - began
             self._look(running, watch)
             if kill_after and self._crash is None and (passed >= kill_after or shop.poll() is not None):
