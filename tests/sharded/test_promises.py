@@ -75,8 +75,7 @@ def test_both_ways_make_an_idle_shard_write_behind_the_time_asked_for(
         assert session.operation_time is not None
         assert session.cluster_time is not None
         until = ClusterTime.from_timestamp(session.operation_time)
-        requester = PromiseRequester(idle, "shard2")
-        requester._reads_only = reads_only
+        requester = PromiseRequester(idle, "shard2", reads_only=reads_only)
         requester.ask(until, session.cluster_time)
         written = newest(sharded_cluster.shards["shard2"].uri)
         assert isinstance(written["ts"], Timestamp)

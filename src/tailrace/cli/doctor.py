@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -17,6 +17,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.profile import profile_for
 from tailrace.source.failure import describe_members, source_error
 from tailrace.source.mongod import MongodSource
+from tailrace.source.topology import Cluster
 
 _HOURS_GOOD: Final = 24
 _HOURS_MIN: Final = 1
@@ -44,7 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Check whether a deployment is fit for reading change events from its oplog. "
         "The exit status is 1 where a check fails.",
     )
-    parser.add_argument("uri", metavar="URI", help="mongodb://... of a replica set")
+    parser.add_argument(
+        "uri", metavar="URI", help="mongodb://... of a replica set, or of a cluster's config server or mongos"
+    )
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     parser.set_defaults(run=run)
 
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out; 1 where a check fails. Raises UsageError for a URI that cannot be used."""
     findings = []
     with closing(MongodSource(args.uri, retry_seconds=10.0)) as source:
-        for finding in examine(source):
+        for finding in examine_deployment(source, args.uri):
             findings.append(finding)
             if args.format == "pretty":
                 _print(finding)
@@ -69,6 +72,28 @@ def _print(finding: Finding) -> None:
     print(f"{mark}  {finding.check}: {finding.found}", flush=True)
     if finding.advice:
         print(f"      {finding.advice}", flush=True)
+
+
+def examine_deployment(source: MongodSource, uri: str) -> Iterator[Finding]:
+    """The findings of a replica set, or of every shard of a cluster."""
+    try:
+        cluster = Cluster.discover(source.client, uri, {})
+    except TailraceError:
+        cluster = None  # the first look at the replica set says the same
+    if cluster is None:
+        yield from examine(source)
+        return
+    with closing(cluster):
+        try:
+            shards = cluster.shards()
+        except TailraceError as error:
+            yield Finding("cluster", "fail", str(error.message), error.hint or "")
+            return
+        names = ", ".join(shard.name for shard in shards)
+        yield Finding("cluster", "ok" if shards else "fail", f"{len(shards)} shards: {names}" if shards else "no shard")
+        for shard in shards:
+            for finding in examine(MongodSource(cluster.client(shard.name), retry_seconds=10.0)):
+                yield replace(finding, check=f"{shard.name}: {finding.check}")
 
 
 def examine(source: MongodSource) -> Iterator[Finding]:

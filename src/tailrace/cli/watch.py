@@ -42,7 +42,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("uri", metavar="URI", help="mongodb://... of a replica set")
+    parser.add_argument(
+        "uri", metavar="URI", help="mongodb://... of a replica set, or of a cluster's config server or mongos"
+    )
     add_stream_arguments(parser)
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(
@@ -56,14 +58,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
     from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
-    from tailrace.source.mongod import MongodSource  # noqa: PLC0415
 
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
     with connect(args.uri, args.engine, server_version=args.server_version) as client:
         if args.until == "now":
-            until.time = MongodSource(client.pymongo).operation_time()
+            until.time = client.operation_time()
         await_ms = args.max_await_time_ms
         if await_ms is None and until.time is not None:
             await_ms = _AWAIT_MS_WITH_END

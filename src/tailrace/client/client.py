@@ -18,6 +18,7 @@ from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.errors import UsageError
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.profile import profile_for
 from tailrace.source.connection import open_client
@@ -173,6 +174,12 @@ class Client(_Watchable):
         if self.cluster is not None:
             return ShardedChangeStream(self.cluster, request, self._profile)
         return OplogChangeStream(self._source, request, self._profile)
+
+    def operation_time(self) -> ClusterTime:
+        """A cluster time that all that was written before this call, to any shard, is not behind."""
+        if self._native is None and self.cluster is not None:
+            return self.cluster.open_view().time
+        return self._source.operation_time()
 
     @property
     def cluster(self) -> Cluster | None:

@@ -36,13 +36,14 @@ _log = logging.getLogger("tailrace.source")
 class PromiseRequester:
     """Asks one shard, one request at a time.
 
-    ``forced``  how many no-ops the shard wrote because it was asked here
+    ``forced``      how many no-ops the shard wrote because it was asked here
+    ``reads_only``  ask by reading, the second way; found out where it is not said
     """
 
-    def __init__(self, client: MongoClient[Any], name: str) -> None:
+    def __init__(self, client: MongoClient[Any], name: str, *, reads_only: bool = False) -> None:
         self._client = client
         self._name = name
-        self._reads_only = False
+        self._reads_only = reads_only
         self.forced = 0
 
     def ask(self, until: ClusterTime, clock_document: Mapping[str, Any]) -> None:
