@@ -91,10 +91,18 @@ class ChangeStream(ABC):
 class OplogChangeStream(ChangeStream):
     """Reads the oplog and makes the events here. Raises at once what the server's ``aggregate`` would raise.
 
-    ``profile``  of the server version whose events to make; ``None``: the deployment's own
+    ``profile``      of the server version whose events to make; ``None``: the deployment's own
+    ``pushes_down``  whether scope and ``$match`` narrow what is read; without it the same events cost more
     """
 
-    def __init__(self, source: MongodSource, request: WatchRequest, profile: ServerProfile | None = None) -> None:
+    def __init__(
+        self,
+        source: MongodSource,
+        request: WatchRequest,
+        profile: ServerProfile | None = None,
+        *,
+        pushes_down: bool = True,
+    ) -> None:
         options = checked_options(request)
         scope = options.scope
         if scope.database is not None and scope.collection is not None:
@@ -102,11 +110,12 @@ class OplogChangeStream(ChangeStream):
         self._source = source
         self._codec_options = request.codec_options
         plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
-        self._pipeline = ChangeStreamPipeline(plan)
+        self._pipeline = ChangeStreamPipeline(plan, pushes_down=pushes_down)
         self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
         self._batches = source.tail(
             plan.read_after or ClusterTime(0),
             await_ms=max(1, int(self._await_s * 1000)),
+            oplog_filter=self._pipeline.pushdown.oplog_filter,
             batch_size=request.batch_size,
             comment=request.comment,
         )

@@ -19,7 +19,7 @@ ScopeKind = Literal["collection", "database", "cluster"]
 _USER_COLLECTION: Final = rb"(?!(\$|system\.))"
 #: The same with showSystemEvents: three kinds of system collections become visible (6.0).
 _USER_OR_SYSTEM_COLLECTION: Final = rb"(?!(\$|system\.(?!(js$|buckets\.|views$))))"
-_USER_DATABASE: Final = rb"(?!(admin|config|local)\.)[^.]+\."
+USER_DATABASE: Final = rb"(?!(admin|config|local)\.)[^.]+\."
 
 #: The server's limits for names. A collection's name may be as long as the server stores it; asking for a longer one
 #: is no error there either.
@@ -126,6 +126,11 @@ def _remembering(pattern: bytes) -> Callable[[bytes], bool]:
     return test
 
 
+def visible_collections(*, show_system_events: bool) -> bytes:
+    """The pattern of the collections' names that a database or cluster stream shows."""
+    return _USER_OR_SYSTEM_COLLECTION if show_system_events else _USER_COLLECTION
+
+
 class NamespaceFilter:
     """The four tests of section 2.1, each from bytes to bool.
 
@@ -138,8 +143,8 @@ class NamespaceFilter:
     __slots__ = ("collection", "command", "namespace", "views")
 
     def __init__(self, scope: Scope, *, show_system_events: bool) -> None:
-        visible = _USER_OR_SYSTEM_COLLECTION if show_system_events else _USER_COLLECTION
-        prefix = _USER_DATABASE if scope.kind == "cluster" else re.escape((scope.database or "").encode()) + rb"\."
+        visible = visible_collections(show_system_events=show_system_events)
+        prefix = USER_DATABASE if scope.kind == "cluster" else re.escape((scope.database or "").encode()) + rb"\."
         if scope.kind == "collection":
             name = re.escape((scope.collection or "").encode()) + rb"$"
             self.namespace = _remembering(rb"^" + prefix + name)

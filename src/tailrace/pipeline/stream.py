@@ -18,6 +18,8 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, parse_entry
 from tailrace.pipeline.document_key import CatalogKeys
 from tailrace.pipeline.plan import Plan
+from tailrace.pipeline.pushdown import plan_pushdown
+from tailrace.pipeline.pushdown.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.pipeline.request import Answer, Emit, OplogBatch, Running
 from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
 from tailrace.stage.add_post_image import AddPostImage
@@ -58,13 +60,22 @@ class ChangeStreamPipeline:
     ``mid_stream``   a later slice of a stream whose start another slice has found: nothing is searched for
     ``shard_part``   a shard's part of a merged stream: the router's stages are left to the merge
     ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog (``NeedShardKeys``)
+    ``pushes_down``  whether the user's ``$match`` is asked of entries before they are transformed; without it the
+                     stream gives the same and costs more
+    ``pushdown``     what is asked where; its ``oplog_filter`` is for the source that the entries come from
     ``invalidated``  the invalidate event has passed: the stream is over
     ``high_water``   cluster time up to which every entry has been seen
     ``searching``    the event resumed from has not been met yet
     """
 
     def __init__(
-        self, plan: Plan, *, mid_stream: bool = False, shard_part: bool = False, on_shard: bool = False
+        self,
+        plan: Plan,
+        *,
+        mid_stream: bool = False,
+        shard_part: bool = False,
+        on_shard: bool = False,
+        pushes_down: bool = True,
     ) -> None:
         invariant(plan.read_after is not None, "a pipeline is built from a plan without a start")
         self.plan = plan
@@ -72,7 +83,9 @@ class ChangeStreamPipeline:
         self.high_water = ClusterTime(plan.read_after or 0)
         self._start = plan.start or ClusterTime(0)
         self._token = plan.first_token
-        self._oplog_match = OplogMatch(plan.options, plan.profile)
+        self._user = compiled(plan.options, plan.options.pipeline)
+        self.pushdown = plan_pushdown(plan, self._user, enabled=pushes_down)
+        self._oplog_match = OplogMatch(plan.options, plan.profile, self.pushdown.entry_test)
         self._unwind = UnwindTransaction(
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
@@ -87,11 +100,10 @@ class ChangeStreamPipeline:
         self._stages = self._build_stages()
 
     def _build_stages(self) -> tuple[Stage, ...]:
-        plan, options = self.plan, self.plan.options
-        user = compiled(options, options.pipeline)
-        image_free = _image_free_matches(options.pipeline)
-        needs_pre = options.full_document_before_change != "off"
-        needs_post = options.full_document != "default"
+        plan, options, user, pushdown = self.plan, self.plan.options, self._user, self.pushdown
+        # Without images and without stages to pass, the user's own stages do the same at the same cost.
+        moves = options.full_document != "default" or options.full_document_before_change != "off"
+        moves |= any(one.moved or one.fields is None for one in pushdown.conjuncts)
         stages: list[Stage] = [Transform(plan).process, self._check_invalidate.process]
         if not options.show_expanded_events:
             stages.append(MatchClassicEvents().process)
@@ -99,12 +111,14 @@ class ChangeStreamPipeline:
             stages.append(CheckResumability(token_of(plan)).process)
         if options.needs_merge:
             stages.append(CheckTopologyChange().process)
-        if image_free and (needs_pre or needs_post or self._searches):
-            stages.append(MatchAhead(compiled(options, options.pipeline[:image_free])).process)
-        if needs_pre:
+        if moves and pushdown.before_images:
+            stages.append(MatchAhead(pushdown.before_images).process)
+        if BEFORE_CHANGE in pushdown.looks_up:
             stages.append(AddPreImage(options).process)
-        if needs_post:
+        if FULL_DOCUMENT in pushdown.looks_up:
             stages.append(AddPostImage(options).process)
+        if pushdown.behind_images:
+            stages.append(MatchAhead(pushdown.behind_images).process)
         if user.stages:
             stages.append(UserStages(user).process)
         if not self._shard_part:
@@ -219,19 +233,3 @@ def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:
     if events and events[-1].from_invalidate and not events[-1].swallow:
         return events[-1]
     return None
-
-
-def _image_free_matches(pipeline: tuple[bytes, ...]) -> int:
-    """How many leading stages are ``$match`` and cannot depend on an image: they spare others the looking up.
-
-    Judged by the bytes, towards caution: a match that names a full document in any way waits for the images.
-    """
-    count = 0
-    for stage in pipeline:
-        first = next(raw_bson.elements(stage), None)
-        if first is None or first.name != b"$match":
-            break
-        if any(word in stage for word in (b"fullDocument", b"$$", b"$jsonSchema")):
-            break
-        count += 1
-    return count

@@ -27,15 +27,22 @@ class OplogSource(Protocol):
         """The cluster time of the newest majority-committed entry."""
         ...
 
-    def read(self, after: ClusterTime, until: ClusterTime, *, batch_bytes_max: int = ...) -> Iterator[OplogBatch]:
+    def read(
+        self, after: ClusterTime, until: ClusterTime, *, batch_bytes_max: int = ..., oplog_filter: bytes | None = ...
+    ) -> Iterator[OplogBatch]:
         """The majority-committed entries with ``after`` < ts <= ``until``, in oplog order, and then the end.
+
+        ``oplog_filter``  a query's BSON: entries that it does not pass need not be given. A source that cannot ask its
+                          store such a question gives them all; the high water moves as if it had.
 
         The last batch's ``high_water`` is ``until``. Waits until ``until`` is majority-committed where it is not yet.
         Raises ChangeStreamHistoryLost (286) where the oplog no longer reaches back to ``after``.
         """
         ...
 
-    def tail(self, after: ClusterTime, *, await_ms: int = ...) -> Iterator[OplogBatch]:
+    def tail(
+        self, after: ClusterTime, *, await_ms: int = ..., oplog_filter: bytes | None = ...
+    ) -> Iterator[OplogBatch]:
         """The majority-committed entries with ts > ``after``, for ever. When none came for ``await_ms``, an empty batch
         with the high water known by then, so that the caller gets control back. Survives elections and cut
         connections by going on after the last entry given. Closing the iterator closes the server's cursor."""

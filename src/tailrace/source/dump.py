@@ -71,9 +71,14 @@ class DumpSource:
         return newest
 
     def read(
-        self, after: ClusterTime, until: ClusterTime, *, batch_bytes_max: int = _BATCH_BYTES_MAX
+        self,
+        after: ClusterTime,
+        until: ClusterTime,
+        *,
+        batch_bytes_max: int = _BATCH_BYTES_MAX,
+        oplog_filter: bytes | None = None,
     ) -> Iterator[OplogBatch]:
-        """The entries with ``after`` < ts <= ``until``. Raises 286 where the dump begins later."""
+        """The entries with ``after`` < ts <= ``until``, all of them. Raises 286 where the dump begins later."""
         self._check_history(after)
         position = after
         for batch in self._batches(after, until, batch_bytes_max):
@@ -83,9 +88,14 @@ class DumpSource:
             yield OplogBatch(b"", until)
 
     def tail(
-        self, after: ClusterTime, *, await_ms: int = 0, batch_bytes_max: int = _BATCH_BYTES_MAX
+        self,
+        after: ClusterTime,
+        *,
+        await_ms: int = 0,
+        batch_bytes_max: int = _BATCH_BYTES_MAX,
+        oplog_filter: bytes | None = None,
     ) -> Iterator[OplogBatch]:
-        """The entries with ts > ``after`` to the end of the file; a dump has nothing to wait for."""
+        """The entries with ts > ``after`` to the end of the file, all; a dump has nothing to wait for."""
         self._check_history(after)
         yield from self._batches(after, None, batch_bytes_max)
 

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple
 
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.cursor import CursorType, RawBatchCursor
@@ -23,8 +24,10 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
 from tailrace.source.connection import RETRY_SECONDS, Connection
+from tailrace.source.failure import Backoff
 from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.source.raw_reply import RawReplyCursor
+from tailrace.source.window import Window
 
 AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
@@ -107,30 +110,49 @@ class MongodSource:
         return time, complete
 
     def newest(self) -> ClusterTime:
-        return self._connection.retrying(self._newest)
+        return self._connection.retrying(self._newest)[0]
 
     def read(
-        self, after: ClusterTime, until: ClusterTime, *, batch_bytes_max: int = BATCH_BYTES_MAX
+        self,
+        after: ClusterTime,
+        until: ClusterTime,
+        *,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        oplog_filter: bytes | None = None,
     ) -> Iterator[OplogBatch]:
         """See OplogSource. The last batch's high water is ``until``; it is empty when no entry has that time."""
         if until <= after:
             return
         self._wait_until_committed(until)
-        position = _Position(after, None, reached=True)
         backoff = self._connection.new_backoff()
-        while True:
-            try:
-                with self._opened(position, until=until) as (cursor, first):
-                    for raw in _replies(cursor, first):
-                        for batch, last in cut(raw, batch_bytes_max):
-                            position = _Position(batch.high_water, last, reached=True)
-                            backoff.progress()
-                            yield batch
-                break
-            except PyMongoError as error:
-                self._connection.endure(error, backoff, self.name)
-        if position.after < until:
-            yield OplogBatch(b"", until)
+        window = Window(oplog_filter)
+        position = _Position(after, None, reached=True)
+        while position.after < until:
+            for reached, batch in self._window(position, until, window, backoff, batch_bytes_max):
+                position = reached
+                yield batch
+
+    def _window(
+        self, position: _Position, until: ClusterTime, window: Window, backoff: Backoff, bytes_max: int, **extra: Any
+    ) -> Iterator[tuple[_Position, OplogBatch]]:
+        """The entries of one window after ``position``, each batch with the position that it leads to. The last one
+        leads to the window's end, unless the reading was cut off: then it is empty and leads nowhere."""
+        end = window.end(position.after, until)
+        try:
+            with self._opened(position, until=end, oplog_filter=window.oplog_filter, **extra) as (cursor, first):
+                for raw in window.timed(_replies(cursor, first)):
+                    for batch, last in cut(raw, bytes_max):
+                        position = _Position(batch.high_water, last, reached=True)
+                        backoff.progress()
+                        yield position, batch
+        except PyMongoError as error:
+            window.shrink()
+            self._connection.endure(error, backoff, self.name)
+            yield position, OplogBatch(b"", position.after)
+            return
+        if position.after < end:
+            backoff.progress()
+            yield _Position(end, None, reached=True), OplogBatch(b"", end)
 
     def tail(
         self,
@@ -138,6 +160,7 @@ class MongodSource:
         *,
         await_ms: int = AWAIT_MS,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        oplog_filter: bytes | None = None,
         batch_size: int | None = None,
         comment: Any = None,
     ) -> Generator[OplogBatch, None, None]:
@@ -148,11 +171,20 @@ class MongodSource:
         position = _Position(after, None, reached=after <= self.newest())
         backoff = self._connection.new_backoff(for_ever=True)
         extra = {"batch_size": batch_size or 0, "comment": comment}
+        window = Window(oplog_filter)
         while True:
             try:
-                with self._opened(position, await_ms=await_ms, **extra) as (cursor, first):
+                # A tailable cursor on a long stretch of which the filter passes nothing would not answer for minutes.
+                until = self._newest()[0] if oplog_filter is not None else position.after
+                while position.after < until:
+                    for reached, batch in self._window(position, until, window, backoff, batch_bytes_max, **extra):
+                        if self._connection.interrupted:
+                            return
+                        position = reached
+                        yield batch
+                with self._opened(position, await_ms=await_ms, oplog_filter=oplog_filter, **extra) as (cursor, first):
                     self._tailing = cursor
-                    for raw in self._tailed(cursor, first):
+                    for raw, seen in self._tailed(cursor, first, looks=oplog_filter is not None):
                         if self._connection.interrupted:
                             return
                         self._connection.trouble = None
@@ -161,6 +193,8 @@ class MongodSource:
                             position = _Position(batch.high_water, last, reached=True)
                             yield batch
                         if not raw:
+                            if seen > position.after:
+                                position = _Position(seen, None, reached=True)
                             yield OplogBatch(b"", position.after)
             except PyMongoError as error:
                 self._connection.endure(error, backoff, self.name)
@@ -198,11 +232,11 @@ class MongodSource:
                 )
             return entry_time(raw), is_initiating_set(raw), cursor.address
 
-    def _newest(self) -> ClusterTime:
+    def _newest(self) -> tuple[ClusterTime, tuple[str, int | None] | None]:
         with closing(self._oplog().find_raw_batches({}, sort=[("$natural", -1)], limit=1)) as cursor:
             raw: bytes = next(cursor, b"")
             # Right after rs.initiate() nothing is majority-committed yet.
-            return entry_time(raw) if raw else ClusterTime(0)
+            return entry_time(raw) if raw else ClusterTime(0), cursor.address
 
     def _entry(self, time: ClusterTime) -> bytes | None:
         # $gte with limit 1 seeks on every server version; $in would scan the oplog.
@@ -221,9 +255,16 @@ class MongodSource:
 
     @contextmanager
     def _opened(
-        self, position: _Position, *, until: ClusterTime | None = None, await_ms: int | None = None, **extra: Any
+        self,
+        position: _Position,
+        *,
+        until: ClusterTime | None = None,
+        await_ms: int | None = None,
+        oplog_filter: bytes | None = None,
+        **extra: Any,
     ) -> Iterator[tuple[RawBatchCursor[Any], bytes]]:
-        """A cursor on the entries after ``position``, and its first reply without the entry at ``position`` itself.
+        """A cursor on the entries after ``position``, and its first reply without the entry at ``position`` itself,
+        which is asked for whatever the filter says of it.
 
         Raises ChangeStreamHistoryLost where the oplog no longer reaches back, SourceError where it never held the last
         entry given.
@@ -231,12 +272,16 @@ class MongodSource:
         window: dict[str, Timestamp] = {"$gte": position.after.to_timestamp()}
         if until is not None:
             window["$lte"] = until.to_timestamp()
+        query: dict[str, Any] = {"ts": window}
+        if oplog_filter is not None:
+            # The condition on ts stands at the top too, where it lets the server begin at its first record.
+            query["$or"] = [{"ts": position.after.to_timestamp()}, RawBSONDocument(oplog_filter)]
         wait_for = until or (position.after if position.reached else None)
         with self._connection.session_after(wait_for) as session:
             options: dict[str, Any] = {"session": session, **extra}
             if await_ms is not None:
                 options["cursor_type"] = CursorType.TAILABLE_AWAIT
-            with closing(RawReplyCursor(self._oplog(), {"ts": window}, **options)) as cursor:
+            with closing(RawReplyCursor(self._oplog(), query, **options)) as cursor:
                 if await_ms is not None:
                     cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
                 first: bytes = next(cursor, b"")
@@ -270,16 +315,27 @@ class MongodSource:
                 hint="Another replica set answers under its address, or it was restored: start a new stream",
             )
 
-    def _tailed(self, cursor: RawBatchCursor[Any], first: bytes) -> Iterator[bytes]:
-        """The cursor's replies, empty ones too, for as long as its member is the one to read from."""
-        yield first
+    def _tailed(self, cursor: RawBatchCursor[Any], first: bytes, *, looks: bool) -> Iterator[tuple[bytes, ClusterTime]]:
+        """The cursor's replies, empty ones too, for as long as its member is the one to read from.
+
+        With each comes a time that the cursor has seen everything up to. Where it ``looks``, that is the newest entry's
+        time before an empty reply was asked for: the cursor came to the end of the oplog, so it came past that time.
+        """
+        seen = ClusterTime(0)
+        yield first, seen
+        idle = not first
         while True:
+            if looks and idle:
+                newest, address = self._newest()
+                # Another member may be ahead of this one.
+                seen = newest if address == cursor.address else seen
             raw: bytes = next(cursor, b"")
             if not cursor.alive:
                 raise AutoReconnect("the server closed the cursor at the end of the oplog")
-            yield raw
+            yield raw, seen
+            idle = not raw
             # A member that was voted out and then cut off would answer for ever that nothing is new.
-            if not raw and self._connection.reads_primary and self.client.primary not in (None, cursor.address):
+            if idle and self._connection.reads_primary and self.client.primary not in (None, cursor.address):
                 raise AutoReconnect("another member is primary now")
 
     def _await_ms_max(self) -> int:

@@ -5,6 +5,7 @@ An inclusion list: an operation letter that no known server version writes is sk
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from tailrace import raw_bson
@@ -27,10 +28,15 @@ _NEW_SHARD_TYPE: Final = b"migrateChunkToNewShard"
 class OplogMatch:
     """Keeps the entries that can become events; the rest never leaves this stage.
 
-    ``unknown_operations`` counts entries by an operation letter that is not known.
+    ``may_pass``            further test of an entry, or of an operation out of a transaction: whether its event may
+                            pass the user's ``$match``
+    ``unknown_operations``  counts entries by an operation letter that is not known
     """
 
-    def __init__(self, options: StreamOptions, profile: ServerProfile) -> None:
+    def __init__(
+        self, options: StreamOptions, profile: ServerProfile, may_pass: Callable[[OplogEntry], bool] | None = None
+    ) -> None:
+        self.may_pass = may_pass
         self._options = options
         self._profile = profile
         self._names = NamespaceFilter(options.scope, show_system_events=options.show_system_events)
@@ -42,6 +48,9 @@ class OplogMatch:
 
     def matches(self, entry: OplogEntry) -> bool:
         """Whether the stream reads this top-level entry."""
+        return self._in_scope(entry) and (self.may_pass is None or self.may_pass(entry))
+
+    def _in_scope(self, entry: OplogEntry) -> bool:
         operation = entry.operation
         if entry.from_migrate and not self._shows_migration(entry):
             return False
@@ -57,7 +66,8 @@ class OplogMatch:
         return False
 
     def matches_inner(self, operation: OplogEntry) -> bool:
-        """Whether an operation inside a transaction passes: CRUD and commands, without the views branch."""
+        """Whether an operation inside a transaction is in scope: CRUD and commands, without the views branch. What
+        ``may_pass`` says of it must wait until it has the fields that it takes from its commit."""
         if operation.from_migrate and not self._shows_migration(operation):
             return False
         if operation.operation in CRUD:

@@ -19,7 +19,7 @@ from tailrace.stage.oplog_match import CRUD
 
 Fields = dict[bytes, Element]
 
-_SYSTEM_VIEWS: Final = b"system.views"
+SYSTEM_VIEWS: Final = b"system.views"
 _VIEW_EVENTS: Final = {"i": "create", "u": "modify", "d": "drop"}
 #: No-ops of the sharding code whose event bears the name of their field.
 _NAMED_NO_OPS: Final = (
@@ -57,7 +57,7 @@ class Transform:
         """The event of one entry. Raises ``OplogFormatError`` with the entry's position."""
         try:
             if entry.operation in CRUD:
-                if self._shows_views and split_namespace(entry.namespace)[1] == _SYSTEM_VIEWS:
+                if self._shows_views and split_namespace(entry.namespace)[1] == SYSTEM_VIEWS:
                     return self._view(entry)
                 return self._crud(entry)
             return self._command(entry) if entry.operation == "c" else self._no_op(entry)
@@ -138,7 +138,7 @@ class Transform:
         return event
 
     def _update(self, entry: OplogEntry, body: bytes) -> ChangeEvent:
-        if _is_replacement(body):
+        if is_replacement(body):
             event = self._keyed(entry, "replace", entry.o2)
             event.full_document = body
             return event
@@ -351,7 +351,7 @@ def _document_id(document: bytes) -> bytes:
     return raw_bson.EMPTY_DOCUMENT if element is None else encode_document(document[element.start : element.end])
 
 
-def _is_replacement(body: bytes) -> bool:
+def is_replacement(body: bytes) -> bool:
     """Whether an update entry holds the whole new document: it has an ``_id`` and is no delta of ``$v: 2``.
 
     A user's own field ``$v`` is read like the entry's: the server cannot tell them apart either.

@@ -115,6 +115,7 @@ class UnwindTransaction:
         """Give on the operations of one member that pass the filter; returns the index after its last one."""
         piece: list[OplogEntry] = []
         piece_bytes = 0
+        may_pass = self._match.may_pass
         try:
             for position, raw in enumerate(apply_ops(member)):
                 operation = parse_operation(raw, member.position)
@@ -126,8 +127,9 @@ class UnwindTransaction:
                     _adopt(operation, commit, member)
                     operation.txn_op_index = index
                     operation.image_index = position
-                    piece.append(operation)
-                    piece_bytes += len(raw)
+                    if may_pass is None or may_pass(operation):
+                        piece.append(operation)
+                        piece_bytes += len(raw)
                 index += 1
                 if len(piece) >= _PIECE_OPERATIONS_MAX or piece_bytes >= _PIECE_BYTES_MAX:
                     full, piece, piece_bytes = piece, [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from tailrace import raw_bson
@@ -9,6 +10,9 @@ from tailrace.errors import ChangeStreamFatal
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import CompiledPipeline
+from tailrace.expression.match import tree
+from tailrace.expression.match.test import document_test
+from tailrace.pipeline.pushdown.conjuncts import Conjunct
 from tailrace.raw_bson import OBJECT, encode_document, encode_element
 
 _MODIFIED: Final = (
@@ -19,15 +23,17 @@ _MODIFIED: Final = (
 
 
 class MatchAhead:
-    """The user's leading ``$match`` stages: they run before the resume check, as the server moves them there."""
+    """Parts of the user's ``$match`` stages ahead of their place, as the server moves them there: before images are
+    looked up, and before stages that leave alone what they ask for."""
 
-    def __init__(self, pipeline: CompiledPipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, conjuncts: Sequence[Conjunct]) -> None:
+        self._passes = document_test(tree.And(tuple(one.node for one in conjuncts)))
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
+        passes = self._passes
         for event in events:
             # The invalidate that the stream is started after must reach the resume check whatever the match says.
-            if event.swallow or event.bypasses or self._pipeline.apply(event.to_bson()) is not None:
+            if event.swallow or passes(event.to_bson()):
                 out.append(event)
 
 

@@ -1,0 +1,96 @@
+"""One stream's pushdown: which part of its ``$match`` is asked where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tailrace.expression import CompiledPipeline
+from tailrace.expression.match import tree
+from tailrace.pipeline.plan import Plan
+from tailrace.pipeline.pushdown.conjuncts import (
+    BEFORE_CHANGE,
+    FULL_DOCUMENT,
+    Conjunct,
+    drops_unseen,
+    leading_conjuncts,
+)
+from tailrace.pipeline.pushdown.entry_test import EntryTest
+from tailrace.pipeline.pushdown.oplog_filter import oplog_filter
+
+_NO_FIELDS: Final[frozenset[bytes]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pushdown:
+    """What is asked where.
+
+    ``conjuncts``       the parts of the user's ``$match`` stages that may be asked of a whole event at once
+    ``on_entries``      those of them that may be asked of an entry, before anything is looked up
+    ``before_images``   those that are asked of the event before images are looked up
+    ``behind_images``   those that are asked once the images are there, before the stages that they were moved past
+    ``oplog_filter``    query document for ``local.oplog.rs``, to be joined with conditions on ``ts``; ``None``: the
+                        stream wants nearly everything, so it reads everything
+    ``entry_test``      whether an entry's event may pass; ``None``: nothing could be left out
+    ``looks_up``        the image fields that are looked up: ``fullDocument`` of updates, ``fullDocumentBeforeChange``
+    """
+
+    conjuncts: tuple[Conjunct, ...]
+    on_entries: tuple[Conjunct, ...]
+    before_images: tuple[Conjunct, ...]
+    behind_images: tuple[Conjunct, ...]
+    oplog_filter: bytes | None
+    entry_test: EntryTest | None
+    looks_up: frozenset[bytes]
+
+
+def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = True) -> Pushdown:
+    """The pushdown for ``plan``, whose user's stages were compiled to ``pipeline``.
+
+    ``enabled``  ``False`` leaves entries alone: only what the server itself does visibly is done, which is to ask a
+                 ``$match`` before images are looked up and before stages that it can pass
+    """
+    # What could fail comes last, behind all that could spare it: so it is on the server, whose oplog query comes first.
+    conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fields is None))
+    shown = _shown_images(plan)
+    before = tuple(one for one in conjuncts if one.is_free_of(shown))
+    behind = tuple(one for one in conjuncts if not one.is_free_of(shown) and one.moved)
+    asked: tuple[Conjunct, ...] = ()
+    if enabled:
+        # A required image that is missing is an error at its event, unless the server asks the match before it looks.
+        asked = before if _requires_images(plan) else conjuncts
+        asked = tuple(one for one in asked if one.fields is not None)
+    nodes: list[tree.Node] = [one.node for one in asked]
+    return Pushdown(
+        conjuncts=conjuncts,
+        on_entries=asked,
+        before_images=before,
+        behind_images=behind,
+        oplog_filter=oplog_filter(plan, nodes) if enabled and (nodes or plan.options.scope.kind != "cluster") else None,
+        entry_test=EntryTest(plan, nodes) if nodes else None,
+        looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
+    )
+
+
+def _shown_images(plan: Plan) -> frozenset[bytes]:
+    options = plan.options
+    images = _NO_FIELDS
+    if options.full_document != "default":
+        images |= {FULL_DOCUMENT}
+    if options.full_document_before_change != "off":
+        images |= {BEFORE_CHANGE}
+    return images
+
+
+def _requires_images(plan: Plan) -> bool:
+    return "required" in (plan.options.full_document, plan.options.full_document_before_change)
+
+
+def _is_needed(plan: Plan, pipeline: CompiledPipeline, name: bytes) -> bool:
+    """Whether an image must be looked up although no event may show it: it must where not finding it, or looking for
+    it, can be an error, and where another image is made of it."""
+    options = plan.options
+    for_another = options.full_document in ("whenAvailable", "required")
+    if name == FULL_DOCUMENT or for_another or options.full_document_before_change == "required":
+        return True
+    return not drops_unseen(pipeline, name)
