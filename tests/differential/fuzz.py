@@ -80,7 +80,10 @@ def server(version: str = SERVER) -> Iterator[tuple[Wire, MongodSource]]:
 class Run:
     """One seed: workload, then every case of it."""
 
-    def __init__(self, wire: Wire, source: MongodSource, totals: Totals, *, seed: int, ops: int) -> None:
+    def __init__(
+        self, wire: Wire, source: MongodSource, totals: Totals, *, seed: int, ops: int, matches: int = 2
+    ) -> None:
+        self.matches = matches
         self.workload = Workload(seed)
         self.ops = ops
         self.totals = totals
@@ -103,7 +106,21 @@ class Run:
             if case.scope[0] != "config":
                 for resumed in cases.resume_cases(rng, case, read, 2):
                     self._compare(resumed)
+                if not case.stage.keys() & cases.REWRITTEN_WRONGLY:
+                    for matched in cases.match_cases(rng, case, read, self.matches):
+                        self._match(matched, read)
         self._openings()
+
+    def _match(self, case: Case, whole: Compared) -> None:
+        """A stream with a ``$match``, and resumes of it at its own tokens and at those of the stream without it."""
+        read = self._compare(case)
+        if read is None or read.difference is not None:
+            return
+        self._chain(case, read)
+        for tokens in (read, whole):
+            for resumed in cases.resume_cases(self._rng, case, tokens, 1):
+                if resumed.scope == case.scope:
+                    self._compare(resumed)
 
     def finish(self) -> None:
         """Leave nothing behind."""
@@ -180,9 +197,9 @@ class Run:
         self.totals.differences.append("\n  ".join(lines))
 
 
-def run_seed(wire: Wire, source: MongodSource, totals: Totals, *, seed: int, ops: int) -> None:
-    """Execute and compare one seed."""
-    run = Run(wire, source, totals, seed=seed, ops=ops)
+def run_seed(wire: Wire, source: MongodSource, totals: Totals, *, seed: int, ops: int, matches: int = 2) -> None:
+    """Execute and compare one seed; every stream also with ``matches`` random ``$match`` stages."""
+    run = Run(wire, source, totals, seed=seed, ops=ops, matches=matches)
     run()
     run.finish()
 
@@ -197,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
             if deadline is not None and time.monotonic() > deadline:
                 break
             begun = time.monotonic()
-            run_seed(wire, source, totals, seed=seed, ops=options.ops)
+            run_seed(wire, source, totals, seed=seed, ops=options.ops, matches=options.matches)
             print(f"seed {seed}: {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
             for text in totals.differences[reported : reported + options.show]:
                 print(text, flush=True)
@@ -217,6 +234,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     chosen.add_argument("--seed", type=lambda text: [int(text)], dest="seeds", help="one seed")
     chosen.add_argument("--seeds", type=_range, help="A-B, both included")
     parser.add_argument("--ops", "--operations", type=int, default=2000, help="operations a seed (2000)")
+    parser.add_argument("--matches", type=int, default=2, help="random $match stages for each stream (2)")
     parser.add_argument("--until-minutes", type=float, help="begin no further seed after this time")
     parser.add_argument("--show", type=int, default=3, help="differences to print a seed (3)")
     parser.add_argument("--report", type=Path, help="append every difference to this file")

@@ -30,9 +30,12 @@ class SourceOplog:
             case NeedDocuments(lookups):
                 return self._source.documents(lookups)
 
-    def batches(self, after: ClusterTime, until: ClusterTime, entries_max: int) -> Iterable[OplogBatch]:
+    def batches(
+        self, after: ClusterTime, until: ClusterTime, entries_max: int, oplog_filter: bytes | None = None
+    ) -> Iterable[OplogBatch]:
         # Few bytes a batch where few entries are asked for: the edges between batches are what is to be tried.
-        return self._source.read(after, until, batch_bytes_max=min(entries_max * 500, 1 << 24))
+        size = min(entries_max * 500, 1 << 24)
+        return self._source.read(after, until, batch_bytes_max=size, oplog_filter=oplog_filter)
 
 
 def read_into_memory(wire: Wire, source: MongodSource, after: ClusterTime, until: ClusterTime) -> MemoryOplog:

@@ -9,10 +9,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import bson
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
+from tailrace.expression import compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.options import StreamOptions
@@ -38,6 +40,14 @@ EVERYTHING = 1 << 62
 BEGINNING = ClusterTime.of(1, 0)
 
 
+def entry_filter(query: bytes | None) -> Callable[[bytes], bool]:
+    """The query as a test of raw entries, by our own query language."""
+    if query is None:
+        return lambda entry: True
+    compiled = compile_stages([bson.encode({"$match": RawBSONDocument(query)})])
+    return lambda entry: compiled.apply(entry) is not None
+
+
 class MemoryOplog:
     """Oplog entries, pre-images and current documents in memory, answering a pipeline's requests."""
 
@@ -59,13 +69,19 @@ class MemoryOplog:
             case NeedDocuments(lookups):
                 return list(self._documents(lookups))
 
-    def batches(self, after: ClusterTime, until: ClusterTime, entries_max: int) -> Iterable[OplogBatch]:
-        """The entries with ``after`` < ts <= ``until`` in runs of ``entries_max``; the last one promises ``until``."""
+    def batches(
+        self, after: ClusterTime, until: ClusterTime, entries_max: int, oplog_filter: bytes | None = None
+    ) -> Iterable[OplogBatch]:
+        """The entries with ``after`` < ts <= ``until`` in runs of ``entries_max``; the last one promises ``until``.
+
+        ``oplog_filter`` leaves entries out of their runs.
+        """
+        passes = entry_filter(oplog_filter)
         first, last = bisect_right(self.times, after), bisect_right(self.times, until)
         for start in range(first, last, entries_max):
             end = min(start + entries_max, last)
             high_water = until if end == last else self.times[end - 1]
-            yield OplogBatch(b"".join(self.entries[start:end]), high_water)
+            yield OplogBatch(b"".join(filter(passes, self.entries[start:end])), high_water)
         if first >= last:
             yield OplogBatch(b"", until)
 
@@ -75,7 +91,9 @@ class Oplog(Protocol):
 
     def answer(self, request: Request) -> Answer: ...
 
-    def batches(self, after: ClusterTime, until: ClusterTime, entries_max: int) -> Iterable[OplogBatch]: ...
+    def batches(
+        self, after: ClusterTime, until: ClusterTime, entries_max: int, oplog_filter: bytes | None = None
+    ) -> Iterable[OplogBatch]: ...
 
 
 class OurStream:
@@ -123,10 +141,11 @@ class OurStream:
         """Process the oplog up to ``until`` inclusive, ``entries_max`` entries a batch."""
         if self.closed:
             return
-        for batch in self._oplog.batches(self.position, until, entries_max):
+        assert self._pipeline is not None
+        oplog_filter = self._pipeline.pushdown.oplog_filter
+        for batch in self._oplog.batches(self.position, until, entries_max, oplog_filter):
             if self.closed:
                 return
-            assert self._pipeline is not None
             try:
                 self._run(self._pipeline.process(batch))
             except TailraceError as error:

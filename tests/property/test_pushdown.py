@@ -3,6 +3,7 @@ random transactions and random queries, against the plain stages."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ CASES: tuple[Case, ...] = (
 
 
 def plan_of(scope: str | None, profile: ServerProfile, options: dict[str, Any], *stages: bytes) -> Plan:
+    # What the server makes of retryable writes is no pushdown: it shows.
+    profile = dataclasses.replace(profile, match_sees_session_of_entry=False)
     start = {"startAtOperationTime": ClusterTime.of(1, 0).to_timestamp()}
     return build_plan(StreamOptions.parse(Scope.parse(scope), {**start, **options}, stages), profile)
 
@@ -164,11 +167,11 @@ def _name(case: Case) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_no_entry_of_an_event_that_passes_is_left_out(case: Case) -> None:
-    counted = check_entries(case, SEED, entries=200, queries=40)
+    counted = check_entries(case, SEED, entries=150, queries=30)
     assert counted["passes"] > 20
     assert counted["read"] < 0.9 * counted["entries"], "it is no use to leave nothing out"
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_the_stages_give_the_same_with_and_without(case: Case) -> None:
-    assert check_streams(case, SEED + 1, entries=60, queries=8) > 3
+    assert check_streams(case, SEED + 1, entries=40, queries=6) > 3

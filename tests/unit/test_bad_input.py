@@ -75,7 +75,9 @@ class Bytes:
     def answer(self, request: Request) -> Answer:
         raise AssertionError(request)
 
-    def batches(self, after: ClusterTime, until: ClusterTime, entries_max: int) -> list[OplogBatch]:
+    def batches(
+        self, after: ClusterTime, until: ClusterTime, entries_max: int, oplog_filter: bytes | None = None
+    ) -> list[OplogBatch]:
         return [OplogBatch(self._raw, until)]
 
 

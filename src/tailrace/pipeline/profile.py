@@ -44,6 +44,10 @@ class ServerProfile:
     )
     always_shows_new_shards: bool = _column("a shard's streams show `kNewShardDetected` without `needsMerge` too")
     shard_part_ends: bool = _column("a shard's stream with `needsMerge` ends with its invalidate")
+    match_sees_session_of_entry: bool = _column(
+        "a `$match` on `lsid` or `txnNumber` alone also looks at the oplog entry: it takes a retryable write for one "
+        "that has them, although its event shows neither"
+    )
     reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
     measured: bool = _column("measured against a server of this version, not read in its documents")
@@ -65,6 +69,7 @@ SERVER_4_4: Final = ServerProfile(
     insert_keys_from_catalog=True,
     always_shows_new_shards=True,
     shard_part_ends=False,
+    match_sees_session_of_entry=False,
     reply_says_invalidated=False,
     messages_end_with_full_stop=True,
     measured=True,
@@ -75,6 +80,7 @@ SERVER_6_0: Final = replace(
     version=(6, 0),
     wall_time=True,
     expanded_events_and_images=True,
+    match_sees_session_of_entry=True,
     always_shows_new_shards=False,
     shard_part_ends=True,
     reply_says_invalidated=True,

@@ -103,7 +103,7 @@ class ChangeStreamPipeline:
         plan, options, user, pushdown = self.plan, self.plan.options, self._user, self.pushdown
         # Without images and without stages to pass, the user's own stages do the same at the same cost.
         moves = options.full_document != "default" or options.full_document_before_change != "off"
-        moves |= any(one.moved or one.fields is None for one in pushdown.conjuncts)
+        moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
         stages: list[Stage] = [Transform(plan).process, self._check_invalidate.process]
         if not options.show_expanded_events:
             stages.append(MatchClassicEvents().process)

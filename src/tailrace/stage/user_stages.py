@@ -33,7 +33,7 @@ class MatchAhead:
         passes = self._passes
         for event in events:
             # The invalidate that the stream is started after must reach the resume check whatever the match says.
-            if event.swallow or passes(event.to_bson()):
+            if event.swallow or event.bypasses or passes(event.to_bson()):
                 out.append(event)
 
 

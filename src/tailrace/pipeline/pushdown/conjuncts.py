@@ -8,7 +8,7 @@ excludes does not fail; nor does the look-up of an image that is required and mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from tailrace.expression.projection import Node as Projection
 
 FULL_DOCUMENT: Final = b"fullDocument"
 BEFORE_CHANGE: Final = b"fullDocumentBeforeChange"
+SESSION: Final = frozenset((b"lsid", b"txnNumber"))
 
 #: Operators that never fail, so that asking one early cannot be noticed.
 _NEVER_FAIL: Final = frozenset(
@@ -33,16 +34,20 @@ class Conjunct:
     ``fields``  top-level fields of the event that it depends on; ``None``: it may depend on anything
     ``stage``   the place of its ``$match`` in the user's pipeline
     ``moved``   whether it passes another stage on its way to the front
+    ``fails``   whether asking it of an event could raise an error
     """
 
     node: tree.Node
     fields: frozenset[bytes] | None
     stage: int
     moved: bool
+    fails: bool
 
-    def is_free_of(self, names: frozenset[bytes]) -> bool:
-        """Whether it depends on none of these fields."""
-        return not names or (self.fields is not None and self.fields.isdisjoint(names))
+    def passes_stages_of(self, names: frozenset[bytes]) -> bool:
+        """Whether it may be asked before the stages that fill these fields."""
+        if not names:
+            return True
+        return self.fields is not None and self.fields.isdisjoint(names) and not _stays(self.node)
 
 
 def leading_conjuncts(pipeline: CompiledPipeline) -> tuple[Conjunct, ...]:
@@ -54,8 +59,8 @@ def leading_conjuncts(pipeline: CompiledPipeline) -> tuple[Conjunct, ...]:
             assert stage.parsed is not None
             for node in parts_of(stage.parsed):  # type: ignore[arg-type]
                 fields = fields_of(node)
-                if not touched.anything or touched.leaves(fields):
-                    found.append(Conjunct(node, fields, place, touched.anything))
+                if not touched.anything or (touched.leaves(fields) and not _stays(node)):
+                    found.append(Conjunct(node, fields, place, touched.anything, may_fail(node)))
         elif isinstance(stage.parsed, Projection):
             touched.add(stage.parsed)
         else:
@@ -78,39 +83,58 @@ def parts_of(node: tree.Node) -> Iterator[tree.Node]:
 def fields_of(node: tree.Node) -> frozenset[bytes] | None:
     """The top-level fields that a node looks at; ``None``: it may look at anything."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
-        result: frozenset[bytes] = frozenset()
-        for child in node.children:
-            fields = fields_of(child)
-            if fields is None:
-                return None
-            result |= fields
-        return result
+        return _union(fields_of(child) for child in node.children)
     if isinstance(node, tree.Not):
         return fields_of(node.child)
     if isinstance(node, tree.Always):
         return frozenset()
     if isinstance(node, tree.ExpressionIsTrue):
-        return _expression_fields(node.expression)
+        return expression_fields(node.expression)
     if isinstance(node, tree.SchemaTest) and not node.path:
         return None
     return frozenset((node.path.partition(b".")[0],))
 
 
-def _expression_fields(expression: Expression) -> frozenset[bytes] | None:
-    if expression.kind == "constant":
-        return frozenset()
-    if expression.kind == "field":
-        # A variable other than these two is bound by an operator, and none of ours here binds one.
-        return frozenset(expression.path[:1]) if expression.name == "ROOT" and expression.path else None
-    if expression.kind != "operator" or expression.name not in _NEVER_FAIL:
-        return None
+def expression_fields(expression: Expression) -> frozenset[bytes] | None:
+    """The top-level fields that an expression looks at. A variable that an operator binds holds what comes from the
+    operator's other arguments."""
+    if expression.kind == "field" and expression.name == "ROOT":
+        return frozenset(expression.path[:1]) or None
+    return _union(expression_fields(argument) for argument in expression.args)
+
+
+def _union(parts: Iterable[frozenset[bytes] | None]) -> frozenset[bytes] | None:
     result: frozenset[bytes] = frozenset()
-    for argument in expression.args:
-        fields = _expression_fields(argument)
+    for fields in parts:
         if fields is None:
             return None
         result |= fields
     return result
+
+
+def may_fail(node: tree.Node) -> bool:
+    """Whether asking the node of an event could raise an error."""
+    if isinstance(node, tree.And | tree.Or | tree.Nor):
+        return any(map(may_fail, node.children))
+    if isinstance(node, tree.Not):
+        return may_fail(node.child)
+    return isinstance(node, tree.ExpressionIsTrue) and _may_fail(node.expression)
+
+
+def _may_fail(expression: Expression) -> bool:
+    if expression.kind == "operator" and expression.name not in _NEVER_FAIL:
+        return True
+    return any(map(_may_fail, expression.args))
+
+
+def _stays(node: tree.Node) -> bool:
+    """Whether the server leaves the node where it is: it moves no test of a whole array, and no schema."""
+    if isinstance(node, tree.And | tree.Or | tree.Nor):
+        return any(map(_stays, node.children))
+    if isinstance(node, tree.Not):
+        return _stays(node.child)
+    whole = tree.Size | tree.ElementMatchesObject | tree.ElementMatchesValue | tree.SchemaTest
+    return isinstance(node, whole)
 
 
 class _Touched:

@@ -18,7 +18,7 @@ from tailrace.expression.match.test import document_test
 from tailrace.oplog.entry import OplogEntry, first_elements
 from tailrace.oplog.namespace import split_namespace
 from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.pushdown.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT, fields_of
+from tailrace.pipeline.pushdown.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT, fields_of, may_fail
 from tailrace.raw_bson import DATE, INT64, OBJECT, STRING, encode_document, encode_element, encode_string
 from tailrace.stage.oplog_match import CRUD
 from tailrace.stage.transform import SYSTEM_VIEWS, is_replacement
@@ -65,10 +65,14 @@ class EntryTest:
 
     True wherever that is not certainly false, and always for what the stream itself reads: commands that invalidate it,
     no-ops of the sharding code, definitions of views, entries that the transform will refuse.
+
+    ``sessions``  parts that ask for ``lsid`` or ``txnNumber`` alone. The server asks these of a document's write as it
+                  stands in the oplog, where a retryable write has both although its event has neither (6.0.27)
     """
 
-    def __init__(self, plan: Plan, nodes: Sequence[tree.Node]) -> None:
+    def __init__(self, plan: Plan, nodes: Sequence[tree.Node], sessions: Sequence[tree.Node] = ()) -> None:
         self._answers = [_answer_of(node) for node in nodes]
+        self._sessions = [document_test(node) for node in sessions]
         self._plan = plan
         self._scope = plan.options.scope.kind
         self._known = known_of_writes(plan)
@@ -80,6 +84,10 @@ class EntryTest:
             return True  # the transform says what is wrong
         if view is None:
             return True
+        if self._sessions and entry.operation in CRUD:
+            session = encode_document(*self._of_the_commit(entry, in_transaction=True))
+            if not all(test(session) for test in self._sessions):
+                return False
         document, known = view
         return all(answer(document, known) is not False for answer in self._answers)
 
@@ -181,7 +189,7 @@ def _answer_of(node: tree.Node) -> _Answer:
     if isinstance(node, tree.Not):
         return _negation(_answer_of(node.child))
     fields = fields_of(node)
-    if fields is None:
+    if fields is None or may_fail(node):
         return lambda document, known: None
     test = document_test(node)
     return lambda document, known: test(document) if fields <= known else None

@@ -7,16 +7,19 @@ from typing import Final
 
 from tailrace.expression import CompiledPipeline
 from tailrace.expression.match import tree
+from tailrace.expression.match.test import document_test
 from tailrace.pipeline.plan import Plan
 from tailrace.pipeline.pushdown.conjuncts import (
     BEFORE_CHANGE,
     FULL_DOCUMENT,
+    SESSION,
     Conjunct,
     drops_unseen,
     leading_conjuncts,
 )
 from tailrace.pipeline.pushdown.entry_test import EntryTest
 from tailrace.pipeline.pushdown.oplog_filter import oplog_filter
+from tailrace.raw_bson import EMPTY_DOCUMENT
 
 _NO_FIELDS: Final[frozenset[bytes]] = frozenset()
 
@@ -51,23 +54,24 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
                  ``$match`` before images are looked up and before stages that it can pass
     """
     # What could fail comes last, behind all that could spare it: so it is on the server, whose oplog query comes first.
-    conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fields is None))
+    conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fails))
     shown = _shown_images(plan)
-    before = tuple(one for one in conjuncts if one.is_free_of(shown))
-    behind = tuple(one for one in conjuncts if not one.is_free_of(shown) and one.moved)
+    before = tuple(one for one in conjuncts if one.passes_stages_of(shown))
+    behind = tuple(one for one in conjuncts if not one.passes_stages_of(shown) and one.moved)
     asked: tuple[Conjunct, ...] = ()
     if enabled:
         # A required image that is missing is an error at its event, unless the server asks the match before it looks.
-        asked = before if _requires_images(plan) else conjuncts
-        asked = tuple(one for one in asked if one.fields is not None)
+        early = (one for one in conjuncts if not _requires_images(plan) or one in before or _rewritten(one))
+        asked = tuple(one for one in early if one.fields is not None and not one.fails)
     nodes: list[tree.Node] = [one.node for one in asked]
+    sessions = [one.node for one in conjuncts if plan.profile.match_sees_session_of_entry and _asks_for_session(one)]
     return Pushdown(
         conjuncts=conjuncts,
         on_entries=asked,
         before_images=before,
         behind_images=behind,
         oplog_filter=oplog_filter(plan, nodes) if enabled and (nodes or plan.options.scope.kind != "cluster") else None,
-        entry_test=EntryTest(plan, nodes) if nodes else None,
+        entry_test=EntryTest(plan, nodes, sessions) if nodes or sessions else None,
         looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
     )
 
@@ -84,6 +88,19 @@ def _shown_images(plan: Plan) -> frozenset[bytes]:
 
 def _requires_images(plan: Plan) -> bool:
     return "required" in (plan.options.full_document, plan.options.full_document_before_change)
+
+
+def _rewritten(one: Conjunct) -> bool:
+    """Whether the server asks it in the oplog query although it depends on an image: ``fullDocument`` by itself, where
+    that must be there to pass."""
+    leaf = not isinstance(one.node, tree.And | tree.Or | tree.Nor | tree.Not)
+    return leaf and one.fields == frozenset((FULL_DOCUMENT,)) and not document_test(one.node)(EMPTY_DOCUMENT)
+
+
+def _asks_for_session(one: Conjunct) -> bool:
+    node = one.node.child if isinstance(one.node, tree.Not) else one.node
+    leaf = isinstance(node, tree.Compare | tree.In | tree.Exists | tree.TypeIs | tree.Pattern)
+    return leaf and one.fields is not None and one.fields <= SESSION
 
 
 def _is_needed(plan: Plan, pipeline: CompiledPipeline, name: bytes) -> bool:

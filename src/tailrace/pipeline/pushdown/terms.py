@@ -17,7 +17,7 @@ from tailrace.expression.match.test import document_test
 from tailrace.expression.value import Value
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.pushdown import query
-from tailrace.pipeline.pushdown.conjuncts import fields_of
+from tailrace.pipeline.pushdown.conjuncts import fields_of, may_fail
 from tailrace.pipeline.pushdown.query import Filter
 
 
@@ -62,7 +62,7 @@ class Terms:
 
     def _leaf(self, node: tree.Node) -> Said | None:
         fields = fields_of(node)
-        if fields is None:
+        if fields is None or may_fail(node):
             return None
         if fields <= self._known:
             return Said(document_test(node)(self._constant))
