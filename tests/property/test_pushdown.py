@@ -168,7 +168,7 @@ def _name(case: Case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_no_entry_of_an_event_that_passes_is_left_out(case: Case) -> None:
     counted = check_entries(case, SEED, entries=150, queries=30)
-    assert counted["passes"] > 20
+    assert counted["passes"] >= 10
     assert counted["read"] < 0.9 * counted["entries"], "it is no use to leave nothing out"
 
 
