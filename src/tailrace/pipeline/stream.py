@@ -112,13 +112,13 @@ class ChangeStreamPipeline:
         if options.needs_merge:
             stages.append(CheckTopologyChange().process)
         if moves and pushdown.before_images:
-            stages.append(MatchAhead(pushdown.before_images).process)
+            stages.append(MatchAhead(pushdown.before_images, pushdown.order).process)
         if BEFORE_CHANGE in pushdown.looks_up:
             stages.append(AddPreImage(options).process)
         if FULL_DOCUMENT in pushdown.looks_up:
             stages.append(AddPostImage(options).process)
         if pushdown.behind_images:
-            stages.append(MatchAhead(pushdown.behind_images).process)
+            stages.append(MatchAhead(pushdown.behind_images, pushdown.order).process)
         if user.stages:
             stages.append(UserStages(user).process)
         if not self._shard_part:

@@ -10,6 +10,7 @@ from tailrace.errors import ChangeStreamFatal
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import CompiledPipeline
+from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
 from tailrace.pipeline.pushdown.conjuncts import Conjunct
@@ -26,8 +27,8 @@ class MatchAhead:
     """Parts of the user's ``$match`` stages ahead of their place, as the server moves them there: before images are
     looked up, and before stages that leave alone what they ask for."""
 
-    def __init__(self, conjuncts: Sequence[Conjunct]) -> None:
-        self._passes = document_test(tree.And(tuple(one.node for one in conjuncts)))
+    def __init__(self, conjuncts: Sequence[Conjunct], order: Order = SIMPLE) -> None:
+        self._passes = document_test(tree.And(tuple(one.node for one in conjuncts)), order)
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         passes = self._passes

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.event.change_event import encode_cluster_time, encode_namespace
+from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
 from tailrace.oplog.entry import OplogEntry, first_elements
@@ -70,8 +71,10 @@ class EntryTest:
                   stands in the oplog, where a retryable write has both although its event has neither (6.0.27)
     """
 
-    def __init__(self, plan: Plan, nodes: Sequence[tree.Node], sessions: Sequence[tree.Node] = ()) -> None:
-        self._answers = [_answer_of(node) for node in nodes]
+    def __init__(
+        self, plan: Plan, nodes: Sequence[tree.Node], sessions: Sequence[tree.Node] = (), order: Order = SIMPLE
+    ) -> None:
+        self._answers = [_answer_of(node, order) for node in nodes]
         self._sessions = [document_test(node) for node in sessions]
         self._plan = plan
         self._scope = plan.options.scope.kind
@@ -178,20 +181,20 @@ def _text(name: bytes, text: str) -> bytes:
     return encode_element(STRING, name, encode_string(text))
 
 
-def _answer_of(node: tree.Node) -> _Answer:
+def _answer_of(node: tree.Node, order: Order) -> _Answer:
     """The node's truth for what is known of an event, or ``None`` where that does not tell."""
     if isinstance(node, tree.And):
-        return _junction([_answer_of(child) for child in node.children], decides=False)
+        return _junction([_answer_of(child, order) for child in node.children], decides=False)
     if isinstance(node, tree.Or):
-        return _junction([_answer_of(child) for child in node.children], decides=True)
+        return _junction([_answer_of(child, order) for child in node.children], decides=True)
     if isinstance(node, tree.Nor):
-        return _negation(_junction([_answer_of(child) for child in node.children], decides=True))
+        return _negation(_junction([_answer_of(child, order) for child in node.children], decides=True))
     if isinstance(node, tree.Not):
-        return _negation(_answer_of(node.child))
+        return _negation(_answer_of(node.child, order))
     fields = fields_of(node)
     if fields is None or may_fail(node):
         return lambda document, known: None
-    test = document_test(node)
+    test = document_test(node, order)
     return lambda document, known: test(document) if fields <= known else None
 
 

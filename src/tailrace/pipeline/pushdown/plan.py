@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tailrace.expression import CompiledPipeline
+from tailrace.expression.collation import order_of
+from tailrace.expression.compare import Order
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
 from tailrace.pipeline.plan import Plan
@@ -32,6 +34,7 @@ class Pushdown:
     ``on_entries``      those of them that may be asked of an entry, before anything is looked up
     ``before_images``   those that are asked of the event before images are looked up
     ``behind_images``   those that are asked once the images are there, before the stages that they were moved past
+    ``order``           how values are compared: by their bytes, or by a collation
     ``oplog_filter``    query document for ``local.oplog.rs``, to be joined with conditions on ``ts``; ``None``: the
                         stream wants nearly everything, so it reads everything
     ``entry_test``      whether an entry's event may pass; ``None``: nothing could be left out
@@ -42,6 +45,7 @@ class Pushdown:
     on_entries: tuple[Conjunct, ...]
     before_images: tuple[Conjunct, ...]
     behind_images: tuple[Conjunct, ...]
+    order: Order
     oplog_filter: bytes | None
     entry_test: EntryTest | None
     looks_up: frozenset[bytes]
@@ -54,6 +58,7 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
                  ``$match`` before images are looked up and before stages that it can pass
     """
     # What could fail comes last, behind all that could spare it: so it is on the server, whose oplog query comes first.
+    order = order_of(plan.options.collation)
     conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fails))
     shown = _shown_images(plan)
     before = tuple(one for one in conjuncts if one.passes_stages_of(shown))
@@ -61,17 +66,24 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     asked: tuple[Conjunct, ...] = ()
     if enabled:
         # A required image that is missing is an error at its event, unless the server asks the match before it looks.
-        early = (one for one in conjuncts if not _requires_images(plan) or one in before or _rewritten(one))
+        rewrites = [one for one in conjuncts if order.simple and _rewritten(one)]
+        early = (one for one in conjuncts if not _requires_images(plan) or one in before or one in rewrites)
         asked = tuple(one for one in early if one.fields is not None and not one.fails)
     nodes: list[tree.Node] = [one.node for one in asked]
-    sessions = [one.node for one in conjuncts if plan.profile.match_sees_session_of_entry and _asks_for_session(one)]
+    sessions: list[tree.Node] = []
+    if plan.profile.match_sees_session_of_entry and order.simple:
+        sessions = [one.node for one in conjuncts if _asks_for_session(one)]
+    # The server compares by the bytes in its oplog query, so what a collation decides is not asked there.
+    queried = nodes if order.simple else []
+    narrows = enabled and bool(queried or plan.options.scope.kind != "cluster")
     return Pushdown(
         conjuncts=conjuncts,
         on_entries=asked,
         before_images=before,
         behind_images=behind,
-        oplog_filter=oplog_filter(plan, nodes) if enabled and (nodes or plan.options.scope.kind != "cluster") else None,
-        entry_test=EntryTest(plan, nodes, sessions) if nodes or sessions else None,
+        order=order,
+        oplog_filter=oplog_filter(plan, queried) if narrows else None,
+        entry_test=EntryTest(plan, nodes, sessions, order) if nodes or sessions else None,
         looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
     )
 
