@@ -43,6 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError, after everything before a damage is printed."""
+    from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
+    from tailrace.pipeline.explain import explain  # noqa: PLC0415
     from tailrace.pipeline.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
     from tailrace.pipeline.plan import build_plan  # noqa: PLC0415
     from tailrace.source.dump import DumpSource  # noqa: PLC0415
@@ -51,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
         Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
     )
     plan = build_plan(options, profile_for(args.server_version))
+    if args.explain:
+        print_explanation(explain(plan, reads="dump"), args.format)
+        return 0
     until = Until.parse(args.until, None)
     source = DumpSource(args.dump)
     writer = new_writer(args.format)

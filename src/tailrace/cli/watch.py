@@ -57,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
+    from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
     from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
 
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
@@ -80,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
                 **parameters,
             )
         ) as stream:
-            _print_events(stream, writer, until)
+            if args.explain:
+                print_explanation(stream.explain(), args.format)
+            else:
+                _print_events(stream, writer, until)
     return 0
 
 

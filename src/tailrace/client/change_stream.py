@@ -17,6 +17,7 @@ from tailrace.client.request import WatchRequest
 from tailrace.errors import UsageError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.explain import explain
 from tailrace.pipeline.options import StreamOptions
 from tailrace.pipeline.plan import Plan, build_plan
 from tailrace.pipeline.profile import ServerProfile, profile_for
@@ -53,6 +54,11 @@ class ChangeStream(ABC):
     def has_next(self) -> bool:
         """Whether the next event is here already; False also where that is not known."""
         return False
+
+    def explain(self) -> dict[str, Any]:
+        """The stream's plan: its stages, what the query of the oplog asks, and where each part of the ``$match`` is
+        asked (``tailrace.pipeline.explain``). Reads nothing."""
+        raise UsageError("the server does not say here how it runs its own stream", hint='Use engine="oplog"')
 
     @abstractmethod
     def close(self) -> None:
@@ -130,6 +136,9 @@ class OplogChangeStream(ChangeStream):
             return plan.start_at(self._source.operation_time().tick())
         plan.confirm_history(*self._source.oldest())
         return plan
+
+    def explain(self) -> dict[str, Any]:
+        return explain(self._pipeline.plan)
 
     @property
     def resume_token(self) -> Any:

@@ -19,6 +19,7 @@ from tailrace.errors import InternalError, SourceError, TailraceError, invariant
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.explain import explain
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
 from tailrace.pipeline.plan import Plan, build_plan
 from tailrace.pipeline.profile import ServerProfile, profile_for
@@ -85,6 +86,7 @@ class ShardedChangeStream(ChangeStream):
         plan = build_plan(options, profile or profile_for(cluster.server_version()))
         view = cluster.open_view()
         plan = _begun(cluster, plan, view)
+        self._plan = plan
         self._merged = MergedChangeStream(plan, view.shards, config_after=view.config_after)
         self._token = plan.first_token.to_bson()
         self._opened_at = view.time
@@ -104,6 +106,10 @@ class ShardedChangeStream(ChangeStream):
         self._source.open(name, client, after)
         worker = Worker(f"tailrace-answer-{name}", self._source.changed)
         self._parts[name] = _Part(_Answers(MongodSource(client), self._cluster), worker)
+
+    def explain(self) -> dict[str, Any]:
+        """The plan of each shard's part; the merge and the router's stages come behind it."""
+        return explain(self._plan, reads="shards")
 
     @property
     def resume_token(self) -> Any:

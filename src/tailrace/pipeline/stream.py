@@ -128,6 +128,15 @@ class ChangeStreamPipeline:
         return tuple(stages)
 
     @property
+    def stage_names(self) -> list[str]:
+        """The stages that run, in order; the user's by their own names."""
+        names = [OplogMatch.__name__, UnwindTransaction.__name__]
+        for stage in self._stages:
+            owner = type(getattr(stage, "__self__", stage))
+            names += [own.name for own in self._user.stages] if owner is UserStages else [owner.__name__]
+        return names
+
+    @property
     def searching(self) -> bool:
         return self._router.searching
 

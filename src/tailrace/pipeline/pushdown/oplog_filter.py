@@ -50,6 +50,22 @@ def oplog_filter(plan: Plan, nodes: Iterable[tree.Node]) -> bytes:
     return made[1]
 
 
+def kinds_read(plan: Plan, nodes: Iterable[tree.Node]) -> dict[str, str]:
+    """What the filter leaves of the entries in scope, for each kind: "all", "some" or "none"."""
+    made = _OplogFilter(plan, tree.And(tuple(nodes)))
+    result = {kind: _share(one) for kind, one in made.by_kind().items()}
+    for name, operation_type in COMMANDS.items():
+        share = _share(made.asked_of_command(name))
+        result[operation_type] = share if operation_type not in result or share == "all" else result[operation_type]
+    if plan.options.scope.kind == "collection":
+        del result["dropDatabase"]
+    return {**result, "transactions": "all", "no-ops of the sharding code": "all"}
+
+
+def _share(one: Filter) -> str:
+    return "some" if not isinstance(one, bool) else "all" if one else "none"
+
+
 class _OplogFilter:
     """The branches of one plan's filter. ``node`` is what of the ``$match`` may be asked of an entry."""
 
@@ -93,13 +109,16 @@ class _OplogFilter:
     # ── writes of documents ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _writes(self) -> Filter:
-        in_scope = query.one_of(b"ns", self._namespaces)
+        return every(query.one_of(b"ns", self._namespaces), _kinds(self.by_kind()))
+
+    def by_kind(self) -> dict[str, Filter]:
+        """What the ``$match`` asks of each kind of write."""
         by_kind: dict[str, Filter] = {}
         rules = self._rules_of_writes()
         for kind, known in known_of_writes(self._plan).items():
             constant = v.object_of([(b"operationType", v.string(kind))])[1]
             by_kind[kind] = Terms(constant, known - rules[kind].keys(), rules[kind]).rewrite(self._node)
-        return every(in_scope, _kinds(by_kind))
+        return by_kind
 
     def _rules_of_writes(self) -> dict[str, dict[bytes, Rule]]:
         common: dict[bytes, Rule] = {b"clusterTime": moved_to(b"ts"), b"ns": NamespaceRule(self._scope)}
@@ -140,14 +159,18 @@ class _OplogFilter:
             )
         else:
             in_scope = query.one_of(b"o." + name, self._collections)
+        return every(in_scope, self.asked_of_command(name))
+
+    def asked_of_command(self, name: bytes) -> Filter:
+        """What the ``$match`` asks of the command that ``name`` stands for; nothing where it ends the stream."""
         if self._invalidates(name):
-            return in_scope
+            return True
         constant = v.object_of([(b"operationType", v.string(COMMANDS[name]))])[1]
         rules: dict[bytes, Rule] = {b"clusterTime": moved_to(b"ts")}
         if name not in (b"dropDatabase", b"renameCollection"):
             rules[b"ns"] = command_namespace(name, self._scope)
         terms = Terms(constant, _NEVER_IN_COMMANDS | {b"operationType"}, rules)
-        return every(in_scope, terms.rewrite(self._node))
+        return terms.rewrite(self._node)
 
     def _invalidates(self, command: bytes) -> bool:
         if self._scope.kind == "collection":
