@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from tailrace.spark.deployment import Deployment
+from tailrace.spark.filters import match_of
 from tailrace.spark.input_partition import OplogSlice
 from tailrace.spark.options import ReadOptions
 
@@ -38,3 +40,17 @@ class TailraceBatchReader(DataSourceReader):
 
         assert isinstance(partition, OplogSlice)
         return read_slice(self._options, partition)
+
+
+class TailraceFilteringReader(TailraceBatchReader):
+    """The same, with Spark's filters pushed into the read. A reader that can do this is refused by a session whose
+    ``spark.sql.python.filterPushdown.enabled`` is off, as it is by default: so it is a class of its own."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """All filters come back: Spark asks them again, of fewer rows."""
+        match = match_of(filters)
+        # An event that a filter hid could not be resumed from; and behind the split stage no stage may stand.
+        start = self._options.start
+        if match is not None and (start is None or start.token is None) and not self._options.splits_events:
+            self._options = replace(self._options, pipeline=(*self._options.pipeline, match))
+        return filters

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 import tailrace
 from tailrace.errors import UsageError
-from tailrace.spark.batch_reader import TailraceBatchReader
+from tailrace.spark.batch_reader import TailraceBatchReader, TailraceFilteringReader
 from tailrace.spark.options import ReadOptions, parse
 from tailrace.spark.schema import spark_schema
 from tailrace.spark.stream_reader import TailraceStreamReader
@@ -39,7 +39,7 @@ class TailraceDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._require_own(schema)
-        return TailraceBatchReader(self._parsed)
+        return (TailraceFilteringReader if self._parsed.filters else TailraceBatchReader)(self._parsed)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         self._require_own(schema)

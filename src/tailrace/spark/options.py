@@ -70,6 +70,7 @@ KNOWN: Final = (
     "maxEventsPerTrigger",
     "maxBytesPerTrigger",
     "partitions",
+    "filterPushdown",
 )
 #: Without a limit the first micro-batch after a long pause is the whole oplog, and a crash in it loses all its work.
 MAX_BYTES_DEFAULT: Final = 256 << 20
@@ -104,6 +105,7 @@ class ReadOptions:
     ``end``         where a batch read ends, inclusive; ``None``: now
     ``max_events``  bound of a micro-batch; ``None``: none
     ``max_bytes``   bound of a micro-batch in bytes of oplog
+    ``filters``     whether a batch read takes Spark's filters on its columns into the read
     """
 
     uri: str = field(repr=False)
@@ -119,6 +121,12 @@ class ReadOptions:
     max_events: int | None
     max_bytes: int
     partitions: int
+    filters: bool = False
+
+    @property
+    def splits_events(self) -> bool:
+        """Whether the pipeline ends in ``$changeStreamSplitLargeEvent``."""
+        return any(stage[5:].startswith(b"$changeStreamSplitLargeEvent\x00") for stage in self.pipeline)
 
     @property
     def has_fixed_start(self) -> bool:
@@ -163,6 +171,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         max_events=_read(given, "maxEventsPerTrigger", _count),
         max_bytes=_read(given, "maxBytesPerTrigger", _size) or MAX_BYTES_DEFAULT,
         partitions=_read(given, "partitions", _count) or os.cpu_count() or 1,
+        filters=_read(given, "filterPushdown", _flag) or False,
     )
     options_read.stream_options(options_read.start)  # the server's own rules, before anything runs
     return options_read
