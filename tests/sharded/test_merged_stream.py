@@ -17,7 +17,7 @@ import tailrace
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
 from tests.sharded import native
-from tests.sharded.waiting import PATIENCE_S, wait_for
+from tests.sharded.waiting import PATIENCE_S, take, wait_for
 from tests.sharded.workload import by_document, operation_of, spread, writers
 
 pytestmark = pytest.mark.mongod
@@ -140,3 +140,57 @@ def test_an_update_here_a_move_and_an_update_there_come_in_order(sharded_cluster
     assert len(set(shards)) == 2
     given: list[Any] = [bson.decode(event)["updateDescription"]["updatedFields"]["v"] for event in events]
     assert given == list(range(1, 2 * rounds + 1))
+
+
+def test_a_drop_ends_a_collection_s_stream_behind_every_shard_s_invalidate(sharded_cluster: ShardedCluster) -> None:
+    namespace = spread(sharded_cluster, "dropped")
+    start = sharded_cluster.router.fence()
+    with (
+        tailrace.connect(sharded_cluster.uri) as client,
+        client["dropped"]["orders"].watch(document_class=RawBSONDocument) as stream,
+    ):
+        sharded_cluster.router.insert_one(namespace, {"_id": 1, "region": "a"})
+        sharded_cluster.router.drop_collection(namespace)
+        events: list[bytes] = []
+        wait_for(lambda: _took_the_last(stream, events), "the stream does not end")
+        assert stream.resume_token["_data"] == native.token(events[-1]).data
+    end = sharded_cluster.router.fence()
+    expected = native.union(sharded_cluster, "dropped", "orders", start, end)
+    first = next(index for index, event in enumerate(expected) if b"invalidate" in event)
+    same = [event for event in expected[first:] if native.token(event) == native.token(expected[first])]
+    assert events == expected[:first] + same
+    assert [bson.decode(event)["operationType"] for event in events[:2]] == ["insert", "drop"]
+
+
+def _took_the_last(stream: tailrace.ChangeStream, events: list[bytes]) -> bool:
+    event = stream.try_next()
+    if event is not None:
+        events.append(event.raw)
+    return not stream.alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["4.4.2", "5.0.4"])
+def test_older_clusters_are_read_the_same_way(
+    version: str, start_sharded_cluster: Callable[..., ShardedCluster]
+) -> None:
+    cluster = start_sharded_cluster(2, version=version)
+    namespace = spread(cluster, "older")
+    start = cluster.router.fence()
+    regions = ["a", "g", "n", "t"] * 5
+    with (
+        tailrace.connect(cluster.uri) as client,
+        client["older"]["orders"].watch(document_class=RawBSONDocument) as stream,
+        client["older"]["orders"].watch(full_document="updateLookup") as looking_up,
+    ):
+        for number, region in enumerate(regions):
+            cluster.router.insert_one(namespace, {"_id": number, "region": region, "v": 0})
+        cluster.router.move_chunk(namespace, {"region": "a"}, to="shard1")
+        for number, region in enumerate(regions):
+            cluster.router.update_one(namespace, {"_id": number, "region": region}, {"$set": {"v": 1}})
+        events = until(stream, lambda events: len(events) == 2 * len(regions))
+        shown = take(looking_up, 2 * len(regions))[len(regions) :]
+    assert events == native.union(cluster, "older", "orders", start, cluster.router.fence())
+    assert [event["fullDocument"] for event in shown] == [
+        {"_id": number, "region": region, "v": 1} for number, region in enumerate(regions)
+    ]

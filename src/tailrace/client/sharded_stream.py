@@ -337,14 +337,15 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> Plan:
 
 def _refuse_view(cluster: Cluster, scope: Scope) -> None:
     """Raises ServerError 166 where the name is a view or a time-series collection now, as the database's primary shard
-    says."""
+    says; of a fixed list of shards each is asked."""
     if scope.database is None or scope.collection is None:
         return
-    cluster.shards()
-    primary = OwnerLookup(cluster).primary(scope.database)
-    if primary is None:
-        return
-    try:
-        MongodSource(cluster.client(primary)).refuse_view(scope.database, scope.collection)
-    except SourceError as error:
-        raise on_shard(error, primary) from None
+    names = [shard.name for shard in cluster.shards()]
+    if cluster.config is not None:
+        primary = OwnerLookup(cluster).primary(scope.database)
+        names = [] if primary is None else [primary]
+    for name in names:
+        try:
+            MongodSource(cluster.client(name)).refuse_view(scope.database, scope.collection)
+        except SourceError as error:
+            raise on_shard(error, name) from None

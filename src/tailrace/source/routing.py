@@ -28,6 +28,8 @@ from tailrace.source.topology import Cluster
 #: Chunks that move away again and again between two looks.
 _TRIES: Final = 20
 
+_RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
+
 _log = logging.getLogger("tailrace.source")
 _T = TypeVar("_T")
 
@@ -65,12 +67,13 @@ class OwnerLookup:
 
     def shard_keys(self, uuids: Iterable[bytes]) -> list[bytes | None]:
         """The key patterns of collections, ``None`` for one that is not sharded or is no more."""
-        collections = self._cluster.config_collection("collections")
+        collections = self._cluster.config_collection("collections").with_options(codec_options=_RAW)
         found = []
         for uuid in uuids:
             query = {"uuid": Binary(uuid, 4), "dropped": {"$ne": True}}
             document = self._retrying(partial(collections.find_one, query, {"key": 1}))
-            found.append(None if document is None else bson.encode(document["key"]))
+            # As it stands there: encoding a dict would move _id to the front.
+            found.append(None if document is None else bytes(document["key"].raw))
         return found
 
     def primary(self, database: str) -> str | None:
@@ -143,9 +146,7 @@ class OwnerLookup:
 
     def _chunk(self, collection: dict[str, Any], key: bytes) -> _Chunk | None:
         """The chunk of a shard key's value. The server compares, by an index of its own."""
-        chunks = self._cluster.config_collection("chunks").with_options(
-            codec_options=CodecOptions(document_class=RawBSONDocument)
-        )
+        chunks = self._cluster.config_collection("chunks").with_options(codec_options=_RAW)
         for whose in ({"uuid": collection["uuid"]}, {"ns": collection["_id"]}):  # the second: before 5.0
             query = {**whose, "min": {"$lte": RawBSONDocument(key)}}
             found = self._retrying(partial(chunks.find_one, query, sort=[("min", -1)]))
