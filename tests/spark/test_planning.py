@@ -80,6 +80,7 @@ def test_buckets_count_every_entry_once_in_order(
     start_replica_set: Callable[..., ReplicaSet], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outline, "_PAGE", 2500)  # several pages
+    monkeypatch.setattr(outline, "_SHORT", 2000)
     running = start_replica_set(1, version=version)
     with pymongo.MongoClient[dict[str, Any]](running.uri) as client:
         client.d.c.insert_one({"_id": "created"})
@@ -128,13 +129,19 @@ def _sums(buckets: Iterable[Bucket]) -> tuple[int, int, int]:
 
 
 def _check_sample(found: OplogOutline, start: ClusterTime, until: ClusterTime) -> None:
-    """A sample lies in the range, ascends, and says where its middle is."""
-    drawn = found.sample(start, until)
+    """A sample lies in the range, ascends, and says where its middle is and how much of it matches."""
+    assert found.weigh(start, until).matching > 0, "long enough for a sample"
+    drawn, matching = found.weigh(start, until)
     times = [bucket.last for bucket in drawn]
     assert times == sorted(set(times))
     assert all(start < time <= until for time in times)
+    assert 0.5 < matching < 0.8, "two thirds"
     (cut,) = cuts([bucket._replace(bytes=bucket.bytes << 10) for bucket in drawn], 2)
     below = _sums(found.buckets(start, cut))[2]
     # A fair coin of 600 throws or more lands outside this once in 10^20 runs.
     assert 0.3 < below / (below + _sums(found.buckets(cut, until))[2]) < 0.7
-    assert found.sample(until, ClusterTime(until + 5)) == [], "too few to tell"
+    few = found.weigh(until, ClusterTime(until + 5))
+    assert few == ([], 0.0), "nothing there"
+    short = found.weigh(ClusterTime(times[-50] - 1), until)
+    assert short.matching == 0, "counted"
+    assert sum(bucket.entries for bucket in short.buckets) >= 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from tailrace.errors import ChangeStreamHistoryLost
 from tailrace.oplog.cluster_time import ClusterTime
@@ -17,6 +18,10 @@ from tailrace.spark.offset import Offset, Resume, StreamIdentity
 from tailrace.spark.options import ReadOptions, Start
 from tailrace.spark.outline import OplogOutline
 from tailrace.spark.planner import cuts, slices
+
+#: Part of a range's entries from which on the scope's filter of the oplog query is left out (measured: 0.9 µs of
+#: server CPU to read an entry, 3 more to ask it).
+_MOST: Final = 0.5
 
 
 class Deployment:
@@ -93,12 +98,14 @@ class Deployment:
         if start.resume is not None:
             # The token is searched for in the first slice, so that one must hold its time.
             floor = max(after, ClusterTime(min(start.resume.token.cluster_time, until)))
-        cut_at: list[ClusterTime] = []
-        if self._options.partitions > 1:
-            weights = self.outline.sample(floor, until) or list(self.outline.buckets(floor, until))
-            cut_at = cuts(weights, self._options.partitions)
+        weights = self.outline.weigh(floor, until)
+        # Asking each entry costs the server four times what giving it costs, so where most would pass all are taken.
+        filtered = bool(self._options.pipeline) or weights.matching < _MOST
+        cut_at = cuts(weights.buckets, self._options.partitions) if self._options.partitions > 1 else []
         return [
-            OplogSlice(low, high, self.server_version, start.token_version, start.resume if low == after else None)
+            OplogSlice(
+                low, high, self.server_version, start.token_version, start.resume if low == after else None, filtered
+            )
             for low, high in slices(after, until, cut_at)
         ]
 

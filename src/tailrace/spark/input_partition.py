@@ -13,10 +13,12 @@ from tailrace.spark.offset import Resume
 @dataclass(frozen=True, eq=False)
 class OplogSlice(InputPartition):
     """The entries with ``after`` < ts <= ``until``. ``resume`` is the token that the stream starts by, in the slice
-    that holds it only; ``server_version`` and ``token_version`` were settled by the driver, once for all slices."""
+    that holds it only; ``server_version`` and ``token_version`` were settled by the driver, once for all slices.
+    ``filtered``: whether the server is to leave out what gives no event."""
 
     after: ClusterTime
     until: ClusterTime
     server_version: str
     token_version: int
     resume: Resume | None = None
+    filtered: bool = True

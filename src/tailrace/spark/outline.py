@@ -28,6 +28,8 @@ _PAGE: Final = 200_000
 #: to say how its bytes are spread: with 100, a half is found within a few hundredths.
 _SAMPLE: Final = 1000
 _SAMPLE_HITS_MIN: Final = 100
+#: A range of at most so many entries is counted in less time than a sample takes.
+_SHORT: Final = 4096
 
 _APPLY_OPS_SIZE: Final = {"$cond": [{"$isArray": "$o.applyOps"}, {"$size": "$o.applyOps"}, 1]}
 #: Events of an entry. A transaction's are given with its last entry, whose ``count`` is the whole chain's; its earlier
@@ -53,6 +55,14 @@ class Bucket(NamedTuple):
     entries: int
     events: int
     bytes: int
+
+
+class Weights(NamedTuple):
+    """Ascending buckets of matching entries, and which part of the range's entries matches (0 where that was not
+    asked)."""
+
+    buckets: list[Bucket]
+    matching: float
 
 
 class _Counted(NamedTuple):
@@ -123,23 +133,34 @@ class OplogOutline:
             elif after < bucket.last and bucket.first <= until:
                 yield from self._page(max(after, ClusterTime(bucket.first - 1)), min(until, bucket.last))
 
-    def sample(self, after: ClusterTime, until: ClusterTime) -> list[Bucket]:
-        """Matching entries of the range drawn at random, ascending, each standing for its share of the oplog; none
-        where too few were met to tell how the range's bytes are spread."""
-        stages: list[Mapping[str, Any]] = [
-            {"$sample": {"size": _SAMPLE}},
-            {"$match": {**_range(after, until), **scope_filter(self._scope)}},
-            {"$project": {"_id": 0, "ts": 1, **_SIZES}},
-        ]
-        drawn = self._connection.retrying(lambda: sorted(_entry(row) for row in self._oplog().aggregate(stages)))
+    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights:
+        """How the matching bytes of the range are spread: counted where it is short or the sample too small to tell,
+        drawn at random where it is long."""
+        query = _range(after, until)
+        read = self._oplog().find_one
+        past_short = self._connection.retrying(lambda: read(query, {"_id": 0, "ts": 1}, skip=_SHORT))
+        if past_short is not None:
+            weights = self._sample(query)
+            if len(weights.buckets) >= _SAMPLE_HITS_MIN:
+                return weights
+        return Weights(list(self.buckets(after, until)), 0.0)
+
+    def _sample(self, query: Mapping[str, Any]) -> Weights:
+        """Entries drawn from the whole oplog: those that match, each standing for its share, and how many of those of
+        the range do."""
+        facets = {
+            "own": [{"$match": scope_filter(self._scope)}, {"$project": {"_id": 0, "ts": 1, **_SIZES}}],
+            "all": [{"$count": "entries"}],
+        }
+        stages: list[Mapping[str, Any]] = [{"$sample": {"size": _SAMPLE}}, {"$match": query}, {"$facet": facets}]
         stats = self._stats()
-        if len(drawn) < _SAMPLE_HITS_MIN or stats is None:
-            return []
+        (drawn,) = self._connection.retrying(lambda: list(self._oplog().aggregate(stages)))
+        if stats is None or not drawn["own"]:
+            return Weights([], 0.0)
         share = max(1, int(stats["count"]) // _SAMPLE)
-        return [
-            Bucket(one.first, one.last, share, one.events * share, one.bytes * share)
-            for one in {bucket.last: bucket for bucket in drawn}.values()
-        ]
+        entries = {entry.last: entry for entry in map(_entry, drawn["own"])}.values()
+        buckets = [Bucket(one.first, one.last, share, one.events * share, one.bytes * share) for one in entries]
+        return Weights(sorted(buckets), len(drawn["own"]) / drawn["all"][0]["entries"])
 
     def is_smaller_than(self, size: int) -> bool:
         """Whether the whole oplog has at most ``size`` bytes: then so has any range of it, and nothing need be

@@ -50,7 +50,7 @@ def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource)
     """The slice's events, in blocks."""
     pipeline = ChangeStreamPipeline(_plan(options, slice_), mid_stream=slice_.resume is None)
     run = partial(drive, source=source)
-    wanted = pipeline.pushdown.oplog_filter
+    wanted = pipeline.pushdown.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
         for events in process_batch(pipeline, batch, run):
             yield EventBlock(events.buffer, events.offsets)
