@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import struct
+from datetime import UTC, datetime
 from typing import Any
 
 import bson
@@ -47,6 +48,8 @@ def test_the_grammar_knows_every_operator_that_is_supported() -> None:
 
 
 NEGATIVE_NAN = struct.unpack("<d", bytes.fromhex("000000000000f8ff"))[0]
+#: A millisecond before 1970: on this side of it what does not fit would wrap around and fit.
+MOMENT = datetime.fromtimestamp(-0.001, UTC)
 #: What the fuzz found: a document, an expression on it, and the collation that it was found under.
 FOUND: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = [
     ({"n": 5e-324}, {"$toString": "$n"}, None),
@@ -54,6 +57,13 @@ FOUND: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]] = [
     ({"n": NEGATIVE_NAN}, {"$atan2": ["$n", 1.5]}, None),
     ({"n": NEGATIVE_NAN, "m": math.nan}, {"$atan2": ["$n", "$m"]}, None),
     ({"n": NEGATIVE_NAN, "m": math.nan}, {"$atan2": ["$m", "$n"]}, None),
+    ({"d": MOMENT, "n": math.nan}, {"$subtract": ["$d", "$n"]}, None),
+    ({"d": MOMENT, "n": -math.inf}, {"$subtract": ["$d", "$n"]}, None),
+    ({"d": MOMENT, "n": 2.0**63}, {"$subtract": ["$d", "$n"]}, None),
+    ({"d": MOMENT, "n": -(2.0**63)}, {"$subtract": ["$d", "$n"]}, None),
+    ({"d": MOMENT, "n": bson.Decimal128("NaN")}, {"$subtract": ["$d", "$n"]}, None),
+    ({"d": MOMENT, "n": bson.Decimal128("-9223372036854775808.4")}, {"$subtract": ["$d", "$n"]}, None),
+    ({"d": MOMENT, "n": bson.Decimal128("9223372036854775807.6")}, {"$add": ["$d", "$n"]}, None),
     ({"b": ["E"]}, {"$setUnion": [1, "$nope"]}, {"locale": "en"}),
     ({"b": ["a", "B"]}, {"$setUnion": [["A"], "$b", ["b"]]}, {"locale": "en", "strength": 1}),
     ({"b": [[]]}, {"$setIntersection": [True, "$nope"]}, {"locale": "en"}),

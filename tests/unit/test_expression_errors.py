@@ -98,11 +98,19 @@ def test_a_document_180_levels_deep_is_projected_matched_and_redacted() -> None:
     assert out == expected
 
 
-def test_a_pattern_that_runs_away_ends_with_the_servers_code() -> None:
-    pipeline = compile_stages([bson.encode({"$match": {"s": {"$regex": "(a|aa)+$"}}})])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"$match": {"s": {"$regex": "(a|aa)+$"}}},
+        {"$set": {"x": {"$regexMatch": {"input": "$s", "regex": "(a|aa)+$"}}}},
+    ],
+)
+def test_a_pattern_that_runs_away_ends_with_the_servers_code(stage: dict[str, Any]) -> None:
+    pipeline = compile_stages([bson.encode({"$match": {}}), bson.encode(stage)])
     with pytest.raises(ServerError) as raised:
         pipeline.apply(bson.encode({"_id": 1, "s": "a" * 60 + "b"}))
     assert raised.value.code == 51156
+    assert f"stage 1 of the pipeline, {next(iter(stage))}" in str(raised.value)
 
 
 def test_a_nan_decimal_never_raises_a_foreign_error() -> None:

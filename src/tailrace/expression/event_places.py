@@ -9,19 +9,36 @@ from __future__ import annotations
 
 from typing import Final
 
+from tailrace import raw_bson
+from tailrace.errors import OplogFormatError
 from tailrace.expression import value as v
 from tailrace.expression.value import Maybe
 
 #: What stands after ``ns``; the second only where ``showExpandedEvents`` is on.
 _AFTER: Final = (b"documentKey", b"operationDescription", b"updateDescription", b"stateBeforeChange")
 NAMES: Final = (b"fullDocument", b"collectionUUID", *_AFTER)
+_SETTING: Final = frozenset({b"$set", b"$addFields", b"$project"})
+#: In a ``$project``, a value of these types keeps or drops a field and never makes one.
+_KEEPING: Final = v.NUMERIC | {v.BOOL}
 #: Events of views come another way, and have no places: they lack the collection's UUID.
 _OF_VIEWS: Final = frozenset({b"create", b"modify", b"drop"})
 
 
 def may_be_set(stage: bytes) -> bool:
-    """Whether a stage that sets fields names one of those that have places."""
-    return any(name in stage for name in NAMES)
+    """Whether a stage may set a field that has a place; putting the places back costs as much as a small stage."""
+    if not any(name in stage for name in NAMES):
+        return False
+    if b"$setField\x00" in stage:
+        return True
+    try:
+        whole = next(raw_bson.elements(stage))
+        if whole.type != v.OBJECT or whole.name not in _SETTING:
+            return False
+        fields = raw_bson.elements(raw_bson.value(stage, whole))
+        plain = _KEEPING if whole.name == b"$project" else frozenset()
+        return any(field.name.partition(b".")[0] in NAMES and field.type not in plain for field in fields)
+    except (OplogFormatError, StopIteration):
+        return True  # not well formed: it will be refused with its place in the pipeline
 
 
 def with_places(event: bytes, *, expanded: bool) -> bytes:

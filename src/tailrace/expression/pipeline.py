@@ -105,10 +105,7 @@ class Compiler:
         self.not_permitted: list[UsageError] = []
         self.failures: list[UsageError] = []
         self.split: int | None = None
-        setting = (b"$set\x00", b"$addFields\x00", b"$project\x00")
-        self.sets_event_fields = any(
-            may_be_set(raw) and (raw[5:].startswith(setting) or b"$setField\x00" in raw) for raw in stages
-        )
+        self.sets_event_fields = any(map(may_be_set, stages))
         self.keeps_places = self.sets_event_fields
 
     def stage(self, place: int) -> Stage | None:

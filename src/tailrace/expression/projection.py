@@ -32,11 +32,13 @@ class Node:
     computes: bool = False
     #: Whether a field that goes keeps its place for a later stage.
     places: bool = False
+    #: Whether the documents may hold such places of an earlier stage.
+    gaps: bool = False
 
     def child(self, name: bytes) -> Node:
         found = self.children.get(name)
         if found is None:
-            found = self.children[name] = Node(self.mode, places=self.places)
+            found = self.children[name] = Node(self.mode, places=self.places, gaps=self.gaps)
             self.order.append(name)
         return found
 
@@ -44,6 +46,10 @@ class Node:
 
     def document(self, frame: Frame, document: bytes) -> Value:
         """The projected document."""
+        if not self.places and not self.computes:
+            return self._cut(frame, document)
+        if not self.places and not self.gaps and self.mode == "add":
+            return self._added(frame, document)
         fields: list[tuple[bytes, Maybe]] = []
         children = self.children
         keep = self.mode == "include"
@@ -59,6 +65,47 @@ class Node:
         if self.computes:
             self._compute(frame, fields)
         return self._built(fields)
+
+    def _cut(self, frame: Frame, document: bytes) -> Value:
+        """What stays, copied as it stands: where nothing is computed and no place is to be kept."""
+        children, names, keep = self.children, self.names, self.mode == "include"
+        parts = []
+        for name, start, value_start, end in v.spans_of(document):
+            child = children.get(name)
+            if child is None:
+                if (name in names) == keep:
+                    parts.append(document[start:end])
+                continue
+            kind = document[start]
+            value = child.value(frame, (kind, document[value_start:end]))
+            if value is not None:
+                parts.append(b"%c%b\x00%b" % (value[0], name, value[1]))
+        return v.document_of(parts)
+
+    def _added(self, frame: Frame, document: bytes) -> Value:
+        """Everything copied as it stands, but for the fields that are set; where no place is to be kept or filled."""
+        found = v.spans_of(document)
+        parts = [document[start:end] for _, start, _, end in found]
+        places: dict[bytes, int] = {}
+        for place, (name, _, _, _) in enumerate(found):
+            places.setdefault(name, place)
+        for name in self.order:
+            at = places.get(name)
+            expression = self.expressions.get(name)
+            if expression is not None:
+                value = expression.evaluate(frame)
+            else:
+                old: Maybe = None
+                if at is not None:
+                    _, start, value_start, end = found[at]
+                    old = (document[start], document[value_start:end])
+                value = self.children[name].value(frame, old)
+            part = b"" if value is None else b"%c%b\x00%b" % (value[0], name, value[1])
+            if at is None:
+                parts.append(part)
+            else:
+                parts[at] = part
+        return v.document_of(parts)
 
     def _built(self, fields: list[tuple[bytes, Maybe]]) -> Value:
         if self.places:
@@ -266,7 +313,7 @@ def parse_unset(value: Value, scope: Scope) -> Node:
 
 def parse_add_fields(specification: bytes, scope: Scope) -> Node:
     """``$addFields`` and ``$set``: nested documents name nested fields, everything else is an expression."""
-    root = Node("add", places=scope.compilation.places)
+    root = Node("add", places=scope.compilation.places, gaps=scope.compilation.after_places)
     seen: list[tuple[bytes, ...]] = []
     found: list[tuple[tuple[bytes, ...], Value]] = []
     for name, kind, data in v.fields_of(specification):

@@ -44,11 +44,16 @@ class Redact:
                 f"$$PRUNE, but returned a value of type {v.type_name(verdict)}",
             )
         fields = []
+        changed = False
         for name, kind, data in v.fields_of(value[1]):
+            if kind not in (v.OBJECT, v.ARRAY):
+                fields.append((name, (kind, data)))
+                continue
             kept = self._value(frame, (kind, data))
+            changed = changed or kept is None or kept[1] != data
             if kept is not None:
                 fields.append((name, kept))
-        return v.object_of(fields)
+        return v.object_of(fields) if changed else value
 
     def _value(self, frame: Frame, value: Value) -> Maybe:
         kind = value[0]

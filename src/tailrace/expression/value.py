@@ -90,6 +90,7 @@ _F64 = struct.Struct("<d")
 _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
+_LENGTH = _I32.unpack_from
 _SIZES: Final[dict[int, int]] = {
     DOUBLE: 8,
     UNDEFINED: 0,
@@ -234,6 +235,36 @@ def fields_of(document: bytes) -> list[tuple[bytes, int, bytes]]:
     return result
 
 
+def spans_of(document: bytes) -> list[tuple[bytes, int, int, int]]:
+    """``(name, start, value start, end)`` of a document's fields, in order: for who copies most of them as they are."""
+    result = []
+    pos, limit = 4, len(document) - 1
+    find = document.find
+    while pos < limit:
+        kind = document[pos]
+        name_end = find(0, pos + 1)
+        start = name_end + 1
+        size = _SIZES.get(kind)
+        if size is None:
+            if kind == GONE:
+                pos = start
+                continue
+            end = _end(document, kind, start, limit)
+        else:
+            end = start + size
+        result.append((document[pos + 1 : name_end], pos, start, end))
+        pos = end
+    if pos != limit:
+        _corrupt()
+    return result
+
+
+def document_of(elements: Iterable[bytes]) -> Value:
+    """A document from the bytes of its elements."""
+    body = b"".join(elements)
+    return (OBJECT, _I32.pack(len(body) + 5) + body + b"\x00")
+
+
 def elements_of(array: Value) -> list[Value]:
     """The elements of an array value (or the values of a document's bytes), in order."""
     return [(kind, data) for _, kind, data in fields_of(array[1])]
@@ -250,8 +281,13 @@ def field(document: bytes, name: bytes) -> Maybe:
         kind = document[pos]
         name_end = find(0, pos + 1)
         start = name_end + 1
-        size = 0 if kind == GONE else _SIZES.get(kind)
-        end = _end(document, kind, start, limit) if size is None else start + size
+        size = _SIZES.get(kind)
+        if size is not None:
+            end = start + size
+        elif (extra := _PREFIXED.get(kind)) is not None:
+            end = start + extra + _LENGTH(document, start)[0]
+        else:
+            end = start if kind == GONE else bson.value_end(document, kind, start, limit)
         if name_end - pos - 1 == wanted and document.startswith(name, pos + 1):
             return None if kind == GONE else (kind, document[start:end])
         pos = end

@@ -109,20 +109,8 @@ class _Addition:
                 self.kind, self.total = v.DOUBLE, float(self.total) + float_of(value)
 
     def _shift(self, value: Value) -> None:
-        """Add milliseconds to a date; a double is rounded half away from zero."""
-        number = v.number_of(value)
-        if isinstance(number, float):
-            if not -(2.0**63) <= number < 2.0**63:
-                raise failure(15, "date overflow in $add")
-            number = int(math.copysign(math.floor(abs(number) + 0.5), number))
-        elif isinstance(number, Decimal):
-            if not number.is_finite():
-                raise failure(15, "date overflow in $add")
-            number = int(number.to_integral_value())
-        total = int(self.total) + number
-        if not v.INT64_MIN <= total <= v.INT64_MAX:
-            raise failure(15, "date overflow in $add")
-        self.total = total
+        """Add milliseconds to a date."""
+        self.total = _checked(int(self.total) + _milliseconds(value, "$add"), "$add")
 
     def result(self) -> Value:
         if self.dated:
@@ -200,9 +188,9 @@ def _subtract(a: Maybe, b: Maybe) -> Maybe:
             return v.double(float_of(a) - float_of(b))
         return v.int64(difference) if kind == v.INT64 else v.integer(difference)
     if a[0] == v.DATE and b[0] == v.DATE:
-        return v.int64(_checked(v.integer_of(a) - v.integer_of(b)))
+        return v.int64(_checked(v.integer_of(a) - v.integer_of(b), "$subtract"))
     if a[0] == v.DATE and b[0] in v.NUMERIC:
-        return v.date(_checked(v.integer_of(a) - _rounded_to_long(b)))
+        return v.date(_checked(v.integer_of(a) - _milliseconds(b, "$subtract"), "$subtract"))
     raise failure(14, f"can't $subtract {v.type_name(b)} from {v.type_name(a)}")
 
 
@@ -218,17 +206,22 @@ def to_long(value: Value) -> int:
     return int(number)
 
 
-def _rounded_to_long(value: Value) -> int:
-    """A number of milliseconds: a double is rounded half away from zero."""
+def _milliseconds(value: Value, name: str) -> int:
+    """A number to shift a date by, as whole milliseconds: a double is rounded half away from zero, a decimal half to
+    even. What fits no long overflows the date, whatever the date."""
     number = v.number_of(value)
-    if isinstance(number, float) and math.isfinite(number):
-        return int(math.copysign(math.floor(abs(number) + 0.5), number))
-    return to_long(value)
+    if v.is_nan(number) or abs(number) == math.inf:
+        raise failure(15, f"date overflow in {name}")
+    if isinstance(number, float):
+        number = int(math.copysign(math.floor(abs(number) + 0.5), number))
+    elif isinstance(number, Decimal):
+        number = int(number.to_integral_value())
+    return _checked(number, name)
 
 
-def _checked(number: int) -> int:
+def _checked(number: int, name: str) -> int:
     if not v.INT64_MIN <= number <= v.INT64_MAX:
-        raise failure(15, "date overflow in $subtract")
+        raise failure(15, f"date overflow in {name}")
     return number
 
 
