@@ -286,7 +286,7 @@ def test_bad_parameters_are_usage_errors(replica_set: ReplicaSet) -> None:
         for wrong in parameters:
             with pytest.raises(UsageError):
                 client.shop.c.watch(**wrong)
-    for wrong_uri in (None, 5, [replica_set.uri]):
+    for wrong_uri in (None, 5, [], [5], [None], b"mongodb://127.0.0.1", {replica_set.uri}):
         with pytest.raises(UsageError):
             tailrace.connect(wrong_uri)  # type: ignore[arg-type]
     with pytest.raises(UsageError):

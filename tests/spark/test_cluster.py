@@ -48,7 +48,7 @@ def test_executors_in_other_processes_read_the_same_stream(
     monkeypatch.setenv("SPARK_WORKER_DIR", str(tmp_path / "work"))
     start = newest(replica_set.uri)
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
-        client["executors"]["c"].insert_many([{"_id": i, "pad": "x" * 500} for i in range(12_000)])
+        client["executors"]["c"].insert_many([{"_id": i, "pad": "x" * 2000} for i in range(12_000)])
         until = newest(replica_set.uri)
     options = {
         "uri": replica_set.uri,

@@ -139,6 +139,12 @@ class Client(_Watchable):
                 "a server version cannot be chosen for the server's own streams",
                 hint='Leave it out, or use engine="oplog"',
             )
+        uris = [uri] if isinstance(uri, str) else uri
+        if not isinstance(uris, Sequence) or not uris or not all(isinstance(one, str) for one in uris):
+            raise UsageError(
+                "the connection URI must be a string, or a list of strings with one for each shard",
+                hint="Example: mongodb://host:27017/?replicaSet=rs0",
+            )
         if not isinstance(uri, str) and engine == "server":
             raise UsageError("a server's own stream is opened at one URI", hint="Give that of the mongos")
         self._uri = uri
@@ -147,11 +153,10 @@ class Client(_Watchable):
         self._discovered = False
         self._profile = None if server_version is None else profile_for(server_version)
         self.engine: Engine = engine
-        first = uri if isinstance(uri, str) else next(iter(uri), "")
-        self.pymongo: MongoClient[Any] = open_client(first, **options)
+        self.pymongo: MongoClient[Any] = open_client(uris[0], **options)
         self._native: MongoClient[Any] | None = None
         if engine == "server":
-            self._native = open_client(first, **{**options, "document_class": RawBSONDocument})
+            self._native = open_client(uris[0], **{**options, "document_class": RawBSONDocument})
         self._source = MongodSource(self.pymongo)
         super().__init__(self, Scope.cluster(), self.pymongo.codec_options)
 
