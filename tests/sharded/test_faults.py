@@ -28,15 +28,18 @@ def test_a_killed_shard_is_waited_for_and_named_and_nothing_is_lost(
     with (
         caplog.at_level(logging.WARNING, logger="tailrace"),
         tailrace.connect(cluster.uri) as client,
-        client["faults"].watch(max_await_time_ms=_LOOK_MS) as stream,
+        client["faults"].watch(full_document="updateLookup", max_await_time_ms=_LOOK_MS) as stream,
     ):
         assert isinstance(stream, ShardedChangeStream)
         router.insert_one(namespace, {"_id": 1, "region": "a"})
         router.insert_one(namespace, {"_id": 2, "region": "z"})
         assert [event["documentKey"]["_id"] for event in take(stream, 2)] == [1, 2]
+        # An update whose document will have moved to the shard that is away: the look-up waits as well.
+        router.update_one(namespace, {"_id": 1, "region": "a"}, {"$set": {"v": 1}})
+        router.move_chunk(namespace, {"region": "a"}, to="shard1")
         cluster.kill("shard1")
         wait_for(lambda: stream.statistics.shards["shard1"].trouble is not None, "the dead shard is not noticed")
-        router.insert_one(namespace, {"_id": 3, "region": "a"})
+        router.insert_one(namespace, {"_id": 3, "region": "g"})
         wait_for(
             lambda: stream.try_next() is None and "shard1" in stream.statistics.waiting_for, "shard1 is not waited for"
         )
@@ -48,7 +51,9 @@ def test_a_killed_shard_is_waited_for_and_named_and_nothing_is_lost(
             other["faults"].watch()
         cluster.restart("shard1")
         router.insert_one(namespace, {"_id": 4, "region": "z"})
-        assert [event["documentKey"]["_id"] for event in take(stream, 2)] == [3, 4]
+        events = take(stream, 3)
+        assert [event["documentKey"]["_id"] for event in events] == [1, 3, 4]
+        assert events[0]["fullDocument"] == {"_id": 1, "region": "a", "v": 1}
         wait_for(lambda: stream.statistics.shards["shard1"].trouble is None, "the shard that is back is not noticed")
 
 

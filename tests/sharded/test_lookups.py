@@ -70,6 +70,29 @@ def test_owners_are_found_by_hashes_and_for_what_is_not_sharded(sharded_cluster:
     assert len(router.table("hashes.items").owners) > 1
 
 
+def test_events_older_than_the_shard_key_find_their_documents(sharded_cluster: ShardedCluster) -> None:
+    namespace = spread(sharded_cluster, "refined")
+    router = sharded_cluster.router
+    for number, region in enumerate("az"):
+        router.insert_one(namespace, {"_id": number, "region": region, "w": 7, "v": 0})
+    start = router.fence()
+    for number, region in enumerate("az"):
+        router.update_one(namespace, {"region": region, "_id": number}, {"$set": {"v": 1}})
+    router.create_index(namespace, {"region": 1, "_id": 1, "w": 1}, "longer")
+    router.refine_shard_key(namespace, {"region": 1, "_id": 1, "w": 1})
+    put_on(sharded_cluster, "shard0", namespace, {"_id": 1, "region": "z", "w": 7, "v": "an orphan"})
+    with (
+        tailrace.connect(sharded_cluster.uri) as client,
+        client["refined"]["orders"].watch(
+            UPDATES, full_document="updateLookup", start_at_operation_time=start
+        ) as stream,
+    ):
+        events = take(stream, 2)
+    assert [event["fullDocument"] for event in events] == [
+        {"_id": number, "region": region, "w": 7, "v": 1} for number, region in enumerate("az")
+    ]
+
+
 def test_pre_images_come_from_the_shard_that_had_the_event(sharded_cluster: ShardedCluster) -> None:
     namespace = spread(sharded_cluster, "images")
     router = sharded_cluster.router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import weakref
 from collections import deque
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import bson
+from pymongo import MongoClient
 
 from tailrace.client.change_stream import ChangeStream, checked_options
 from tailrace.client.request import WatchRequest
@@ -69,6 +71,11 @@ class _Part:
         self.asked = False
         self.failed = False
 
+    def close(self) -> None:
+        """Answer no more. Does not wait for an answer that is under way."""
+        self.answers.interrupt()
+        self.worker.close()
+
 
 class ShardedChangeStream(ChangeStream):
     """Raises at once what a mongos would raise on ``aggregate``. Reads ahead on threads of its own until it is closed;
@@ -102,10 +109,10 @@ class ShardedChangeStream(ChangeStream):
         if view.config_after is not None:
             self._read(CONFIG_SHARDS, cluster.config_client(), view.config_after)
 
-    def _read(self, name: str, client: Any, after: ClusterTime) -> None:
+    def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
         worker = Worker(f"tailrace-answer-{name}", self._source.changed)
-        self._parts[name] = _Part(_Answers(MongodSource(client), self._cluster), worker)
+        self._parts[name] = _Part(_Answers(client, self._cluster), worker)
 
     def explain(self) -> dict[str, Any]:
         """The plan of each shard's part; the merge and the router's stages come behind it."""
@@ -126,8 +133,12 @@ class ShardedChangeStream(ChangeStream):
     @property
     def statistics(self) -> StreamStatistics:
         """How the stream and its shards are doing now."""
-        waiting_for = self._merged.waiting_for if self._alive else ()
-        return StreamStatistics(self._source.statistics(), waiting_for, self._source.forced_noops)
+        waiting_for: dict[str, None] = {}
+        for name in self._merged.waiting_for if self._alive else ():
+            part = self._parts[name]
+            # A shard whose event needs a document of another one waits for that.
+            waiting_for[(part.answers.asking if part.asked else None) or name] = None
+        return StreamStatistics(self._source.statistics(), tuple(waiting_for), self._source.forced_noops)
 
     def try_next(self) -> Any | None:
         event = self.next_event()
@@ -245,7 +256,7 @@ class ShardedChangeStream(ChangeStream):
         part = self._parts.pop(name, None)
         if part is not None:
             self._source.close_shard(name)
-            part.worker.close()
+            part.close()
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +282,7 @@ class ShardedChangeStream(ChangeStream):
         elif now - self._held_since[1] >= _REPORT_S:
             self._held_since = (awaited, now)
             readers = {name: self._source.reader(name) for name in self._merged.waiting_for}
-            words = [f"{name} ({(reader and reader.trouble) or 'reads'})" for name, reader in readers.items()]
+            words = [f"{name} ({(reader and reader.trouble) or 'nothing new yet'})" for name, reader in readers.items()]
             _log.warning("the event at %s waits for shard %s", awaited, ", ".join(words))
 
     def _wait(self, seconds: float) -> None:
@@ -299,13 +310,26 @@ class ShardedChangeStream(ChangeStream):
 
 
 class _Answers:
-    """Answers one shard's requests. Belongs to one thread at a time."""
+    """Answers one shard's requests; waits for shards that are away. Belongs to one thread at a time."""
 
-    def __init__(self, source: MongodSource, cluster: Cluster) -> None:
-        self._source = source
-        self._owners = OwnerLookup(cluster)
+    def __init__(self, client: MongoClient[Any], cluster: Cluster) -> None:
+        self._source = MongodSource(client, retry_seconds=math.inf)
+        self._owners = OwnerLookup(cluster, retry_seconds=math.inf)
+
+    @property
+    def asking(self) -> str | None:
+        """The shard that a document is being read from at the moment."""
+        return self._owners.asking
+
+    def interrupt(self) -> None:
+        """Wait no more: from any thread."""
+        self._source.interrupt()
+        self._owners.interrupt()
 
     def answer(self, request: Request) -> Sequence[bytes | None]:
+        """The answer to a request of the shard's part. Raises TailraceError."""
+        if isinstance(request, NeedEntries | NeedPreImages):
+            self._source.wait_until_reachable()
         if isinstance(request, NeedEntries):
             return self._source.entries(request.times)
         if isinstance(request, NeedPreImages):
@@ -319,7 +343,7 @@ class _Answers:
 
 def _close(source: ShardedSource, parts: dict[str, _Part]) -> None:
     for part in parts.values():
-        part.worker.close()
+        part.close()
     source.close()
 
 

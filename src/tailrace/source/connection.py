@@ -98,8 +98,8 @@ class Connection:
         return self._hello
 
     def wait_for_hello(self) -> None:
-        """As ``hello``, but waits for a member as long as it takes."""
-        backoff = self.new_backoff(for_ever=True)
+        """As ``hello``, but waits for a member, as long as reads are tried again."""
+        backoff = self.new_backoff()
         while self._hello is None:
             try:
                 self._hello = self._say_hello()

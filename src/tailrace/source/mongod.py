@@ -89,7 +89,8 @@ class MongodSource:
         return None if cursor is None or cursor.session is None else cursor.session.cluster_time
 
     def wait_until_reachable(self) -> None:
-        """Wait for a member that can be read, for ever or until ``interrupt``. Raises SourceError as ``name`` does."""
+        """Wait for a member that can be read, for ``retry_seconds`` or until ``interrupt``. Raises SourceError as
+        ``name`` does."""
         self._connection.wait_for_hello()
 
     def interrupt(self) -> None:

@@ -17,10 +17,13 @@ import bson
 from bson.binary import Binary
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
 
 from tailrace.errors import SourceError
+from tailrace.event.keystring import encode_object
 from tailrace.pipeline.request import DocumentLookup
-from tailrace.source.connection import Connection
+from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.lookup import current_documents
 from tailrace.source.shard_key import shard_key
 from tailrace.source.topology import Cluster
@@ -44,15 +47,43 @@ class _Placement(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    identity: bytes
+    """``first`` and ``end`` bound it, the end excluded, in an order of bytes."""
+
+    minimum: bytes
+    first: bytes
+    end: bytes
     shard: str
+    version: Timestamp
 
 
 class OwnerLookup:
-    """Answers ``NeedDocuments`` and ``NeedShardKeys`` for a cluster. Belongs to one thread at a time."""
+    """Answers ``NeedDocuments`` and ``NeedShardKeys`` for a cluster. Belongs to one thread at a time.
 
-    def __init__(self, cluster: Cluster) -> None:
+    ``retry_seconds``  how long a shard that is away is waited for
+    """
+
+    def __init__(self, cluster: Cluster, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._cluster = cluster
+        self._retry_seconds = retry_seconds
+        self._connections: dict[int, Connection] = {}
+        self._interrupted = False
+        #: The shard that is being read from at the moment.
+        self.asking: str | None = None
+
+    def interrupt(self) -> None:
+        """Wait for nobody any more, from any thread: what is under way ends in a SourceError."""
+        self._interrupted = True
+        for connection in list(self._connections.values()):
+            connection.interrupted = True
+
+    def _to(self, client: MongoClient[Any]) -> Connection:
+        connection = self._connections.get(id(client))
+        if connection is None:
+            connection = self._connections[id(client)] = Connection(client, retry_seconds=self._retry_seconds)
+        if self._interrupted:
+            connection.interrupted = True
+        connection.wait_for_hello()
+        return connection
 
     def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
         """The current document of each lookup, ``None`` where there is none. Raises as ``current_documents`` does."""
@@ -84,7 +115,7 @@ class OwnerLookup:
         return None if document is None else str(document["primary"])
 
     def _retrying(self, read: Callable[[], _T]) -> _T:
-        return Connection(self._cluster.config_client()).retrying(read)
+        return self._to(self._cluster.config_client()).retrying(read)
 
     def _of_namespace(self, database: str, name: str, lookups: list[DocumentLookup]) -> list[bytes | None]:
         namespace = f"{database}.{name}"
@@ -97,9 +128,9 @@ class OwnerLookup:
                 if self._placement(database, namespace) == placement:
                     return found
             else:
-                owned = [self._owned(placement.collection, lookup) for lookup in lookups]
-                if all(settled for settled, _ in owned) and self._placement(database, namespace) == placement:
-                    return [document for _, document in owned]
+                answer = self._of_owners(placement.collection, lookups)
+                if answer is not None and self._placement(database, namespace) == placement:
+                    return answer
             _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)
         raise SourceError(
             f"the chunks of {namespace} moved at each of {_TRIES} attempts to look up a document",
@@ -122,35 +153,90 @@ class OwnerLookup:
         return self._retrying(read)
 
     def _read(self, shard: str, lookups: list[DocumentLookup]) -> list[bytes | None]:
-        return current_documents(Connection(self._cluster.client(shard)), lookups)
+        self.asking = shard
+        found = current_documents(self._to(self._cluster.client(shard)), lookups)
+        self.asking = None
+        return found
 
-    def _owned(self, collection: dict[str, Any], lookup: DocumentLookup) -> tuple[bool, bytes | None]:
-        """Whether the chunk stayed where it is, and the document of its owner."""
-        key = shard_key(lookup.document_key, collection["key"], whole=True)
-        if key is not None:
-            chunk = self._chunk(collection, key)
-            if chunk is None:
-                return False, None
-            document = self._read(chunk.shard, [lookup])[0]
-            return self._chunk(collection, key) == chunk, document
-        # The event is older than the shard key: every shard is asked, and the document says whose it is.
-        for shard in self._cluster.shards():
-            document = self._read(shard.name, [lookup])[0]
-            if document is None:
+    def _of_owners(self, collection: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+        """The documents, read from the chunks' owners; ``None`` where a chunk did not stay where it was."""
+        answer: list[bytes | None] = [None] * len(lookups)
+        chunks = _Chunks(self._cluster, collection, self._to(self._cluster.config_client()))
+        by_shard: dict[str, list[int]] = {}
+        for index, lookup in enumerate(lookups):
+            key = shard_key(lookup.document_key, collection["key"], whole=True)
+            if key is not None:
+                chunk = chunks.of(key)
+                if chunk is None:
+                    return None
+                by_shard.setdefault(chunk.shard, []).append(index)
                 continue
-            key = shard_key(document, collection["key"], whole=False)
-            chunk = None if key is None else self._chunk(collection, key)
-            if chunk is not None and chunk.shard == shard.name:
-                return True, document
-        return True, None
+            settled, answer[index] = self._found_anywhere(chunks, collection, lookup)
+            if not settled:
+                return None
+        for shard, indexes in by_shard.items():
+            found = self._read(shard, [lookups[index] for index in indexes])
+            for index, document in zip(indexes, found, strict=True):
+                answer[index] = document
+        return answer if chunks.stayed() else None
 
-    def _chunk(self, collection: dict[str, Any], key: bytes) -> _Chunk | None:
-        """The chunk of a shard key's value. The server compares, by an index of its own."""
+    def _found_anywhere(
+        self, chunks: _Chunks, collection: dict[str, Any], lookup: DocumentLookup
+    ) -> tuple[bool, bytes | None]:
+        """The document of an event that is older than the shard key, and whether that is settled: every shard is asked,
+        and the document says whose it is."""
+        version = chunks.version()
+        # They have to hear of the event's time first, for they refuse to read behind one that they do not know.
+        for shard in self._cluster.open_view().shards:
+            document = self._read(shard, [lookup])[0]
+            key = None if document is None else shard_key(document, collection["key"], whole=False)
+            chunk = None if key is None else chunks.of(key)
+            if chunk is not None and chunk.shard == shard:
+                return True, document
+        return chunks.version() == version, None
+
+
+class _Chunks:
+    """The chunks of one collection that were asked for, each read once."""
+
+    def __init__(self, cluster: Cluster, collection: dict[str, Any], config: Connection) -> None:
+        self._cluster = cluster
+        self._collection = collection
+        self._config = config
+        self._known: list[_Chunk] = []
+
+    def of(self, key: bytes) -> _Chunk | None:
+        """The chunk of a shard key's value; ``None`` where there is none at the moment."""
+        place = encode_object(key)[0]
+        for chunk in self._known:
+            if chunk.first <= place < chunk.end:
+                return chunk
+        found = self._read(key)
+        if found is not None:
+            self._known.append(found)
+        return found
+
+    def stayed(self) -> bool:
+        """Whether all chunks that were given are still as they were, with their owners."""
+        return all(self._read(chunk.minimum) == chunk for chunk in self._known)
+
+    def version(self) -> bytes:
+        """What changes whenever any chunk of the collection moves."""
+        return bson.encode(self._find({}, "lastmod") or {})
+
+    def _read(self, key: bytes) -> _Chunk | None:
+        found = self._find({"min": {"$lte": RawBSONDocument(key)}}, "min")
+        if found is None:
+            return None
+        minimum, maximum = bytes(found["min"].raw), bytes(found["max"].raw)
+        first, end = encode_object(minimum)[0], encode_object(maximum)[0]
+        return _Chunk(minimum, first, end, str(found["shard"]), found["lastmod"])
+
+    def _find(self, query: dict[str, Any], last_of: str) -> RawBSONDocument | None:
+        """The last chunk that matches. The server compares, by an index of its own."""
         chunks = self._cluster.config_collection("chunks").with_options(codec_options=_RAW)
-        for whose in ({"uuid": collection["uuid"]}, {"ns": collection["_id"]}):  # the second: before 5.0
-            query = {**whose, "min": {"$lte": RawBSONDocument(key)}}
-            found = self._retrying(partial(chunks.find_one, query, sort=[("min", -1)]))
+        for whose in ({"uuid": self._collection["uuid"]}, {"ns": self._collection["_id"]}):  # the second: before 5.0
+            found = self._config.retrying(partial(chunks.find_one, {**whose, **query}, sort=[(last_of, -1)]))
             if found is not None:
-                identity = bson.encode({name: found[name] for name in ("min", "max", "lastmod", "shard")})
-                return _Chunk(identity, str(found["shard"]))
+                return found
         return None

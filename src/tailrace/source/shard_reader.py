@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -50,7 +51,7 @@ class ShardReader:
         self._changed = changed
         self._after = after
         self._tail_options: dict[str, Any] = {"await_ms": await_ms, "batch_size": batch_size, "comment": comment}
-        self._source = MongodSource(client)
+        self._source = MongodSource(client, retry_seconds=math.inf)
         self._batches: deque[OplogBatch] = deque()
         self._queued_bytes = 0
         self._read_up_to = after

@@ -17,7 +17,7 @@ from urllib.parse import unquote_plus
 
 import bson
 from bson.codec_options import CodecOptions
-from pymongo import MongoClient
+from pymongo import MongoClient, ReadPreference
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
@@ -232,8 +232,11 @@ class Cluster:
             return self._found_config
 
     def config_collection(self, name: str) -> Collection[Any]:
-        """A collection of the config database, read at majority and decoded plainly."""
-        database = self.config_client().get_database("config", codec_options=_PLAIN, read_concern=MAJORITY)
+        """A collection of the config database, decoded plainly, read at majority from the primary: on a secondary that
+        lags, a chunk would still be where it was."""
+        database = self.config_client().get_database(
+            "config", codec_options=_PLAIN, read_concern=MAJORITY, read_preference=ReadPreference.PRIMARY
+        )
         return database.get_collection(name)
 
     def server_version(self) -> str:
