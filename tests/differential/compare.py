@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import bson
@@ -111,9 +111,21 @@ class Bench:
                 until = token_time(native.resume_token) if not case.live else self.end
             ours.advance(until, entries_max=case.entries_max)
         result = Compared(native, ours, _first_difference(case, native, ours))
+        if result.difference is None and case.pipeline and not ours.never_opened:
+            result.difference = self._without_pushdown(case, native, ours)
         result.equal_events = len(native.events) if result.difference is None else result.difference.equal_events
         result.equal_bytes = sum(map(len, native.events[: result.equal_events]))
         return result
+
+    def _without_pushdown(self, case: Case, native: NativeStream, ours: OurStream) -> Difference | None:
+        """The stream again with every entry read, transformed and only then matched: it must be the same stream."""
+        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        plain = OurStream(self.memory, database, command, server=self.server, pushes_down=False)
+        plain.advance(ours.position, entries_max=case.entries_max)
+        difference = _first_difference(case, native, plain)
+        if difference is None and plain.resume_token != ours.resume_token and ours.error is None and not case.live:
+            difference = Difference(str(case), "token", 0, words(ours.resume_token), words(plain.resume_token))
+        return difference and replace(difference, what=f"without pushdown: {difference.what}")
 
     def _behind_the_error(self, case: Case) -> ClusterTime | None:
         """One tick after the entry that ends our stream; None when it does not open at all."""

@@ -111,6 +111,7 @@ class OurStream:
         *,
         server: str,
         now: ClusterTime | None = None,
+        pushes_down: bool = True,
     ) -> None:
         self.events: list[bytes] = []
         self.tokens: list[bytes] = []
@@ -124,9 +125,13 @@ class OurStream:
                 plan = plan.start_at(BEGINNING if now is None else now)
             assert plan.read_after is not None
             self.position = plan.read_after
-            self._pipeline = ChangeStreamPipeline(plan)
+            self._pipeline = ChangeStreamPipeline(plan, pushes_down=pushes_down)
         except TailraceError as error:
             self._fail(error)
+
+    @property
+    def never_opened(self) -> bool:
+        return self._pipeline is None
 
     @property
     def closed(self) -> bool:
