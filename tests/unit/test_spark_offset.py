@@ -85,6 +85,64 @@ def test_a_checkpoint_of_the_same_stream_is_taken() -> None:
     identity().require_same(identity({"rs0": ""}))
 
 
+def whole_cluster(id_: str = "65f0a1", **options: str) -> StreamIdentity:
+    return StreamIdentity.of(parse({"uri": URI, **options}), {}, id_)
+
+
+def shard_alone(cluster: str = "65f0a1") -> StreamIdentity:
+    return StreamIdentity.of(parse({"uri": URI}), {"rs0": "65f0"}, cluster)
+
+
+def test_the_offset_of_a_cluster_has_a_position_for_each_shard() -> None:
+    start = offset(shards=(("a", TIME), ("b", TIME)), stream=whole_cluster())
+    later = TIME.tick()
+    value = start.advanced(later, opened={"c": TIME}, closed=["b"]).to_json()
+    assert value["shards"] == {"a": [1_700_000_000, 4], "c": [1_700_000_000, 4]}
+    assert value["opened"] == {"c": [1_700_000_000, 3]}
+    assert value["stream"]["cluster"] == "65f0a1"
+    assert "replicaSets" not in value["stream"], "shards come and go"
+    again = Offset.from_json(json.loads(json.dumps(value)))
+    assert json.dumps(again.to_json()) == json.dumps(value) == json.dumps(value, sort_keys=True)
+    assert "opened" not in again.advanced(later.tick()).to_json(), "only where the micro-batch ends that opened it"
+
+
+def test_the_offset_of_a_replica_set_does_not_speak_of_clusters() -> None:
+    assert sorted(offset().to_json()) == ["clusterTime", "invalidated", "shards", "stream", "token", "version"]
+    assert sorted(offset().to_json()["stream"]) == ["replicaSets", "settings"]
+
+
+@pytest.mark.parametrize(
+    ("now", "checkpoint", "said"),
+    [
+        (
+            whole_cluster(),
+            identity(),
+            "it was made over the replica set 'rs0' and the uri leads to the sharded cluster '65f0a1'",
+        ),
+        (
+            identity(),
+            whole_cluster(),
+            "it was made over the sharded cluster '65f0a1' and the uri leads to the replica set 'rs0'",
+        ),
+        (shard_alone(), identity(), "replica set 'rs0' has become a shard of cluster '65f0a1'"),
+        (shard_alone(), shard_alone("77"), "replica set 'rs0' has become a shard of another cluster, '65f0a1'"),
+        (whole_cluster(), whole_cluster("77"), "the uri leads to another, the sharded cluster '65f0a1'"),
+    ],
+)
+def test_the_checkpoint_of_another_kind_of_deployment_is_refused(
+    now: StreamIdentity, checkpoint: StreamIdentity, said: str
+) -> None:
+    with pytest.raises(UsageError, match="belongs to another stream") as caught:
+        now.require_same(StreamIdentity.from_json(checkpoint.to_json()))
+    assert said in str(caught.value)
+    assert "checkpointLocation" in str(caught.value)
+
+
+def test_the_checkpoint_of_the_same_cluster_or_shard_is_taken() -> None:
+    for stream in (whole_cluster(database="d"), shard_alone()):
+        stream.require_same(StreamIdentity.from_json(stream.to_json()))
+
+
 def test_columns_and_limits_are_no_part_of_the_stream() -> None:
     identity().require_same(identity(columns="event", maxEventsPerTrigger="5", documents="json", partitions="3"))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.event.change_event import ChangeEvent
@@ -16,6 +17,11 @@ def drive(running: Running, source: OplogSource) -> Iterator[list[ChangeEvent]]:
     Where the source cannot answer, the pipeline gets the source's error in place of the answer: it gives what comes
     before and raises, or asks in another way. Closing the iterator closes the pipeline.
     """
+    return drive_by(running, partial(_answer, source))
+
+
+def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
+    """The same with answers from ``answer_to``."""
     answer: Answer = None
     failure: TailraceError | None = None
     try:
@@ -29,14 +35,14 @@ def drive(running: Running, source: OplogSource) -> Iterator[list[ChangeEvent]]:
                 yield request.events
                 continue
             try:
-                answer = _answer(request, source)
+                answer = answer_to(request)
             except TailraceError as error:
                 failure = error
     finally:
         running.close()
 
 
-def _answer(request: Request, source: OplogSource) -> list[bytes | None]:
+def _answer(source: OplogSource, request: Request) -> list[bytes | None]:
     if isinstance(request, NeedEntries):
         return source.entries(request.times)
     if isinstance(request, NeedDocuments):

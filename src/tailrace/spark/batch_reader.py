@@ -1,4 +1,4 @@
-"""The batch reader: a closed range of the oplog, in the same slices as a micro-batch."""
+"""The batch reader: a closed range of the oplogs, in the same slices as a micro-batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from tailrace.spark.deployment import Deployment
+from tailrace.spark.deployment import open_deployment
 from tailrace.spark.filters import match_of
 from tailrace.spark.input_partition import OplogSlice
 from tailrace.spark.options import ReadOptions
@@ -24,14 +24,14 @@ class TailraceBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        deployment = Deployment(self._options)
+        deployment = open_deployment(self._options)
         try:
             start = deployment.start("oldest")
             until = deployment.newest()
             if self._options.end is not None:
                 until = min(until, self._options.end)
-            until = deployment.first_invalidating(start, until) or until
-            return deployment.slices(start, start.advanced(until)) if until > start.cluster_time else []
+            deployment.settle(until)
+            return deployment.slices(start, deployment.end(start, until, None))
         finally:
             deployment.close()
 

@@ -1,67 +1,126 @@
-"""The replica set as the driver's side sees it: where the oplog begins and ends, and what a stream starts with."""
+"""The deployment as the driver's side sees it: where its oplogs begin and end, and what a stream starts with.
+
+A replica set is here, a sharded cluster in ``tailrace.spark.cluster``; ``open_deployment`` finds out which it is.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 
-from tailrace.errors import ChangeStreamHistoryLost
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.plan import build_plan
+from tailrace.pipeline.plan import Plan, build_plan
 from tailrace.pipeline.profile import profile_for
-from tailrace.source.connection import Connection
-from tailrace.source.mongod import HISTORY_LOST, MongodSource
+from tailrace.source.connection import open_client
+from tailrace.source.failure import is_transient
+from tailrace.source.topology import Cluster
 from tailrace.spark.input_partition import OplogSlice
 from tailrace.spark.offset import Offset, Resume, StreamIdentity
 from tailrace.spark.options import ReadOptions, Start
-from tailrace.spark.outline import OplogOutline
-from tailrace.spark.planner import cuts, slices
+from tailrace.spark.outline import Bucket, Weights
+from tailrace.spark.planner import Limits, batch_end, cuts, slices
+from tailrace.spark.replica_set import ReplicaSetOplog
 
 #: Part of a range's entries from which on the scope's filter of the oplog query is left out (measured: 0.9 µs of
 #: server CPU to read an entry, 3 more to ask it).
 _MOST: Final = 0.5
 
 
-class Deployment:
-    """One replica set and the stream that is read from it. Connects when it is made."""
+class Outline(Protocol):
+    """What is counted of the oplogs, see ``tailrace.spark.outline``."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
+
+    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights: ...
+
+    def entries(self, bucket: Bucket) -> list[Bucket]: ...
+
+    def is_smaller_than(self, size: int) -> bool: ...
+
+
+class Look(NamedTuple):
+    """``has_news``: an entry could give an event, and ``time`` is the newest cluster time anywhere. Otherwise ``time``
+    is that up to which nothing more will appear, as things stand."""
+
+    time: ClusterTime
+    has_news: bool
+
+
+class Deployment(ABC):
+    """What a stream is read from: one oplog, or those of all shards."""
+
+    identity: StreamIdentity
+    server_version: str
+
+    def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
         self._options = options
-        self._connection = Connection(options.uri)
-        self._source = MongodSource(self._connection.client)
-        self.name = self._source.name
-        self.server_version = self._source.server_version
-        numbers = tuple(int(number) for number in re.findall(r"\d+", self.server_version))
-        self.outline = OplogOutline(self._connection, options.scope, numbers)
-        self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()})
+        self._client = client
 
-    def _replica_set_id(self) -> str:
-        """Tells replica sets of the same name apart. It lies beside the oplog, where we must be able to read anyhow."""
-        read = self._connection.client["local"]["system.replset"].find_one
-        config = self._connection.retrying(lambda: read({}, {"settings.replicaSetId": 1})) or {}
-        return str(config.get("settings", {}).get("replicaSetId", ""))
+    @property
+    @abstractmethod
+    def outline(self) -> Outline: ...
 
+    @abstractmethod
     def newest(self) -> ClusterTime:
-        """The newest majority-committed entry's cluster time."""
-        return self._source.newest()
+        """The newest majority-committed entry's cluster time, anywhere."""
+
+    @abstractmethod
+    def settle(self, until: ClusterTime) -> None:
+        """See that nothing more will appear at or before ``until``, a time that some member has reached."""
+
+    @abstractmethod
+    def look(self, after: ClusterTime) -> Look:
+        """What there is behind ``after``."""
+
+    @abstractmethod
+    def oldest(self) -> ClusterTime:
+        """The cluster time from which on all history is there."""
+
+    @abstractmethod
+    def at(self, time: ClusterTime) -> Offset:
+        """The offset of a stream that has come to ``time``."""
+
+    @abstractmethod
+    def require_history(self, position: Offset) -> None:
+        """Raises 286 where entries behind ``position`` may be gone."""
+
+    @abstractmethod
+    def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
+        """The cluster time of the entry that ends the stream after ``start``, where it lies at or before ``until``."""
+
+    @abstractmethod
+    def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
+        """``position`` moved on to a time that was settled."""
+
+    @abstractmethod
+    def _confirm_history(self, plan: Plan) -> None:
+        """Raises 286 where the oplogs do not reach back to the plan's start."""
+
+    @abstractmethod
+    def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
+        """The slice (``low``, ``high``] of the range between two offsets."""
 
     def start(self, default: str) -> Offset:
         """Where a new stream starts; ``default`` is ``oldest`` or ``now``. Raises 286 where the oplog is too short."""
         start = self._options.start or Start(default)
-        oldest, complete = self._source.oldest()
         if start.option == "oldest":
-            start = Start("startAtOperationTime", time=oldest)
+            start = Start("startAtOperationTime", time=self.oldest())
         elif start.option == "now":
-            start = Start("startAtOperationTime", time=self.newest().tick())
+            now = self.newest()
+            self.settle(now)  # a write that comes after this is later
+            start = Start("startAtOperationTime", time=now.tick())
         plan = build_plan(self._options.stream_options(start), profile_for(self.server_version))
-        plan.confirm_history(oldest, complete)
+        self._confirm_history(plan)
         resume = None
         if plan.start_token is not None and not plan.start_token.is_high_water_mark:
             resume = Resume(start.option, plan.start_token)
-        after = plan.read_after or ClusterTime(0)
-        return Offset(after, ((self.name, after),), self.identity, plan.token_version, resume=resume)
+        at = self.at(plan.read_after or ClusterTime(0))
+        return replace(at, token_version=plan.token_version, resume=resume)
 
     def offset(self, value: dict[str, object]) -> Offset:
         """An offset from a checkpoint. ``UsageError`` where it belongs to another stream."""
@@ -70,24 +129,21 @@ class Deployment:
         # The first checkpoint of a server that hid its id, read where the id is seen, is written with it from then on.
         return replace(offset, stream=self.identity)
 
-    def require_history(self, after: ClusterTime) -> None:
-        """Raises 286 where entries after ``after`` may be gone from the oplog."""
-        oldest, complete = self._source.oldest()
-        if not complete and after < oldest and after.tick() < oldest:
-            raise ChangeStreamHistoryLost(
-                HISTORY_LOST,
-                hint=f"The checkpoint stands at {after} and the oldest entry is {oldest}. What lies between is lost to "
-                "this stream: start a new one with a new checkpointLocation and startingFrom=oldest, load the gap from "
-                "the collections, and keep a longer oplog (replSetResizeOplog, minRetentionHours)",
-            )
-
-    def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
-        """The cluster time of the entry that ends the stream after ``start``, where it lies at or before ``until``."""
-        after = start.cluster_time
-        if start.resume is not None and start.resume.token.from_invalidate:
-            after = start.resume.token.cluster_time  # the stream begins behind this invalidation
-        migrations = bool(self._options.stage.get("showMigrationEvents"))
-        return self.outline.first_invalidating(after, until, show_migration_events=migrations)
+    def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
+        """Where the micro-batch behind ``position`` ends: at ``newest``, which was settled, or before, by ``limits``
+        or by what ends the stream."""
+        end = newest
+        if limits is not None:
+            floor = position.cluster_time
+            if position.resume is not None:
+                floor = min(max(floor, position.resume.token.cluster_time), newest)
+            outline = self.outline
+            if limits.events is not None or limits.bytes is None or not outline.is_smaller_than(limits.bytes):
+                end = batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
+        invalidating = self.first_invalidating(position, end)
+        if invalidating is not None:
+            return self.advanced(position, invalidating, invalidated=True)
+        return self.advanced(position, end, invalidated=False)
 
     def slices(self, start: Offset, end: Offset) -> Sequence[OplogSlice]:
         """The range between two offsets as ascending slices of about the same weight."""
@@ -101,14 +157,106 @@ class Deployment:
         weights = self.outline.weigh(floor, until)
         # Asking each entry costs the server four times what giving it costs, so where most would pass all are taken.
         filtered = bool(self._options.pipeline) or weights.matching < _MOST
-        cut_at = cuts(weights.buckets, self._options.partitions) if self._options.partitions > 1 else []
+        cut_at = cuts(weights.buckets, self._options.partitions) if self._may_cut(start) else []
         return [
-            OplogSlice(
-                low, high, self.server_version, start.token_version, start.resume if low == after else None, filtered
-            )
-            for low, high in slices(after, until, cut_at)
+            replace(self._slice(start, end, low, high), filtered=filtered) for low, high in slices(after, until, cut_at)
         ]
 
     def close(self) -> None:
-        self._source.close()
-        self._connection.close()
+        """Close the connections."""
+        self._client.close()
+
+    def _may_cut(self, start: Offset) -> bool:
+        return self._options.partitions > 1
+
+    @property
+    def _shows_migrations(self) -> bool:
+        return bool(self._options.stage.get("showMigrationEvents"))
+
+
+class ReplicaSetDeployment(Deployment):
+    """One replica set. What is majority-committed there stays, so it is settled as soon as it is seen."""
+
+    def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
+        super().__init__(options, client)
+        self._oplog = ReplicaSetOplog(client, options.scope)
+        self.name = self._oplog.source.name
+        self.server_version = self._oplog.server_version
+        self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()}, self._cluster_id())
+
+    def _replica_set_id(self) -> str:
+        """Tells replica sets of the same name apart. It lies beside the oplog, where we must be able to read anyhow."""
+        read = self._oplog.connection.client["local"]["system.replset"].find_one
+        config = self._oplog.connection.retrying(lambda: read({}, {"settings.replicaSetId": 1})) or {}
+        return str(config.get("settings", {}).get("replicaSetId", ""))
+
+    def _cluster_id(self) -> str:
+        """Of the cluster that this replica set is a shard of; empty where it is none, or the user may not know."""
+        connection = self._oplog.connection
+        versions = connection.client["admin"]["system.version"]
+
+        def read() -> str:
+            try:
+                found = versions.find_one({"_id": "shardIdentity"}, {"clusterId": 1})
+            except OperationFailure as error:
+                if is_transient(error):
+                    raise
+                return ""
+            return "" if found is None else str(found.get("clusterId", ""))
+
+        return connection.retrying(read)
+
+    @property
+    def outline(self) -> Outline:
+        return self._oplog.outline
+
+    def newest(self) -> ClusterTime:
+        return self._oplog.newest()
+
+    def settle(self, until: ClusterTime) -> None:
+        """It is."""
+
+    def look(self, after: ClusterTime) -> Look:
+        newest = self._oplog.newest()
+        return Look(newest, newest > after and self._oplog.has_news(after, newest))
+
+    def oldest(self) -> ClusterTime:
+        return self._oplog.source.oldest()[0]
+
+    def at(self, time: ClusterTime) -> Offset:
+        return Offset(time, ((self.name, time),), self.identity)
+
+    def require_history(self, position: Offset) -> None:
+        self._oplog.require_history(position.cluster_time)
+
+    def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
+        after = start.cluster_time
+        if start.resume is not None and start.resume.token.from_invalidate:
+            after = start.resume.token.cluster_time  # the stream begins behind this invalidation
+        outline = self._oplog.outline
+        return outline.first_invalidating(after, until, show_migration_events=self._shows_migrations)
+
+    def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
+        return position.advanced(to, invalidated=invalidated)
+
+    def _confirm_history(self, plan: Plan) -> None:
+        plan.confirm_history(*self._oplog.source.oldest())
+
+    def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
+        resume = start.resume if low == start.cluster_time else None
+        return OplogSlice(low, high, self.server_version, start.token_version, resume)
+
+
+def open_deployment(options: ReadOptions) -> Deployment:
+    """What the uri leads to. Connects."""
+    from tailrace.spark.cluster import ClusterDeployment  # noqa: PLC0415 - which is a Deployment itself
+
+    client = open_client(options.uri)
+    try:
+        cluster = Cluster.discover(client, options.uri, {})
+        if cluster is not None:
+            return ClusterDeployment(options, cluster, client)
+        return ReplicaSetDeployment(options, client)
+    except BaseException:
+        client.close()
+        raise

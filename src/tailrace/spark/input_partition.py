@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
@@ -10,11 +11,20 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.offset import Resume
 
 
+class ShardRange(NamedTuple):
+    """A shard's part of a slice: its name and address as in ``config.shards``, and the time behind which it is read."""
+
+    name: str
+    host: str
+    after: ClusterTime
+
+
 @dataclass(frozen=True, eq=False)
 class OplogSlice(InputPartition):
     """The entries with ``after`` < ts <= ``until``. ``resume`` is the token that the stream starts by, in the slice
     that holds it only; ``server_version`` and ``token_version`` were settled by the driver, once for all slices.
-    ``filtered``: whether the server is to leave out what gives no event."""
+    ``filtered``: whether the server is to leave out what gives no event. ``shards`` are those of a sharded cluster,
+    each read up to ``until``; a replica set has none."""
 
     after: ClusterTime
     until: ClusterTime
@@ -22,3 +32,4 @@ class OplogSlice(InputPartition):
     token_version: int
     resume: Resume | None = None
     filtered: bool = True
+    shards: tuple[ShardRange, ...] = ()

@@ -14,16 +14,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from tailrace.errors import ChangeStreamFatal
 from tailrace.kernel.fast_path import process_batch
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import profile_for
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.source.drive import drive
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.columns import EventBlock, EventColumns
 from tailrace.spark.input_partition import OplogSlice
-from tailrace.spark.options import ReadOptions, Start
+from tailrace.spark.merged_slice import merged_slice_events
+from tailrace.spark.options import ReadOptions
+from tailrace.spark.slice_plan import slice_plan, token_not_found
 
 #: Bytes of oplog that go through the stages at a time. A reply of the server may hold 16 MB.
 _BATCH_BYTES: Final = 4 << 20
@@ -43,12 +42,14 @@ def _source(uri: str) -> MongodSource:
 def read_slice(options: ReadOptions, slice_: OplogSlice) -> Iterator[pa.RecordBatch]:
     """The slice's events as record batches, in stream order. Raises what the source and the stages raise."""
     columns = EventColumns(options.columns, options.documents)
+    if slice_.shards:
+        return columns.batches(merged_slice_events(options, slice_))
     return columns.batches(slice_events(options, slice_, _source(options.uri)))
 
 
 def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:
-    """The slice's events, in blocks."""
-    pipeline = ChangeStreamPipeline(_plan(options, slice_), mid_stream=slice_.resume is None)
+    """The events of a replica set's slice, in blocks."""
+    pipeline = ChangeStreamPipeline(slice_plan(options, slice_), mid_stream=slice_.resume is None)
     run = partial(drive, source=source)
     wanted = pipeline.pushdown.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
@@ -57,18 +58,4 @@ def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource)
         if pipeline.invalidated:
             return
     if pipeline.searching:
-        # Later slices do not search, so the question must not stay open here, as it may in the server's stream.
-        raise ChangeStreamFatal(
-            "cannot resume stream; the resume token was not found.",
-            hint=f"The oplog was read up to {slice_.until} and holds no event with this token in this stream; a $match "
-            "that excludes the event hides it too",
-        )
-
-
-def _plan(options: ReadOptions, slice_: OplogSlice) -> Plan:
-    if slice_.resume is None:
-        start = Start("startAtOperationTime", time=slice_.after.tick())
-    else:
-        start = Start(slice_.resume.option, token=slice_.resume.token.to_bson())
-    stream = options.stream_options(start, v2_tokens=slice_.token_version == 2)
-    return build_plan(stream, profile_for(slice_.server_version))
+        raise token_not_found(slice_)

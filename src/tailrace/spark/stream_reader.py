@@ -20,11 +20,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.deployment import Deployment
+from tailrace.spark.deployment import Deployment, open_deployment
 from tailrace.spark.input_partition import OplogSlice
 from tailrace.spark.offset import Offset
 from tailrace.spark.options import ReadOptions
-from tailrace.spark.planner import Limits, batch_end
+from tailrace.spark.planner import Limits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,6 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._pinned = False
         self._target: ClusterTime | None = None
-        self._looked_until = ClusterTime(0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
@@ -57,7 +56,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def deployment(self) -> Deployment:
         if self._deployment is None:
-            self._deployment = Deployment(self._options)
+            self._deployment = open_deployment(self._options)
         return self._deployment
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -77,9 +76,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         if self._initial is None and self._deployment is None:
             return None
-        deployment = self.deployment
-        newest = deployment.newest()
-        return Offset(newest, ((deployment.name, newest),), deployment.identity).to_json()
+        return self.deployment.at(self.deployment.newest()).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch, or ``start`` itself where there is nothing to read."""
@@ -96,8 +93,12 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         newest = self._wait(position)
         if newest <= position.cluster_time:
             return start
-        self.deployment.require_history(position.cluster_time)
-        return self._end(position, newest, limit).to_json()
+        self.deployment.settle(newest)
+        self.deployment.require_history(position)
+        limits = (
+            None if isinstance(limit, ReadAllAvailable) else Limits(self._options.max_events, self._options.max_bytes)
+        )
+        return self.deployment.end(position, newest, limits).to_json()
 
     def _wait(self, position: Offset) -> ClusterTime:
         """The newest time that is worth a micro-batch; the position's own where waiting brought none."""
@@ -105,37 +106,12 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._target
         deadline = time.monotonic() + _WAIT_S
         while True:
-            newest = self.deployment.newest()
-            if newest > position.cluster_time and self._worth_it(position.cluster_time, newest):
-                return newest
+            look = self.deployment.look(position.cluster_time)
+            if look.has_news or look.time.seconds - position.cluster_time.seconds >= _IDLE_ADVANCE_S:
+                return look.time
             if time.monotonic() >= deadline:
                 return position.cluster_time
             time.sleep(_LOOK_S)
-
-    def _worth_it(self, position: ClusterTime, newest: ClusterTime) -> bool:
-        if newest.seconds - position.seconds >= _IDLE_ADVANCE_S:
-            return True
-        # What was looked at and found of no interest is not looked at again.
-        looked_until = max(position, self._looked_until)
-        if newest > looked_until and self.deployment.outline.any(looked_until, newest):
-            return True
-        self._looked_until = max(looked_until, newest)
-        return False
-
-    def _end(self, position: Offset, newest: ClusterTime, limit: ReadLimit) -> Offset:
-        end = newest
-        outline = self.deployment.outline
-        if not isinstance(limit, ReadAllAvailable):
-            floor = position.cluster_time
-            if position.resume is not None:
-                floor = min(max(floor, position.resume.token.cluster_time), newest)
-            limits = Limits(self._options.max_events, self._options.max_bytes)
-            if limits.events is not None or not outline.is_smaller_than(self._options.max_bytes):
-                end = batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
-        invalidating = self.deployment.first_invalidating(position, end)
-        if invalidating is not None:
-            return position.advanced(invalidating, invalidated=True)
-        return position.advanced(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         deployment = self.deployment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.errors import UsageError
 from tailrace.spark import options as source_options
-from tailrace.spark.deployment import Deployment
+from tailrace.spark.deployment import open_deployment
 from tailrace.spark.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.identity import Opening, open_lake
 from tailrace.spark.lake.layout import cluster_time_of
@@ -76,7 +76,7 @@ def stream_of(source: Mapping[str, str]) -> dict[str, object]:
     options = source_options.parse(source)
     if TOKEN not in options.columns:
         raise UsageError("a lake needs the column 'token': its order and its days come from it")
-    deployment = Deployment(options)
+    deployment = open_deployment(options)
     try:
         identity = deployment.identity.to_json()
     finally:
