@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import bson
@@ -17,7 +18,6 @@ from tailrace.oplog.namespace import Scope
 from tailrace.source.connection import Connection
 from tailrace.spark import outline
 from tailrace.spark.outline import Bucket, OplogOutline, invalidating, scope_filter
-from tailrace.spark.planner import cuts
 from tests.golden import recording
 from tests.golden.recording import RecordedStream
 from tests.property.plain_columns import CODEC
@@ -81,6 +81,7 @@ def test_buckets_count_every_entry_once_in_order(
 ) -> None:
     monkeypatch.setattr(outline, "_PAGE", 2500)  # several pages
     monkeypatch.setattr(outline, "_SHORT", 2000)
+    monkeypatch.setattr(outline, "MOST", 0.05)
     running = start_replica_set(1, version=version)
     with pymongo.MongoClient[dict[str, Any]](running.uri) as client:
         client.d.c.insert_one({"_id": "created"})
@@ -117,7 +118,7 @@ def test_buckets_count_every_entry_once_in_order(
         assert sum(entry.bytes for entry in entries) == bucket.bytes
     assert found.any(start, until)
     assert not found.any(until, ClusterTime(until + 5))
-    _check_sample(found, start, until)
+    _check_weights(OplogOutline(connection, Scope.of_collection("d", "c"), numbers), start, until)
     assert found.is_smaller_than(1 << 40)
     assert not found.is_smaller_than(sum(len(entry.raw) for entry in own))
     connection.close()
@@ -128,20 +129,19 @@ def _sums(buckets: Iterable[Bucket]) -> tuple[int, int, int]:
     return tuple(sum(bucket[field] for bucket in held) for field in (2, 3, 4))
 
 
-def _check_sample(found: OplogOutline, start: ClusterTime, until: ClusterTime) -> None:
-    """A sample lies in the range, ascends, and says where its middle is and how much of it matches."""
-    assert found.weigh(start, until).matching > 0, "long enough for a sample"
-    drawn, matching = found.weigh(start, until)
-    times = [bucket.last for bucket in drawn]
-    assert times == sorted(set(times))
-    assert all(start < time <= until for time in times)
-    assert 0.5 < matching < 0.8, "two thirds"
-    (cut,) = cuts([bucket._replace(bytes=bucket.bytes << 10) for bucket in drawn], 2)
-    below = _sums(found.buckets(start, cut))[2]
-    # A fair coin of 600 throws or more lands outside this once in 10^20 runs.
-    assert 0.3 < below / (below + _sums(found.buckets(cut, until))[2]) < 0.7
-    few = found.weigh(until, ClusterTime(until + 5))
-    assert few == ([], 0.0), "nothing there"
-    short = found.weigh(ClusterTime(times[-50] - 1), until)
+def _check_weights(found: OplogOutline, start: ClusterTime, until: ClusterTime) -> None:
+    """A long range of which most matches is cut into parts of as many entries; everything else is counted."""
+    parts, matching = found.weigh(start, until, 4)
+    assert 0.05 < matching <= 1, "two thirds, as far as a random sample of some pages tells"
+    assert [part.last for part in parts][-1] == until
+    times = [time for part in parts for time in (part.first, part.last)]
+    assert times == sorted(times)
+    assert times[0] > start
+    edges = [start, *(part.last for part in parts)]
+    sums = [_sums(found.buckets(low, high))[0] for low, high in pairwise(edges)]
+    assert len(sums) == 4
+    assert max(sums) < 2 * min(sums), sums
+    assert found.weigh(until, ClusterTime(until + 5), 4) == ([], 0.0), "nothing there"
+    short = found.weigh(parts[-1].first, until, 4)
     assert short.matching == 0, "counted"
-    assert sum(bucket.entries for bucket in short.buckets) >= 50
+    assert _sums(short.buckets) == _sums(found.buckets(parts[-1].first, until))

@@ -24,11 +24,14 @@ class MergedOutline:
         fall between them."""
         return list(joined(merge(*(outline.entries(bucket) for outline in self._outlines))))
 
-    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights:
-        """How the matching bytes of the range are spread, and the largest part of any shard's entries that matches."""
-        weights = [outline.weigh(after, until) for outline in self._outlines]
-        by_time = {bucket.last: bucket for one in weights for bucket in one.buckets}
-        return Weights([by_time[time] for time in sorted(by_time)], max(one.matching for one in weights))
+    def weigh(self, after: ClusterTime, until: ClusterTime, parts: int) -> Weights:
+        """How the range is best cut into ``parts``, and the largest part of any shard's entries that matches."""
+        weights = [outline.weigh(after, until, parts) for outline in self._outlines]
+        by_end: dict[ClusterTime, list[Bucket]] = {}
+        for bucket in (bucket for one in weights for bucket in one.buckets):
+            by_end.setdefault(bucket.last, []).append(bucket)
+        whole = [bucket for end in sorted(by_end) for bucket in joined(sorted(by_end[end]))]
+        return Weights(whole, max(one.matching for one in weights))
 
     def is_smaller_than(self, size: int) -> bool:
         """Whether all oplogs together have at most ``size`` bytes, for certain."""
