@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
 from tailrace.kernel import EventRun
@@ -23,6 +24,8 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark import merged_slice, planner
 from tailrace.spark.columns import EventBlock
 from tailrace.spark.deployment import open_deployment
+from tailrace.spark.lake import verify
+from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.merged_slice import merged_slice_events
 from tailrace.spark.offset import StreamIdentity
 from tailrace.spark.options import parse
@@ -113,6 +116,15 @@ def test_a_running_query_gives_what_the_shards_give_and_takes_the_added_shard_in
         assert all(reached == [time_["t"], time_["i"]] for reached in offset["shards"].values())
     times = [(offset["clusterTime"]["t"], offset["clusterTime"]["i"]) for offset in written]
     assert times == sorted(times)
+
+
+def test_a_lake_holds_what_the_shards_give(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+    union = run.union()
+    options = run.options(maxEventsPerTrigger=str(len(union) // 4))
+    assert write_stream(spark, options, tmp_path / "lake", available_now=True).awaitTermination(_PATIENCE_S)
+    # What other tests have written since stands behind it.
+    assert list(lake_events(tmp_path / "lake"))[: len(union)] == union
+    assert verify(tmp_path / "lake").sound
 
 
 def test_small_micro_batches_and_a_restart_lose_and_repeat_nothing(
