@@ -38,7 +38,7 @@ def _match(specification: Value, scope: Scope) -> tuple[tree.Node, Apply]:
         raise parse_failure(15959, "the match filter must be an expression in an object")
     node = parse_match(specification[1], scope)
     passes = document_test(node, scope.order)
-    if not _asks_for_nameless(node):
+    if not _asks_for_nameless(node) or _reads_everything(node):
         return node, lambda document: document if passes(document) else None
 
     def apply(document: bytes) -> bytes | None:
@@ -49,6 +49,9 @@ def _match(specification: Value, scope: Scope) -> tuple[tree.Node, Apply]:
     return node, apply
 
 
+_FIELD_LISTS = frozenset(("minProperties", "maxProperties", "additionalProperties", "patternProperties"))
+
+
 def _asks_for_nameless(node: tree.Node) -> bool:
     if isinstance(node, tree.And | tree.Or | tree.Nor):
         return any(map(_asks_for_nameless, node.children))
@@ -56,6 +59,23 @@ def _asks_for_nameless(node: tree.Node) -> bool:
         return _asks_for_nameless(node.child)
     path = getattr(node, "path", b"_")
     return not isinstance(node, tree.SchemaTest) and (path == b"" or path[:1] == b".")
+
+
+def _reads_everything(node: tree.Node) -> bool:
+    """Whether a part of the match looks at the whole document: then the server hands it over whole. (Of a schema's
+    keywords those that count or list fields do.)"""
+    if isinstance(node, tree.And | tree.Or | tree.Nor):
+        return any(map(_reads_everything, node.children))
+    if isinstance(node, tree.Not):
+        return _reads_everything(node.child)
+    return isinstance(node, tree.SchemaTest) and _lists_fields(node)
+
+
+def _lists_fields(schema: tree.SchemaTest) -> bool:
+    if schema.keyword in _FIELD_LISTS:
+        return True
+    inner = schema.argument if isinstance(schema.argument, tuple) else ()
+    return any(isinstance(one, tree.SchemaTest) and _lists_fields(one) for one in inner)
 
 
 def _projecting(name: str, code: int, parse: Callable[[bytes, Scope], Node]) -> StageParser:
