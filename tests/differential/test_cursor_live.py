@@ -140,7 +140,7 @@ class Clients:
                 pair.kill()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 12, 13, 20])
+@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (12, 13, 20))])
 def test_random_clients_of_a_random_workload_get_the_servers_replies(sides: Sides, seed: int) -> None:
     workload = Workload(7000 + seed)
     clear(sides.wire, workload)
