@@ -1,4 +1,4 @@
-# Everything that one does with Tailrace from its source. `make help` lists it.
+# Everything to be done with Tailrace's source. `make help` lists the targets.
 #
 # Needs Python 3.11 or later, bash and make. The rest comes into .venv, in the versions of requirements.lock.
 
@@ -36,7 +36,7 @@ lint: $(INSTALLED) ## ruff (format and lint) and mypy --strict, without changing
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --strict src
 
-format: $(INSTALLED) ## format the code and mend what ruff can mend by itself
+format: $(INSTALLED) ## format the code and fix what ruff can fix by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -49,7 +49,7 @@ fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n
 fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move; SEED=n or SEEDS=a-b
 	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
-record: $(INSTALLED) ## record the golden workloads anew from a live server
+record: $(INSTALLED) ## record the golden workloads again from a live server
 	$(BIN)/python -m tests.golden.record $(ARGS)
 
 bench: $(INSTALLED) ## run every benchmark; each prints both sides and their ratio
@@ -58,7 +58,7 @@ bench: $(INSTALLED) ## run every benchmark; each prints both sides and their rat
 		$(BIN)/python "$$question" $(ARGS)
 	done
 
-lock: ## write requirements.lock anew from pyproject.toml
+lock: ## write requirements.lock again from pyproject.toml
 	@$(find_python)
 	"$$python" -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet uv
@@ -67,7 +67,7 @@ lock: ## write requirements.lock anew from pyproject.toml
 	echo "setuptools>=77" | $$resolve --output-file requirements-build.lock -
 	rm -rf $(VENV)-lock
 
-clean: ## remove what the targets made, .venv included
+clean: ## remove everything that the targets made, .venv included
 	rm -rf $(VENV) $(VENV)-lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -9,27 +9,27 @@ import threading
 from pathlib import Path
 
 _DESCRIPTION = """\
-Start a real MongoDB, let a shop work on it, and keep its changes in a lake of Parquet files with Spark. Kill the Spark
-process once in the middle and start it again. At the end compare the lake with the server's own change stream over the
-same time, byte for byte. The exit status is 0 only when there is no difference and the crash has happened."""
+Start a real MongoDB, run a simulated shop on it, and keep its changes in a lake of Parquet files with Spark. Kill the
+Spark process once in the middle and start it again. At the end compare the lake with the server's own change stream
+over the same time, byte for byte. The exit status is 0 only when there is no difference and the crash has happened."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "demo",
-        help="the whole of it on this machine: MongoDB, Spark, a crash, a comparison",
+        help="everything on this machine: MongoDB, Spark, a crash, a comparison",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=_positive, default=60.0, help="how long the shop works (default: 60)")
+    parser.add_argument("--seconds", type=_positive, default=60.0, help="how long the shop runs (default: 60)")
     parser.add_argument("--rate", type=_positive, default=300.0, help="operations a second (default: 300)")
-    parser.add_argument("--keep-running", action="store_true", help="the shop works until Ctrl-C; then compare")
+    parser.add_argument("--keep-running", action="store_true", help="run the shop until Ctrl-C, then compare")
     parser.add_argument("--no-crash", action="store_true", help="do not kill the Spark process")
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="where to put the lake (default: a temporary one)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the shop's decisions (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the shop's decisions (default: 1)")
     parser.add_argument("--mongod-version", metavar="V", help="one of the embedded versions (default: 6.0.27)")
     parser.set_defaults(run=run)
 

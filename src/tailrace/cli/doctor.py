@@ -140,7 +140,7 @@ def _version(source: MongodSource) -> Finding:
     return Finding(
         "version",
         "warn",
-        f"MongoDB {version}, read by the rules of {profile.name} from its documents, not measured",
+        f"MongoDB {version}, read by the rules of {profile.name}, which follow its documentation and are not measured",
         'Compare a sample with engine="server" before you rely on it',
     )
 
@@ -150,12 +150,15 @@ def _window(source: MongodSource) -> Finding:
     hours = (source.newest().seconds - oldest.seconds) / 3600
     size = _oplog_size(source)
     if complete:
-        return Finding("oplog window", "ok", f"whole history, {hours:.1f} hours since the set was made{size}")
+        return Finding(
+            "oplog window", "ok", f"complete history, {hours:.1f} hours since the replica set was created{size}"
+        )
     found = f"{hours:.1f} hours{size}"
     if hours >= _HOURS_GOOD:
         return Finding("oplog window", "ok", found)
     advice = (
-        "A reader that stops for longer loses its place: enlarge it with replSetResizeOplog (size, minRetentionHours)"
+        "A reader that stops for longer loses its place: "
+        "enlarge the oplog with replSetResizeOplog (size, minRetentionHours)"
     )
     return Finding("oplog window", "warn" if hours >= _HOURS_MIN else "fail", found, advice)
 
@@ -176,14 +179,14 @@ def _majority(source: MongodSource) -> Finding:
             "majority reads",
             "warn",
             f"the majority is {lag} s behind the newest entry",
-            "Events come only when a majority of the members has them: look at the members that lag or are down",
+            "Events come only when a majority of the members has them: check the members that lag or are down",
         )
     return Finding("majority reads", "ok", f"majority-committed up to {newest}")
 
 
 def _images(source: MongodSource) -> Finding:
     if not profile_for(source.server_version).expanded_events_and_images:
-        return Finding("pre- and post-images", "warn", "this version has none", "They came with MongoDB 6.0")
+        return Finding("pre- and post-images", "warn", "this version has no images", "They came with MongoDB 6.0")
     names = list(_collections_with_images(source.client))
     if not names:
         return Finding(
@@ -222,5 +225,5 @@ def _expiry(client: Any) -> str:
         reply = client.admin.command({"getClusterParameter": "changeStreamOptions"})
         seconds = reply["clusterParameters"][0]["preAndPostImages"]["expireAfterSeconds"]
     except (OperationFailure, LookupError):
-        return "(for how long is not to be seen)"
+        return "(this user cannot see for how long)"
     return "as long as the oplog" if seconds == "off" else f"{seconds} s, and no longer than the oplog"

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--server-version",
         metavar="V",
         default="6.0",
-        help=f"whose events to give, from {PROFILES[0].name} on (default: 6.0); a dump does not name its server",
+        help=f"give the events of this version, from {PROFILES[0].name} on (default: 6.0); a dump does not name it",
     )
     parser.set_defaults(run=run)
 

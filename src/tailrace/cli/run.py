@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order, exactly once, also
-after a crash. Stop it with Ctrl-C; started again it goes on where it was. The file is explained in
+after a crash. Stop it with Ctrl-C; started again, it continues where it stopped. The file is explained in
 examples/pipeline.yaml and docs/how-to/lake.md."""
 _LOOK_S = 0.25
 
@@ -38,16 +38,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pipeline", metavar="pipeline.yaml", help="the pipeline file")
-    parser.add_argument("--available-now", action="store_true", help="end when the end of the oplog is reached")
+    parser.add_argument("--available-now", action="store_true", help="exit when the end of the oplog is reached")
     parser.add_argument(
-        "--progress", choices=("line", "json", "none"), default="line", help="how to tell the progress (default: line)"
+        "--progress", choices=("line", "json", "none"), default="line", help="how to print the progress (default: line)"
     )
-    parser.add_argument("--compact", action="store_true", help="merge the lake's small files, and end")
+    parser.add_argument("--compact", action="store_true", help="merge the lake's small files and exit")
     parser.add_argument(
-        "--offline", action="store_true", help="with --compact: the file system cannot swap directories, nobody reads"
+        "--offline",
+        action="store_true",
+        help="with --compact: for file systems that cannot swap directories; nobody may be reading",
     )
-    parser.add_argument("--verify", action="store_true", help="check the lake's files, rows and order, and end")
-    parser.add_argument("--verbose", action="store_true", help="let Spark's own log through")
+    parser.add_argument("--verify", action="store_true", help="check the lake's files, rows and order, and exit")
+    parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)
     return parser
 

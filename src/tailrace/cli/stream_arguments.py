@@ -50,9 +50,9 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="""how the stages compare strings, such as '{"locale": "en", "strength": 2}'""",
     )
-    parser.add_argument("--until", metavar="now|TIME|N", help="end there: what is written by now, a time, N events")
+    parser.add_argument("--until", metavar="now|TIME|N", help="where to end: now, at a time, or after N events")
     parser.add_argument(
-        "--explain", action="store_true", help="print the stream's plan and what it leaves to read, and no events"
+        "--explain", action="store_true", help="print the stream's plan and what it has to read instead of events"
     )
     group = parser.add_argument_group("options of the change stream")
     group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)

@@ -1,4 +1,4 @@
-"""``tailrace token``: what a resume token says, in words, and a token for a point in time."""
+"""``tailrace token``: print what a resume token says, or make a token for a point in time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ _LARGEST_HALF = 0xFFFFFFFF
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the main parser."""
-    parser = subparsers.add_parser("token", help="decode and encode resume tokens", description=__doc__)
+    parser = subparsers.add_parser(
+        "token",
+        help="decode and encode resume tokens",
+        description="Print what a resume token says, or make a token for a point in time.",
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     decode = actions.add_parser("decode", help="print the parts of a token")
     decode.add_argument("token", metavar="HEX|JSON", help="the _data string, or the whole token document as JSON")
     decode.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     decode.set_defaults(run=run)
-    encode = actions.add_parser("encode", help="make a high-water mark: a token that begins at a time")
+    encode = actions.add_parser("encode", help="make a high-water mark: a token that starts a stream at a time")
     when = encode.add_mutually_exclusive_group(required=True)
     when.add_argument("--time", metavar="ISO", help='a date and time, "2026-11-21T10:00:00Z"; without offset: UTC')
     when.add_argument("--timestamp", metavar="T,I", help="a BSON timestamp: seconds since 1970 and increment")

@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_stream_arguments(parser)
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(
-        "--server-version", metavar="V", help="whose events to make (default: those of the deployment's version)"
+        "--server-version", metavar="V", help="make the events of this version (default: the deployment's)"
     )
     parser.add_argument("--max-await-time-ms", type=int, metavar="MS", help="how long one look waits (default: 1000)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="entries (engine server: events) read at a time")

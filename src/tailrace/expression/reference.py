@@ -13,27 +13,27 @@ from tailrace.expression.registry import LISTED, OPERATORS, REFUSED, Listed
 _INTRODUCTION = """\
 # The expression language
 
-What a change stream's own pipeline may hold here, and since which server version MongoDB has it. This page is made from
-the code: `python -m tailrace.expression.reference > docs/reference/expressions.md`.
+What a change stream's pipeline may contain in Tailrace, and since which server version MongoDB has it. This page is
+generated from the code: `python -m tailrace.expression.reference > docs/reference/expressions.md`.
 
 The meaning is that of mongod 6.0: the same bytes come out, and the same error codes. `tests/differential` compares both
 on random stages and documents (`make fuzz-expressions SEED=n N=n`). What cannot be evaluated exactly is refused by
-name, with the server's code where the server refuses it too and 115 (CommandNotSupported) where it does not: when the
-stream is opened, or, where only a value decides, on the event that holds it.
+name, with the server's code if the server refuses it too, and with 115 (CommandNotSupported) if it does not. It is
+refused when the stream is opened or, if only a value decides, on the event that holds the value.
 """
 
 _KNOWN = """\
 ## Known limits
 
-* Collations need the extra `icu`; without it, one other than the simple is refused when the stream is opened. The order
-  is that of the ICU that is installed, which for few strings is not mongod's ([how few](differences.md#collations)).
+* Collations other than the simple one need the extra `icu`; without it they are refused when the stream is opened. The
+  order is that of the installed ICU, which for a few strings is not mongod's ([how few](differences.md#collations)).
 * Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event: the server's last
   digit is its library's own. Addition, multiplication, division, remainder, square root and rounding are exact.
 * `$dateFromString` and `$toDate` read ISO 8601 dates; other notations are refused on the event. With a `format`, a part
   may be named once, and `%Z` is refused.
 * Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
   bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
-* Regular expressions: PCRE and the library used here agree on the constructs that are let through; others, such as
+* Regular expressions: PCRE and the library used here agree on the constructs that are accepted; others, such as
   recursion, conditions, verbs, `\\p{..}` and options inside the pattern, are refused when the stream is opened. One
   search may take two seconds, then it ends with the server's code for its own limit (51156).
 * `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, the

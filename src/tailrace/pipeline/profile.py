@@ -50,7 +50,7 @@ class ServerProfile:
     )
     reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
-    measured: bool = _column("measured against a server of this version, not read in its documents")
+    measured: bool = _column("measured against a server of this version, not taken from its documentation")
 
     @property
     def name(self) -> str:

@@ -10,24 +10,26 @@ from tailrace.pipeline.profile import PROFILES, differences
 _INTRODUCTION = """\
 # Server versions
 
-Change streams differ between server versions. A *server profile* says how; all that depends on the version is in one
-table, `tailrace/pipeline/profile.py`, and this page is made from it:
+Change streams differ between server versions. A *server profile* says how. Everything that depends on the version is in
+one table, `tailrace/pipeline/profile.py`, and this page is generated from it:
 `python -m tailrace.pipeline.reference > docs/reference/server-versions.md`.
 
 ## Which profile is used
 
-The newest one that is not newer than the deployment's version: 6.0.27 and 6.3 have that of 6.0. It can be set by hand,
-to get another version's events from the same oplog:
+The newest profile that is not newer than the deployment's version: 6.0.27 and 6.3 use that of 6.0. To get another
+version's events from the same oplog, name the version:
 
 ```python
 tailrace.connect("mongodb://localhost", server_version="7.0")
 ```
 
-    tailrace watch mongodb://localhost shop.orders --server-version 7.0
-    tailrace replay dump/ --server-version 5.0
+```sh
+tailrace watch mongodb://localhost shop.orders --server-version 7.0
+tailrace replay dump/ --server-version 5.0
+```
 
-A dump does not name its server, so `replay` takes 6.0 unless it is told. With `engine="server"` the server decides, and
-a version is refused. Versions before 4.4 are refused, and so is an option that the version does not have.
+A dump does not name its server, so `replay` assumes 6.0 unless a version is given. With `engine="server"` the server
+decides, and giving a version is an error. Versions before 4.4 are refused, and so is an option that the version lacks.
 
 A profile cannot bring back what a server did not write into its oplog: 4.4 writes updates in the form `$v: 1`, whose
 events have no `truncatedArrays`, whatever the profile.

@@ -210,7 +210,7 @@ class ReplicaSetDeployment(Deployment):
         return self._oplog.newest()
 
     def settle(self, until: ClusterTime) -> None:
-        """It is."""
+        """A replica set has nothing to settle: its own oplog holds every entry up to ``until``."""
 
     def look(self, after: ClusterTime) -> Look:
         newest = self._oplog.newest()
