@@ -45,6 +45,10 @@ __all__ = [
 _CLIENT = frozenset({"ChangeStream", "Client", "connect"})
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415

@@ -12,12 +12,14 @@ from typing import Any, Final, Literal
 
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.profile import profile_for
 from tailrace.source.failure import describe_members, source_error
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
+from tailrace.source.uri import ConnectionString, find_uri
 
 _HOURS_GOOD: Final = 24
 _HOURS_MIN: Final = 1
@@ -45,18 +47,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Check whether a deployment is fit for reading change events from its oplog. "
         "The exit status is 1 where a check fails.",
     )
-    parser.add_argument(
-        "uri", metavar="URI", help="mongodb://... of a replica set, or of a cluster's config server or mongos"
-    )
+    add_uri_argument(parser)
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, positionals=("uri",))
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; 1 where a check fails. Raises UsageError for a URI that cannot be used."""
     findings = []
-    with closing(MongodSource(args.uri, retry_seconds=10.0)) as source:
-        for finding in examine_deployment(source, args.uri):
+    uri = find_uri(args.uri)
+    with closing(MongodSource(uri, retry_seconds=10.0)) as source:
+        for finding in examine_deployment(source, uri):
             findings.append(finding)
             if args.format == "pretty":
                 _print(finding)
@@ -74,7 +75,7 @@ def _print(finding: Finding) -> None:
         print(f"      {finding.advice}", flush=True)
 
 
-def examine_deployment(source: MongodSource, uri: str) -> Iterator[Finding]:
+def examine_deployment(source: MongodSource, uri: ConnectionString) -> Iterator[Finding]:
     """The findings of a replica set, or of every shard of a cluster."""
     try:
         cluster = Cluster.discover(source.client, uri, {})

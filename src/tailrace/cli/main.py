@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NoReturn
 
 from tailrace.errors import InternalError, TailraceError
-from tailrace.source.uri import redact_uri
+from tailrace.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 
 #: The commands in the order of the help, and the modules that hold them: each has ``add_parser`` and ``run``.
 COMMANDS: Final = ("demo", "watch", "run", "replay", "token", "doctor")
@@ -73,11 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse's, whose complaints quote the arguments: without their secrets."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(redact_uri(message))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="tailrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="tailrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
@@ -87,14 +92,20 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The arguments. argparse takes an optional positional only right behind the one before it; here it may come after
-    flags too: a command names it in ``late_positional``."""
+    flags too: a command names all it has in ``positionals``."""
     parser = build_parser()
     args, rest = parser.parse_known_args(arguments)
-    late: str | None = getattr(args, "late_positional", None)
-    if late and len(rest) == 1 and not rest[0].startswith("-") and getattr(args, late) is None:
-        setattr(args, late, rest.pop())
+    names: tuple[str, ...] = getattr(args, "positionals", ())
+    given = [getattr(args, name) for name in names if getattr(args, name) is not None]
+    while rest and len(given) < len(names) and (rest[0] == "-" or not rest[0].startswith("-")):
+        given.append(rest.pop(0))
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if len(given) < len(names) and names[0] == "uri" and given and not is_uri_argument(given[0]):
+        # One argument that is no URI is what follows it: the URI is then in the environment.
+        given.insert(0, None if os.environ.get(URI_VARIABLE, "").strip() else given.pop(0))
+    for name, value in zip(names, [*given, *[None] * len(names)], strict=False):
+        setattr(args, name, value)
     return args
 
 

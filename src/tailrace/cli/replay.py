@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="6.0",
         help=f"give the events of this version, from {PROFILES[0].name} on (default: 6.0); a dump does not name it",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, positionals=("dump", "namespace"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,12 +37,22 @@ _COUNT_DIGITS_MAX: Final = 18
 _ANY_DATE: Final = JSONOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 
 
+def add_uri_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the connection URI, which ``tailrace.source.uri.find_uri`` reads, to a command."""
+    parser.add_argument(
+        "uri",
+        nargs="?",
+        metavar="URI",
+        help="mongodb://... of a replica set, or of a cluster's config server or mongos; @FILE reads it from a file, "
+        "so that no password is seen in the list of processes (default: the environment variable TAILRACE_URI)",
+    )
+
+
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a change stream to a command."""
     parser.add_argument(
         "namespace", nargs="?", metavar="db[.coll]", help="a database or a collection (default: the whole cluster)"
     )
-    parser.set_defaults(late_positional="namespace")
     parser.add_argument("--format", choices=FORMATS, help="default: pretty on a terminal, json elsewhere")
     parser.add_argument("--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON")
     parser.add_argument(

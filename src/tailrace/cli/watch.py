@@ -10,10 +10,18 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.cli.event_writer import EventWriter, new_writer
-from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation_of, pipeline_of, stage_of
+from tailrace.cli.stream_arguments import (
+    Until,
+    add_stream_arguments,
+    add_uri_argument,
+    collation_of,
+    pipeline_of,
+    stage_of,
+)
 from tailrace.errors import invariant
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.namespace import Scope
+from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
     from tailrace.client import ChangeStream, Client
@@ -42,9 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "uri", metavar="URI", help="mongodb://... of a replica set, or of a cluster's config server or mongos"
-    )
+    add_uri_argument(parser)
     add_stream_arguments(parser)
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(
@@ -52,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--max-await-time-ms", type=int, metavar="MS", help="how long one look waits (default: 1000)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="entries (engine server: events) read at a time")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, positionals=("uri", "namespace"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
-    with connect(args.uri, args.engine, server_version=args.server_version) as client:
+    with connect(find_uri(args.uri), args.engine, server_version=args.server_version) as client:
         if args.until == "now":
             until.time = client.operation_time()
         await_ms = args.max_await_time_ms

@@ -24,13 +24,18 @@ from tailrace.pipeline.profile import profile_for
 from tailrace.source.connection import open_client
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
+from tailrace.source.uri import URI_EXAMPLE, ClientOptions, ConnectionString, hide
 
 Engine = Literal["oplog", "server"]
 ENGINES: tuple[Engine, ...] = ("oplog", "server")
 
 
 def connect(
-    uri: str | Sequence[str], engine: Engine = "oplog", *, server_version: str | None = None, **options: Any
+    uri: str | ConnectionString | Sequence[str | ConnectionString],
+    engine: Engine = "oplog",
+    *,
+    server_version: str | None = None,
+    **options: Any,
 ) -> Client:
     """A client for the replica set or the sharded cluster at ``uri``.
 
@@ -44,7 +49,19 @@ def connect(
     Like PyMongo's, it connects at first use. Raises UsageError where the URI or an option cannot be used; it never
     holds the password.
     """
+    uri, options = _hidden(uri), ClientOptions(options)
     return Client(uri, engine, server_version=server_version, **options)
+
+
+def _hidden(uri: Any) -> Any:
+    """The URI or URIs without their secrets showing: what a traceback prints of a frame's locals holds none then."""
+    if isinstance(uri, (str, ConnectionString)):
+        return hide(uri)
+    if isinstance(uri, Sequence) and uri and all(isinstance(one, (str, ConnectionString)) for one in uri):
+        return [hide(one) for one in uri]
+    raise UsageError(
+        "the connection URI must be a string, or a list of strings with one for each shard", hint=URI_EXAMPLE
+    )
 
 
 class _Watchable:
@@ -130,8 +147,16 @@ class Client(_Watchable):
     """
 
     def __init__(
-        self, uri: str | Sequence[str], engine: Engine = "oplog", *, server_version: str | None = None, **options: Any
+        self,
+        uri: str | ConnectionString | Sequence[str | ConnectionString],
+        engine: Engine = "oplog",
+        *,
+        server_version: str | None = None,
+        **options: Any,
     ) -> None:
+        uri, options = _hidden(uri), ClientOptions(options)
+        self._uris: list[ConnectionString] = uri if isinstance(uri, list) else [uri]  # type: ignore[list-item]
+        self._one_uri = not isinstance(uri, list)
         if engine not in ENGINES:
             raise UsageError(f"there is no engine {engine!r}", hint=f"One of: {', '.join(ENGINES)}")
         if server_version is not None and engine == "server":
@@ -139,26 +164,25 @@ class Client(_Watchable):
                 "a server version cannot be chosen for the server's own streams",
                 hint='Leave it out, or use engine="oplog"',
             )
-        uris = [uri] if isinstance(uri, str) else uri
-        if not isinstance(uris, Sequence) or not uris or not all(isinstance(one, str) for one in uris):
-            raise UsageError(
-                "the connection URI must be a string, or a list of strings with one for each shard",
-                hint="Example: mongodb://host:27017/?replicaSet=rs0",
-            )
-        if not isinstance(uri, str) and engine == "server":
+        if not self._one_uri and engine == "server":
             raise UsageError("a server's own stream is opened at one URI", hint="Give that of the mongos")
-        self._uri = uri
-        self._options = options
+        self._options = options if isinstance(options, ClientOptions) else ClientOptions(options)
         self._cluster: Cluster | None = None
         self._discovered = False
         self._profile = None if server_version is None else profile_for(server_version)
         self.engine: Engine = engine
-        self.pymongo: MongoClient[Any] = open_client(uris[0], **options)
+        self.pymongo: MongoClient[Any] = open_client(self._uris[0], **options)
         self._native: MongoClient[Any] | None = None
         if engine == "server":
-            self._native = open_client(uris[0], **{**options, "document_class": RawBSONDocument})
+            self._native = open_client(self._uris[0], **{**options, "document_class": RawBSONDocument})
         self._source = MongodSource(self.pymongo)
         super().__init__(self, Scope.cluster(), self.pymongo.codec_options)
+
+    def __repr__(self) -> str:
+        if "pymongo" not in vars(self):
+            return f"{type(self).__name__}(...)"
+        inside = repr(self.pymongo).partition("(")[2].removesuffix(")")
+        return f"{type(self).__name__}({inside}, engine={self.engine!r})"
 
     def get_database(self, name: str, codec_options: CodecOptions[Any] | None = None) -> Database:
         """A database to watch, with codec options of its own if given."""
@@ -190,10 +214,10 @@ class Client(_Watchable):
     def cluster(self) -> Cluster | None:
         """The sharded cluster that this is, ``None`` for a replica set. The first use connects."""
         if not self._discovered:
-            if isinstance(self._uri, str):
-                self._cluster = Cluster.discover(self.pymongo, self._uri, self._options)
+            if self._one_uri:
+                self._cluster = Cluster.discover(self.pymongo, self._uris[0], self._options)
             else:
-                self._cluster = Cluster.of_shards(list(self._uri), self._options)
+                self._cluster = Cluster.of_shards(self._uris, self._options)
             self._discovered = True
         return self._cluster
 
@@ -215,6 +239,9 @@ class Client(_Watchable):
 class Database(_Watchable):
     """A database of the replica set."""
 
+    def __repr__(self) -> str:
+        return f"Database({self._client!r}, {self.name!r})"
+
     @property
     def name(self) -> str:
         return str(self._scope)
@@ -234,6 +261,10 @@ class Database(_Watchable):
 
 class Collection(_Watchable):
     """A collection of the replica set. ``orders["archive"]`` is the collection ``orders.archive``."""
+
+    def __repr__(self) -> str:
+        database = Database(self._client, Scope.of_database(self._scope.database or ""), self._codec_options)
+        return f"Collection({database!r}, {self._scope.collection!r})"
 
     @property
     def full_name(self) -> str:

@@ -18,7 +18,7 @@ from pymongo.read_concern import ReadConcern
 from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.failure import Backoff, describe_members, is_transient, seed_names, source_error
-from tailrace.source.uri import parse_complaint
+from tailrace.source.uri import URI_EXAMPLE, ClientOptions, ConnectionString, hide, parse_complaint, redact_repr
 
 APP_NAME: Final = "tailrace"
 SERVER_SELECTION_TIMEOUT_MS: Final = 10_000
@@ -32,40 +32,67 @@ _log = logging.getLogger("tailrace.source")
 _T = TypeVar("_T")
 
 
-def open_client(uri: str, **options: Any) -> MongoClient[dict[str, Any]]:
+#: What a parser says when a password stands in the URI as it is.
+_UNESCAPED: Final = re.compile(r"escaped|[Pp]ort|database name|Empty host|IPv6")
+
+
+class _Client(MongoClient[Any]):
+    """PyMongo's, which shows the password of a certificate's key in its ``repr``; ours does not."""
+
+    def __repr__(self) -> str:
+        return redact_repr(super().__repr__())
+
+
+def open_client(uri: str | ConnectionString, **options: Any) -> MongoClient[dict[str, Any]]:
     """A PyMongo client for ``uri`` with our defaults where neither ``uri`` nor ``options`` (PyMongo's) say otherwise.
 
-    Does not connect. Raises UsageError, without any secret, where the URI or an option cannot be used.
+    Does not connect, but looks a mongodb+srv:// name up. Raises, without any secret, UsageError where the URI or an
+    option cannot be used, SourceError where the name is not found.
     """
-    if not isinstance(uri, str):
+    if not isinstance(uri, (str, ConnectionString)):
         raise UsageError(f"the connection URI must be a string, not {type(uri).__name__}")
-    named = {name.lower() for name in (*options, *re.findall(r"[?&;]([^=&;]+)=", uri))}
+    uri, options = hide(uri), ClientOptions(options)  # what a traceback shows of this frame holds no secret
+    if not re.match(r"mongodb(\+srv)?://", uri.reveal()):
+        raise UsageError("the connection URI does not begin with mongodb:// or mongodb+srv://", hint=URI_EXAMPLE)
+    if re.search(r"\s", uri.reveal().partition("://")[2].rpartition("@")[2].partition("/")[0]):
+        raise _unusable(None)  # PyMongo would take the half of a password for a host
+    named = {name.lower() for name in (*options, *re.findall(r"[?&;]([^=&;]+)=", uri.reveal()))}
     defaults: dict[str, Any] = {
         "appname": APP_NAME,
         "serverSelectionTimeoutMS": SERVER_SELECTION_TIMEOUT_MS,
         "socketTimeoutMS": SOCKET_TIMEOUT_MS,
     }
     chosen = {name: value for name, value in defaults.items() if name.lower() not in named}
-    if not re.match(r"mongodb(\+srv)?://", uri):
-        raise UsageError(
-            "the connection URI does not begin with mongodb:// or mongodb+srv://",
-            hint="Example: mongodb://host:27017/?replicaSet=rs0",
-        )
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            client: MongoClient[dict[str, Any]] = MongoClient(uri, **(chosen | options))
-    except (PyMongoError, ValueError, TypeError, KeyError) as error:
-        said = parse_complaint(str(error), uri)
-        raise UsageError(
-            "the connection URI does not parse" + (f": {said.partition('Hint:')[0].rstrip('. ')}" if said else ""),
-            hint="In the name and the password of the user, @ is written as %40, : as %3A and / as %2F",
-        ) from None
+            client: MongoClient[dict[str, Any]] = _Client(uri.reveal(), **(chosen | options))
+    except (PyMongoError, ValueError, TypeError, KeyError, OSError) as error:
+        raise _unusable(parse_complaint(str(error), uri.reveal(), options)) from None
     for warning in warned:
         if issubclass(warning.category, ResourceWarning):
             continue  # of another client that went without close() at this moment
-        _log.warning("connection URI: %s", parse_complaint(str(warning.message), uri) or "an option was not understood")
+        _log.warning("connection URI: %s", _complaint(warning, uri, options) or "an option was not understood")
     return client
+
+
+def _complaint(warning: warnings.WarningMessage, uri: ConnectionString, options: ClientOptions) -> str | None:
+    return parse_complaint(str(warning.message), uri.reveal(), options)
+
+
+def _unusable(said: str | None) -> UsageError | SourceError:
+    """What a URI or options came to that PyMongo does not take; ``said`` is its complaint without secrets."""
+    if said is not None and "DNS" in said:
+        return SourceError(
+            f"the name in the mongodb+srv:// URI was not found: {said.rstrip('. ')}",
+            hint="mongodb+srv:// needs an SRV record of that name in the DNS; a server is named by mongodb://host:port",
+        )
+    if said is None or _UNESCAPED.search(said):
+        return UsageError(
+            "the connection URI does not parse" + (f": {said.partition('Hint:')[0].rstrip('. ')}" if said else ""),
+            hint="In the name and the password of the user, @ is written as %40, : as %3A and / as %2F",
+        )
+    return UsageError(f"the connection URI or an option cannot be used: {said.rstrip('. ')}")
 
 
 class Connection:
@@ -75,10 +102,16 @@ class Connection:
     """
 
     def __init__(
-        self, client: str | MongoClient[Any], *, retry_seconds: float = RETRY_SECONDS, options: Mapping[str, Any] = {}
+        self,
+        client: str | ConnectionString | MongoClient[Any],
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        options: Mapping[str, Any] = {},
     ) -> None:
-        self._owned = isinstance(client, str)
-        self.client: MongoClient[Any] = open_client(client, **options) if isinstance(client, str) else client
+        self._owned = isinstance(client, (str, ConnectionString))
+        self.client: MongoClient[Any] = (
+            open_client(client, **options) if isinstance(client, (str, ConnectionString)) else client
+        )
         self._retry_seconds = retry_seconds
         self._hello: Mapping[str, Any] | None = None
         #: The members and how each is, while none of them can be read.

@@ -27,6 +27,7 @@ from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.failure import Backoff
 from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.source.raw_reply import RawReplyCursor
+from tailrace.source.uri import ConnectionString
 from tailrace.source.window import Window
 
 AWAIT_MS: Final = 1000
@@ -57,7 +58,11 @@ class MongodSource:
     """
 
     def __init__(
-        self, deployment: str | MongoClient[Any], *, retry_seconds: float = RETRY_SECONDS, **options: Any
+        self,
+        deployment: str | ConnectionString | MongoClient[Any],
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        **options: Any,
     ) -> None:
         self._connection = Connection(deployment, retry_seconds=retry_seconds, options=options)
         self._tailing: RawBatchCursor[Any] | None = None

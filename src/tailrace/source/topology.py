@@ -28,6 +28,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.profile import profile_for
 from tailrace.source.connection import MAJORITY, Connection, open_client
 from tailrace.source.failure import seed_names, source_error
+from tailrace.source.uri import ClientOptions, ConnectionString, hide
 
 #: Options that say which servers to talk to: they are the shard's own.
 _OF_THE_SEEDS: Final = frozenset({"replicaset", "directconnection", "loadbalanced", "srvservicename", "srvmaxhosts"})
@@ -114,15 +115,17 @@ class Cluster:
 
     def __init__(
         self,
-        uri: str,
+        uri: str | ConnectionString,
         options: Mapping[str, Any],
         *,
         config: MongoClient[Any] | None = None,
         fixed: Mapping[str, MongoClient[Any]] | None = None,
     ) -> None:
         self.config = config
-        self._uri = uri
-        self._options = {name: value for name, value in options.items() if name.lower() not in _OF_DECODING}
+        self._uri = hide(uri)
+        self._options = ClientOptions(
+            {name: value for name, value in options.items() if name.lower() not in _OF_DECODING}
+        )
         for name in list(self._options):
             if name.lower() in _OF_THE_SEEDS:
                 del self._options[name]
@@ -136,7 +139,9 @@ class Cluster:
     # -- finding out ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def discover(cls, client: MongoClient[Any], uri: str, options: Mapping[str, Any]) -> Cluster | None:
+    def discover(
+        cls, client: MongoClient[Any], uri: str | ConnectionString, options: Mapping[str, Any]
+    ) -> Cluster | None:
         """The cluster that ``client``, opened on ``uri`` with PyMongo's ``options``, is connected to; ``None`` for a
         replica set that is no config server. Raises SourceError where it cannot be reached."""
         try:
@@ -154,7 +159,7 @@ class Cluster:
         return found
 
     @classmethod
-    def of_shards(cls, uris: Sequence[str], options: Mapping[str, Any]) -> Cluster:
+    def of_shards(cls, uris: Sequence[str | ConnectionString], options: Mapping[str, Any]) -> Cluster:
         """The shards at ``uris``, each a replica set, and no others: none that is added later. Connects."""
         found = cls(uris[0] if uris else "", options)
         try:
@@ -194,7 +199,7 @@ class Cluster:
             return client
 
     def _opened(self, host: str) -> MongoClient[Any]:
-        client = open_client(shard_uri(self._uri, host), **self._options)
+        client = open_client(hide(shard_uri(self._uri.reveal(), host)), **self._options)
         self._owned.append(client)
         return client
 

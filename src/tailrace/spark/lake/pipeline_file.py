@@ -15,6 +15,7 @@ import yaml
 from bson import json_util
 
 from tailrace.errors import UsageError
+from tailrace.source.uri import URI_VARIABLE, find_uri
 from tailrace.spark.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.options import KNOWN
 
@@ -81,8 +82,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         parts[name] = _mapping(_expanded(sections.get(name, {}), environment), name)
         _check_keys(parts[name], known, f"{name}.")
     source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
-    if "uri" not in source:
-        raise UsageError("source.uri is missing", hint="Give it there, or as ${MONGODB_URI} from the environment")
+    source["uri"] = _uri(source.get("uri"), base, environment)
     if "path" not in lake:
         raise UsageError("lake.path is missing: the directory that the events go to")
     options = {**source, **parts["limits"]}
@@ -101,6 +101,17 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         memory=_text(spark.get("memory", "1g"), "spark.memory"),
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
     )
+
+
+def _uri(value: object, base: Path, environment: Mapping[str, str]) -> str:
+    """``source.uri``: the URI itself, ``@`` and a file that holds it, or nothing for the variable TAILRACE_URI."""
+    if value is None and not environment.get(URI_VARIABLE, "").strip():
+        raise UsageError(
+            "source.uri is missing",
+            hint=f"Give it there, as ${{MONGODB_URI}} from the environment, as @FILE, or set {URI_VARIABLE}",
+        )
+    text = None if value is None else _text(value, "source.uri")
+    return find_uri(text, environment, base if text is not None else None).reveal()
 
 
 def _mapping(value: object, name: str) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""Where a command takes its connection URI from, so that no password need stand among its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli import main as main_module
+from tailrace.cli.main import main
+from tailrace.spark.lake.pipeline_file import load
+
+SECRET = "tr0ub4dor"
+URI = f"mongodb://ann:{SECRET}@127.0.0.1:1/?serverSelectionTimeoutMS=50"
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    return main_module._parse(arguments)
+
+
+@pytest.mark.parametrize("flags", list(itertools.permutations(["U", "shop.orders", "--format json", "--explain"])))
+def test_uri_and_namespace_stand_anywhere_in_their_order(flags: tuple[str, ...]) -> None:
+    if flags.index("U") > flags.index("shop.orders"):
+        return
+    words = [word for flag in flags for word in flag.split()]
+    args = parsed("watch", *("mongodb://h" if word == "U" else word for word in words))
+    assert (args.uri, args.namespace, args.format, args.explain) == ("mongodb://h", "shop.orders", "json", True)
+
+
+def test_the_namespace_alone_is_one_where_the_environment_has_the_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILRACE_URI", raising=False)
+    assert parsed("watch", "shop.orders").uri == "shop.orders"  # then told as no URI
+    assert parsed("watch", "@file").uri == "@file"
+    monkeypatch.setenv("TAILRACE_URI", URI)
+    for arguments in (["shop.orders"], ["--format", "json", "shop.orders"], ["shop.orders", "--explain"]):
+        args = parsed("watch", *arguments)
+        assert (args.uri, args.namespace) == (None, "shop.orders")
+    for uri in ("mongodb://h", "mongodb+srv://h", "@file"):
+        args = parsed("watch", uri)
+        assert (args.uri, args.namespace) == (uri, None)
+    args = parsed("watch")
+    assert (args.uri, args.namespace) == (None, None)
+    assert parsed("doctor").uri is None
+
+
+@pytest.mark.parametrize("command", ["watch", "doctor"])
+def test_every_command_reads_the_uri_from_the_environment_or_a_file(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only as an argument could it be given, where every user of the machine sees it."""
+    (tmp_path / "uri").write_text(URI)
+    monkeypatch.delenv("TAILRACE_URI", raising=False)
+    assert main([command]) == 1
+    assert "no connection URI was given" in capfd.readouterr().err
+    for arguments, environment in (([f"@{tmp_path / 'uri'}"], ""), ([], URI), ([], f"@{tmp_path / 'uri'}")):
+        monkeypatch.setenv("TAILRACE_URI", environment)
+        assert main([command, *arguments]) == 1
+        said = capfd.readouterr()
+        assert "cannot reach 127.0.0.1:1: connection refused" in said.out + said.err
+        assert SECRET not in said.out + said.err
+
+
+def test_a_pipeline_file_takes_the_uri_from_the_environment_or_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    (tmp_path / "uri").write_text(URI)
+    path.write_text("lake: {path: lake}\n")
+    assert load(path, {"TAILRACE_URI": URI}).source["uri"] == URI
+    assert load(path, {"TAILRACE_URI": f"@{tmp_path / 'uri'}"}).source["uri"] == URI
+    path.write_text("source: {uri: '@uri'}\nlake: {path: lake}\n")
+    assert load(path, {"TAILRACE_URI": "mongodb://other"}).source["uri"] == URI
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["watch", URI, "shop", URI],
+        ["watch", f"ann:{SECRET}@host:27017", "shop", "more"],
+        ["watch", URI, "--format", URI],
+        [URI],
+        ["doctor", URI, f"ann:{SECRET}@host/"],
+    ],
+)
+def test_wrong_usage_does_not_show_the_password(arguments: list[str]) -> None:
+    """argparse quotes what it does not understand; only our own sentences were masked."""
+    done = subprocess.run([sys.executable, "-m", "tailrace", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "usage: tailrace" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
