@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import bson
 import numpy as np
@@ -29,7 +30,7 @@ from pymongo import InsertOne, MongoClient, UpdateOne
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
-from tailrace.kernel import KernelSettings, encode_variants, gather, locate, transform_batch
+from tailrace.kernel import KernelSettings, Part, encode_json, encode_variants, gather, locate, transform_batch
 from tailrace.kernel.fast_path import process_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -146,8 +147,8 @@ class Sides:
             for made in process_batch(pipeline, batch, run):
                 yield made.buffer[made.offsets[0] : made.offsets[-1]].tobytes()
 
-    def columns(self) -> Iterator[bytes]:
-        """The kernel's events and all columns of the Spark source, documents as VARIANT."""
+    def columns(self, encode: Callable[[Any, Part], object]) -> Iterator[bytes]:
+        """The kernel's events and all columns of the Spark source, documents by ``encode``."""
         settings = KernelSettings(SCOPE)
         for batch in self.batches:
             made = transform_batch(batch.raw, settings)
@@ -155,7 +156,7 @@ class Sides:
             for name in ("token", "operation_type", "database", "collection"):
                 gather(made.events, parts[name].start, parts[name].end)
             for name in ("document_key", "full_document", "update_description"):
-                encode_variants(made.events, parts[name])
+                encode(made.events, parts[name])
             yield made.events.tobytes()
 
 
@@ -211,7 +212,8 @@ def run(entries: int, rounds: int) -> None:
             ("plain stages", sides.plain, None),
             ("kernel: events", sides.kernel, None),
             ("kernel in a pipeline (process_batch)", sides.fast_path, None),
-            ("kernel: events, columns and VARIANTs", sides.columns, None),
+            ("kernel: events, columns and VARIANTs", functools.partial(sides.columns, encode_variants), None),
+            ("kernel: events, columns and JSON", functools.partial(sides.columns, encode_json), None),
         ]
         times: dict[str, list[float]] = {name: [] for name, _, _ in table}
         for _ in range(rounds):

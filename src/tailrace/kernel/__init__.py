@@ -47,7 +47,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.kernel.arrays import Part, VariantColumn, encode_variants, gather, is_utf8, locate
+    from tailrace.kernel.arrays import (
+        JsonColumn,
+        Part,
+        VariantColumn,
+        encode_json,
+        encode_variants,
+        gather,
+        is_utf8,
+        locate,
+    )
     from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
     from tailrace.kernel.fast_path import EventRun, process_batch, settings_for
 
@@ -56,11 +65,13 @@ __all__ = [
     "PLAIN",
     "SKIPPED",
     "EventRun",
+    "JsonColumn",
     "KernelBatch",
     "KernelSettings",
     "Part",
     "VariantColumn",
     "available",
+    "encode_json",
     "encode_variants",
     "gather",
     "is_utf8",

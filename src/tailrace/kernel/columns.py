@@ -231,7 +231,7 @@ _HIGH_BITS = -0x7F7F7F7F7F7F7F80
 
 
 @inner
-def _sequence_size(pos: int, end: int) -> int:
+def sequence_size(pos: int, end: int) -> int:
     """The size of the valid UTF-8 sequence at ``pos`` that begins with a byte of 0x80 or more; or -1."""
     first = load8(pos)
     if first < 0xC2 or first > 0xF4:
@@ -259,7 +259,7 @@ def valid_utf8(start: int, end: int) -> bool:
         elif load8(pos) < 0x80:
             pos += 1
         else:
-            size = _sequence_size(pos, end)
+            size = sequence_size(pos, end)
             if size < 0:
                 return False
             pos += size

@@ -1,4 +1,4 @@
-"""The constant bytes of change events: pieces of BSON that compiled code copies into place.
+"""The constant bytes of change events and columns: pieces of BSON and JSON that compiled code copies into place.
 
 Each name is (offset, size) within ``TEXT``, whose address goes to compiled code once. Two adjoining constants are one
 fragment wherever nothing stands between them in an event (semantics 2.4).
@@ -66,5 +66,24 @@ KEY_MIDDLE_V2 = _add(b"\x2b\x04\x2c\x01\x00\x29\x6e\x5a\x10\x04")
 HEX = _add(b"".join(b"%02X" % byte for byte in range(256)))
 #: The same in lower case.
 LOWER_HEX = _add(b"".join(b"%02x" % byte for byte in range(256)))
+
+#: Pieces of Extended JSON.
+JSON_NULL = _add(b"null")
+JSON_TRUE = _add(b"true")
+JSON_FALSE = _add(b"false")
+JSON_OBJECT_ID = _add(b'{"$oid": "')
+JSON_DATE = _add(b'{"$date": "')
+JSON_LONG_DATE = _add(b'{"$date": {"$numberLong": "')
+JSON_DECIMAL = _add(b'{"$numberDecimal": "')
+JSON_DOUBLE = _add(b'{"$numberDouble": "')
+JSON_NAN = _add(b'NaN"}')
+JSON_INFINITY = _add(b'Infinity"}')
+JSON_BINARY = _add(b'{"$binary": {"base64": "')
+JSON_SUBTYPE = _add(b'", "subType": "')
+JSON_TIMESTAMP = _add(b'{"$timestamp": {"t": ')
+JSON_INCREMENT = _add(b', "i": ')
+JSON_MIN_KEY = _add(b'{"$minKey": 1}')
+JSON_MAX_KEY = _add(b'{"$maxKey": 1}')
+BASE64 = _add(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
 
 TEXT = bytes(_text)

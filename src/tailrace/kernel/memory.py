@@ -112,6 +112,17 @@ def _as_bits(context: Any, value: Any) -> Any:
     return types.int64(types.float64), generate
 
 
+def _multiply_high(context: Any, left: Any, right: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _I64)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+#: The upper 64 bits of the product of two numbers without sign.
+multiply_high = cast(Callable[[int, int], int], intrinsic(_multiply_high))
 trailing_zeros = cast(Callable[[int], int], intrinsic(_trailing_zeros))
 leading_zeros = cast(Callable[[int], int], intrinsic(_leading_zeros))
 as_double = cast(Callable[[int], float], intrinsic(_as_double))

@@ -21,7 +21,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tailrace import raw_bson
-from tailrace.kernel import Part, encode_variants, gather, is_utf8, locate
+from tailrace.kernel import Part, encode_json, encode_variants, gather, is_utf8, locate
 from tailrace.spark import variant
 from tailrace.spark.schema import DOCUMENT_COLUMNS, spark_schema
 
@@ -186,18 +186,19 @@ def _bson_documents(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:
 
 def _json_documents(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:
     """Relaxed Extended JSON (v2); a BSON null is the text ``null``."""
-    return pa.array([None if kind == 0 else _json_text(kind, value) for kind, value in _values(buffer, part)], type_)
+    column = encode_json(buffer, part)
+    if column.ok.all():
+        return _binary_array(type_, column.text, column.offsets, part.type != 0)
+    # Rare types and shapes are left over by the kernel; PyMongo makes them.
+    texts = _binary_array(type_, column.text, column.offsets, part.type != 0).to_pylist()
+    for row in np.flatnonzero(~column.ok):
+        texts[row] = _json_text(int(part.type[row]), buffer[part.start[row] : part.end[row]].tobytes())
+    return pa.array(texts, type_)
 
 
 def _json_text(kind: int, value: bytes) -> str:
     document = bson.decode(raw_bson.encode_document(raw_bson.encode_element(kind, b"", value)), _CODEC)
     return json_util.dumps(document[""], json_options=_JSON)
-
-
-def _values(buffer: Bytes, part: Part) -> Iterator[tuple[int, bytes]]:
-    """BSON type and value of each row; type 0 where the part is absent."""
-    for kind, start, end in zip(part.type.tolist(), part.start.tolist(), part.end.tolist(), strict=True):
-        yield kind, buffer[start:end].tobytes()
 
 
 def _variants(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:
