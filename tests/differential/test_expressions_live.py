@@ -44,7 +44,8 @@ def test_every_operator_gives_the_servers_bytes_and_error_codes(server: Server) 
 
 
 def test_the_grammar_knows_every_operator_that_is_supported() -> None:
-    assert set(grammar.Grammar(grammar.random.Random(0)).all) | {"$const"} == set(OPERATORS)
+    # $meta takes nothing but a constant, and hangs on where the server runs it
+    assert set(grammar.Grammar(grammar.random.Random(0)).all) | {"$const", "$meta"} == set(OPERATORS)
 
 
 NEGATIVE_NAN = struct.unpack("<d", bytes.fromhex("000000000000f8ff"))[0]

@@ -24,7 +24,7 @@ BAD_PIPELINES: list[tuple[dict[str, Any], int, str]] = [
     ({"$set": {"x": {"$foo": 1}}}, 168, "pipeline[0].$set.x.$foo"),
     ({"$set": {"x": {"y": {"$abs": [1, 2]}}}}, 16020, "pipeline[0].$set.x.y.$abs"),
     ({"$set": {"x": {"$divide": [1, 0]}}}, 2, "pipeline[0].$set.x.$divide"),
-    ({"$set": {"x": {"$function": {}}}}, 115, "pipeline[0].$set.x.$function"),
+    ({"$set": {"x": {"$function": {"body": "f", "args": [], "lang": "js"}}}}, 115, "pipeline[0].$set.x.$function"),
     ({"$set": {"x": "$$nope"}}, 17276, "pipeline[0].$set.x"),
     ({"$set": {"x": {"$year": {"date": "$a", "timezone": {"$abs": "x"}}}}}, 28765, "pipeline[0].$set.x.$year"),
     ({"$project": {"a": 1, "b": 0}}, 31254, "pipeline[0].$project.b"),

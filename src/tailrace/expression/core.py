@@ -174,8 +174,10 @@ def parse_operator(name: str, operand: Value, scope: Scope) -> Expression:
     operator = registry.OPERATORS.get(name)
     scope.enter(name)
     if operator is None:
-        refusal = registry.REFUSED.get(name)
+        refusal = registry.refused_expression(name)
         if refusal is not None:
+            if refusal.check is not None:
+                refusal.check(operand, scope)
             raise registry.parse_failure(refusal.code, f"{name} is not supported: {refusal.reason}")
         raise registry.parse_failure(168, f"Unrecognized expression '{name}'")
     expression = operator.parse(operand, scope)
@@ -211,11 +213,15 @@ def object_literal(names: list[bytes], items: list[Expression], *, places: bool)
     return Expression(evaluate, "object", args=tuple(items), names=tuple(names))
 
 
+#: The fields of a DBRef: field names although they begin with a dollar.
+DBREF_NAMES: Final = frozenset({b"$ref", b"$id", b"$db"})
+
+
 def check_field_name(name: bytes) -> None:
     """The server's rules for one field name of a path."""
     if not name:
         raise registry.parse_failure(15998, "FieldPath field names may not be empty strings.")
-    if name[:1] == b"$":
+    if name[:1] == b"$" and name not in DBREF_NAMES:
         raise registry.parse_failure(
             16410, "FieldPath field names may not start with '$'. Consider using $getField or $setField."
         )
@@ -287,6 +293,8 @@ def field_path(variable: str, names: tuple[bytes, ...], scope: Scope) -> Express
     slot = scope.bound.get(variable)
     if slot is None:
         if variable not in scope.constants:
+            if variable in _BUILT_IN:
+                return _not_available(variable, scope)
             raise registry.parse_failure(17276, f"Use of undefined variable: {variable}")
         base = scope.constants[variable]
         return constant(follow(base, names, 0))
@@ -295,6 +303,22 @@ def field_path(variable: str, names: tuple[bytes, ...], scope: Scope) -> Express
     if scope.compilation.after_places:
         return Expression(lambda frame: _without_gaps(evaluate(frame)), "field", name=shown, path=names)
     return Expression(evaluate, "field", name=shown, path=names)
+
+
+#: Variables of other commands, which the server knows everywhere and has nowhere in a stream.
+_BUILT_IN: Final = frozenset({"IS_MR", "JS_SCOPE", "SEARCH_META"})
+
+
+def _not_available(variable: str, scope: Scope) -> Expression:
+    """Two of them fail when they are read, the third as soon as everything is parsed."""
+    if variable == "SEARCH_META":
+        message = "Can't access $$SEARCH_META without a $search stage earlier in the pipeline"
+        scope.compilation.failures.append(UsageError(message, code=6347903))
+
+    def evaluate(frame: Frame) -> Maybe:
+        raise registry.failure(51144, f"Builtin variable '$${variable}' is not available")
+
+    return Expression(evaluate, "operator", name=f"$${variable}")
 
 
 def _without_gaps(value: Maybe) -> Maybe:

@@ -14,8 +14,9 @@ from tailrace.expression.collation import Collation, order_of
 from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.core import Compilation, Scope, check_variable_write, parse_operand
 from tailrace.expression.event_places import may_be_set, with_places
+from tailrace.expression.forbidden import NOT_PERMITTED, REFUSED_OTHERWISE, check_refused, refused_name
 from tailrace.expression.registry import NOT_SUPPORTED, failure, parse_failure
-from tailrace.expression.stages import NOT_PERMITTED, REFUSED_OTHERWISE, STAGES, Stage, refused_name
+from tailrace.expression.stages import STAGES, Stage
 from tailrace.expression.value import Maybe, Value
 from tailrace.raw_bson import document_end
 
@@ -163,14 +164,20 @@ class Compiler:
                 raise parse_failure(7182800, f"{SPLIT_STAGE} spec should be an empty object")
             self.split = place
         elif name in REFUSED_OTHERWISE:
-            raise parse_failure(*REFUSED_OTHERWISE[name])
+            check_refused(name, specification, scope)
+            code, reason = REFUSED_OTHERWISE[name]
+            raise parse_failure(code, f"{name} {reason}")
         elif name in NOT_PERMITTED:
+            check_refused(name, specification, scope)
             shown = refused_name(name, specification)
             if shown is None:
                 raise parse_failure(NOT_SUPPORTED, f"{name} is not supported in a change stream")
             error = parse_failure(20, f"{shown} is not permitted in a $changeStream pipeline")
             self.not_permitted.append(self._placed(error, place, scope.compilation))
-        elif name != INHIBIT_STAGE:
+        elif name == INHIBIT_STAGE:
+            if specification != v.EMPTY_OBJECT:
+                raise parse_failure(9 if specification[0] == v.OBJECT else 14, f"{name} takes an empty object")
+        else:
             raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
@@ -194,7 +201,7 @@ def _constants(
         constants["CLUSTER_TIME"] = v.timestamp(cluster_time >> 32, cluster_time & 0xFFFFFFFF)
     if let is None:
         return constants
-    scope = Scope.of_document(dict(constants), order)
+    scope = Scope.of_document(constants, order)  # so that a variable sees those before it
     for name, kind, data in v.fields_of(let if isinstance(let, bytes) else bson.encode(let)):
         shown = name.decode("utf-8", "replace")
         check_variable_write(shown)

@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 from tailrace.errors import UsageError
 from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, parse_object, parse_operand, split_path
-from tailrace.expression.registry import OPERATORS, REFUSED, parse_failure
+from tailrace.expression.core import DBREF_NAMES, Expression, Frame, Scope, parse_object, parse_operand, split_path
+from tailrace.expression.registry import OPERATORS, parse_failure, refused_expression
 from tailrace.expression.value import Maybe, Value
 
 Mode = Literal["include", "exclude", "add"]
@@ -212,10 +212,10 @@ class _ProjectParser:
         if not fields:
             raise parse_failure(51270, "An empty sub-projection is not a valid value. Found empty object at path")
         first = _shown(fields[0][0])
-        if len(fields) == 1 and first.startswith("$"):
+        if len(fields) == 1 and first.startswith("$") and fields[0][0] not in DBREF_NAMES:
             if first in ("$elemMatch",):
                 raise parse_failure(168, f"Cannot use {first} in this context")
-            if first not in OPERATORS and first not in REFUSED:
+            if first not in OPERATORS and refused_expression(first) is None:
                 raise parse_failure(31325, f"Unknown expression {first}")
             if self.mode == "exclude":
                 shown = b".".join(path).decode("utf-8", "replace")
@@ -302,6 +302,8 @@ def parse_unset(value: Value, scope: Scope) -> Node:
         raise parse_failure(31119, "$unset specification must be a string or an array with at least one field")
     if any(item[0] != v.STRING for item in items):
         raise parse_failure(31120, "$unset specification must be a string or an array containing only string values")
+    if any(b"\x00" in v.bytes_of(item) for item in items):
+        raise parse_failure(9527900, "$unset names may not contain a null byte")
     parser = _ProjectParser(scope)
     for item in items:
         parser.field((), v.bytes_of(item), v.FALSE)

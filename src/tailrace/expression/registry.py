@@ -47,6 +47,8 @@ class Refusal:
     group: str
     code: int
     reason: str
+    #: Raises what the server's parser raises for a malformed argument: that comes first.
+    check: Callable[[Value, Scope], None] | None = None
 
 
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -66,9 +68,22 @@ def listed(group: str, since: str, *names: str, note: str = "") -> None:
     LISTED.extend(Listed(name, group, since, note) for name in names)
 
 
-def refuse(name: str, group: str, reason: str, *, code: int = NOT_SUPPORTED) -> None:
-    """Refuse an operator by name: its use raises ``code`` at compile time."""
-    REFUSED[name] = Refusal(name, group, code, reason)
+def refuse(
+    name: str,
+    group: str,
+    reason: str,
+    *,
+    code: int = NOT_SUPPORTED,
+    check: Callable[[Value, Scope], None] | None = None,
+) -> None:
+    """Refuse an operator by name: its use raises ``code`` at compile time, after what ``check`` raises."""
+    REFUSED[name] = Refusal(name, group, code, reason, check)
+
+
+def refused_expression(name: str) -> Refusal | None:
+    """The refusal of an aggregation operator. A query operator is none: there the server has never heard of it."""
+    refusal = REFUSED.get(name)
+    return refusal if refusal is not None and refusal.group == "expression" else None
 
 
 def parse_failure(code: int, message: str) -> UsageError:

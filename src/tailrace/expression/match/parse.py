@@ -9,9 +9,11 @@ from typing import Final, TypeAlias
 
 from tailrace.expression import pattern as regular
 from tailrace.expression import value as v
-from tailrace.expression.core import Scope, parse_operand
+from tailrace.expression.core import DBREF_NAMES, Scope, parse_operand
 from tailrace.expression.match import schema, tree
-from tailrace.expression.registry import NOT_SUPPORTED, REFUSED, listed, parse_failure, refuse
+from tailrace.expression.match.refused import PATHLESS, check_geometry, check_pathless
+from tailrace.expression.match.types import types_of
+from tailrace.expression.registry import REFUSED, listed, parse_failure
 from tailrace.expression.value import Value
 
 #: How deep the server lets a query nest.
@@ -89,7 +91,9 @@ def _parse_query(query: bytes, state: State) -> tree.Node:
     for name, kind, data in v.fields_of(query):
         state.scope.enter(_shown(name))
         value = (kind, data)
-        if name[:1] == b"$":
+        if name in DBREF_NAMES:
+            children.append(_comparison(name, "$eq", value))  # whatever the value: no operators are looked for
+        elif name[:1] == b"$":
             children.append(_top_level(_shown(name), value, state))
         elif _is_operators(value, incomplete_reference=False):
             children += _parse_operators(name, data, state)
@@ -109,7 +113,7 @@ def _is_operators(value: Value, *, incomplete_reference: bool) -> bool:
     if not names or names[0][:1] != b"$":
         return False
     if incomplete_reference:
-        return not any(name in (b"$ref", b"$id", b"$db") for name in names)
+        return not any(name in DBREF_NAMES for name in names)
     return not (b"$ref" in names and b"$id" in names)
 
 
@@ -120,7 +124,10 @@ def _top_level(name: str, value: Value, state: State) -> tree.Node:
     parser = _TOP_LEVEL.get(name)
     if parser is not None:
         return parser(value, state)
-    if name in REFUSED and REFUSED[name].group == "query":
+    if name in PATHLESS:
+        check_pathless(name, value, top_level=state.top_level)
+        if name == "$sampleRate" and (rate := v.number_of(value)) in (0, 1):
+            return tree.Always(bool(rate))
         raise parse_failure(REFUSED[name].code, f"{name} {REFUSED[name].reason}")
     if name == "$not":
         raise _bad("unknown top level operator: $not. If you are trying to negate an entire expression, use $nor.")
@@ -204,7 +211,8 @@ def _parse_operators(path: bytes, operators: bytes, state: State) -> list[tree.N
             continue
         parser = _FIELD.get(shown)
         if parser is None:
-            if shown in REFUSED and REFUSED[shown].group == "query":
+            if shown in REFUSED and REFUSED[shown].group == "query" and shown not in PATHLESS:
+                check_geometry(shown, value)
                 raise parse_failure(REFUSED[shown].code, f"{shown} {REFUSED[shown].reason}")
             raise _bad(f"unknown operator: {shown}")
         state.scope.enter(shown)
@@ -307,7 +315,7 @@ def _exists(path: bytes, value: Value, state: State) -> tree.Node:
 
 def _type(path: bytes, value: Value, state: State) -> tree.Node:
     items = v.elements_of(value) if value[0] == v.ARRAY else [value]
-    types = frozenset().union(*[schema.types_of(item) for item in items])
+    types = frozenset().union(*[types_of(item) for item in items])
     if not types:
         raise parse_failure(_FAILED_TO_PARSE, f"{_shown(path)} must match at least one type")
     return tree.TypeIs(path, types)
@@ -435,7 +443,7 @@ def _element_match(path: bytes, value: Value, state: State) -> tree.Node:
 
 
 def _is_pathless(name: str) -> bool:
-    return name in _TOP_LEVEL or name in ("$where", "$text", "$sampleRate")
+    return name in _TOP_LEVEL or name in PATHLESS
 
 
 _FIELD: Final[dict[str, FieldParser]] = {
@@ -470,11 +478,3 @@ listed("query: evaluation", "2.2", "$regex", "$options", note="constructs that P
 listed("query: bitwise", "3.2", "$bitsAllSet", "$bitsAllClear", "$bitsAnySet", "$bitsAnyClear")
 listed("query: other", "2.2", "$comment")
 listed("query: other", "3.6", "$alwaysTrue", "$alwaysFalse")
-
-refuse("$where", "query", "is not allowed in this context", code=_BAD_VALUE)
-refuse("$text", "query", "is only allowed as the first pipeline stage", code=17313)
-for _name in ("$near", "$nearSphere", "$geoNear"):
-    refuse(_name, "query", "is not allowed in this context", code=5626500)
-for _name in ("$geoWithin", "$geoIntersects", "$within"):
-    refuse(_name, "query", "is not supported: geometry is left to the server", code=NOT_SUPPORTED)
-refuse("$sampleRate", "query", "is not supported: it is random", code=NOT_SUPPORTED)

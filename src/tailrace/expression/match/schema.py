@@ -14,7 +14,8 @@ from typing import Final, TypeAlias, cast
 from tailrace.expression import pattern as regular
 from tailrace.expression import value as v
 from tailrace.expression.compare import compare, identity
-from tailrace.expression.match import tree
+from tailrace.expression.match import encrypted, tree
+from tailrace.expression.match.types import ALIASES
 from tailrace.expression.registry import parse_failure
 from tailrace.expression.value import Maybe, Value
 
@@ -25,10 +26,6 @@ _TYPE_MISMATCH: Final = 14
 ValueTest: TypeAlias = Callable[[Maybe], bool]
 SchemaParser: TypeAlias = Callable[[str, Value], tree.Node | None]
 
-_ALIASES: Final[dict[str, frozenset[int]]] = {
-    **{name: frozenset({kind}) for kind, name in v.TYPE_NAMES.items()},
-    "number": v.NUMERIC,
-}
 #: JSON schema's own names. "integer" is refused by the server.
 _JSON_TYPES: Final[dict[str, frozenset[int]]] = {
     "array": frozenset({v.ARRAY}),
@@ -38,28 +35,6 @@ _JSON_TYPES: Final[dict[str, frozenset[int]]] = {
     "object": frozenset({v.OBJECT}),
     "string": frozenset({v.STRING}),
 }
-
-
-def types_of(value: Value) -> frozenset[int]:
-    """The types that one argument of ``$type`` names: by alias or by number."""
-    kind = value[0]
-    if kind == v.STRING:
-        name = v.text_of(value)
-        found = _ALIASES.get(name)
-        if found is None or name == "missing":
-            raise parse_failure(_BAD_VALUE, f"Unknown type name alias: {name}")
-        return found
-    if kind not in v.NUMERIC:
-        raise parse_failure(_TYPE_MISMATCH, "type must be represented as a number or a string")
-    number = v.number_of(value)
-    if v.is_nan(number) or number != int(number):
-        raise parse_failure(_BAD_VALUE, f"Invalid numerical type code: {number}")
-    if number == 0:
-        raise parse_failure(_BAD_VALUE, "Invalid numerical type code: 0. Instead use {$exists:false}.")
-    code = 255 if number == -1 else int(number)
-    if number == 255 or code not in v.TYPE_NAMES:
-        raise parse_failure(_BAD_VALUE, f"Invalid numerical type code: {number}")
-    return frozenset({code})
 
 
 # ── parsing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,6 +86,8 @@ def _fate(tests: Iterable[tree.SchemaTest]) -> bool | None:
 def _fate_of(test: tree.SchemaTest) -> bool | None:
     if test.keyword in ("type", "bsonType"):
         return v.OBJECT in cast("frozenset[int]", test.argument)
+    if test.keyword == "encrypt":
+        return False
     if test.keyword == "enum" and all(kind != v.OBJECT for kind, _ in cast("tuple[Value, ...]", test.argument)):
         return False
     if test.keyword in ("not", "oneOf"):
@@ -145,6 +122,7 @@ def _schema(document: bytes, *, nested: bool = False) -> list[tree.SchemaTest]:
             raise _mismatch(keyword, "of type string")
     if "type" in fields and "bsonType" in fields:
         raise parse_failure(_FAILED_TO_PARSE, "Cannot specify both $jsonSchema keywords 'type' and 'bsonType'")
+    encrypted.check_beside(fields)
     tests = []
     for keyword, parser in _KEYWORDS.items():
         if keyword in fields and parser is not None:
@@ -182,7 +160,7 @@ def _types(keyword: str, value: Value, fields: _Fields) -> object:
         name = v.text_of(item)
         if name == "integer":
             raise parse_failure(_FAILED_TO_PARSE, "$jsonSchema type 'integer' is not currently supported.")
-        types = (_JSON_TYPES if keyword == "type" else _ALIASES).get(name)
+        types = (_JSON_TYPES if keyword == "type" else ALIASES).get(name)
         if types is None:
             raise parse_failure(_BAD_VALUE, f"Unknown type name alias: {name}")
         if name in seen:
@@ -355,6 +333,8 @@ _KEYWORDS: Final[dict[str, Callable[[str, Value, _Fields], object] | None]] = {
     "oneOf": _schemas,
     "not": _one_schema,
     "enum": _enum,
+    "encrypt": lambda keyword, value, fields: encrypted.parse(value),
+    "encryptMetadata": None,
     "title": None,
     "description": None,
 }
@@ -595,4 +575,5 @@ _TESTS: Final[dict[str, Callable[[object], ValueTest]]] = {
     "maxProperties": _count_test(_OBJECTS, False),
     "minProperties": _count_test(_OBJECTS, True),
     "dependencies": _dependencies_test,
+    "encrypt": lambda argument: _on(frozenset(v.TYPE_NAMES), encrypted.test_of(argument)),
 }

@@ -306,7 +306,8 @@ register("$sortArray", _ARRAY, "5.2", _sort_array, note="sort keys that are arra
 def _some(name: str, group: str, choose: Callable[[list[Value], int, Order], list[Value]]) -> None:
     def parse(operand: Value, scope: Scope) -> Expression:
         if operand[0] != v.OBJECT:
-            raise parse_failure(5787900, f"specification must be an object; found {v.type_name(operand)}")
+            code = 5787801 if name in ("$firstN", "$lastN") else 5787900
+            raise parse_failure(code, f"specification must be an object; found {v.type_name(operand)}")
         given = arguments(operand, ("n", "input"), (5787901, "Unknown argument for 'n' operator"))
         if "n" not in given:
             raise parse_failure(5787906, "Missing value for 'n'")

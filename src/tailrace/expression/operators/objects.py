@@ -6,7 +6,7 @@ from typing import Final
 
 from tailrace.expression import value as v
 from tailrace.expression.core import Expression, Frame, Scope, parse_operand, runtime_operator, unary
-from tailrace.expression.registry import failure, parse_failure, refuse, register
+from tailrace.expression.registry import failure, parse_failure, register
 from tailrace.expression.value import Maybe, Value
 
 _OBJECT: Final = "object"
@@ -181,8 +181,3 @@ def _timestamp_part(name: str, code: int, shift: int) -> None:
 
 _timestamp_part("$tsSecond", 5687301, 32)
 _timestamp_part("$tsIncrement", 5687302, 0)
-
-refuse("$function", "expression", "JavaScript is not run here")
-refuse("$rand", "expression", "it is random")
-refuse("$meta", "expression", "events carry no metadata")
-refuse("$toHashedIndexKey", "expression", "the index hash is left to the server")

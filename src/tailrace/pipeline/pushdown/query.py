@@ -95,6 +95,8 @@ def text_of(node: tree.Node, path: bytes | None = None) -> Value | None:
     """
     if isinstance(node, tree.And | tree.Or | tree.Nor):
         children = [text_of(child) for child in node.children]
+        if not children:
+            return v.EMPTY_OBJECT  # a query without a test; $and takes no empty array
         name = {tree.And: b"$and", tree.Or: b"$or", tree.Nor: b"$nor"}[type(node)]
         return None if None in children else v.object_of([(name, v.array_of(children))])
     if isinstance(node, tree.Not):
