@@ -63,5 +63,9 @@ refuse("$function", "expression", "JavaScript is not run here", check=_function)
 refuse("$rand", "expression", "it is random", check=_rand)
 refuse("$toHashedIndexKey", "expression", "the index hash is left to the server", check=_hashed)
 register(
-    "$meta", "variable", "2.6", _meta, note="events carry none: missing; `sortKey`, `recordId`, `randVal`, `indexKey` are refused"
+    "$meta",
+    "variable",
+    "2.6",
+    _meta,
+    note="events carry none: missing; `sortKey`, `recordId`, `randVal`, `indexKey` are refused",
 )
