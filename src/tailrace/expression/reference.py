@@ -42,8 +42,8 @@ _KNOWN = """\
 * A stage that is forbidden in a stream is parsed as the server parses it, as far as its options go: which are known,
   needed, of which type. What the server finds deeper inside one (a negative `maxDepth`, an unknown window function) is
   code 20 here, as for the stage itself.
-* `$near` and its kin are code 5626500 as on 6.0 (2 on 4.4 and 5.0), `$$IS_MR`, `$$JS_SCOPE` and `$$SEARCH_META` are 51144
-  and 6347903 (4.4 knows none of them: 17276), and `let` is taken whatever the version (4.4 has none in a stream: 9).
+* `$near` and its kin are code 5626500 as on 6.0 (2 on 4.4 and 5.0), `$$IS_MR`, `$$JS_SCOPE` and `$$SEARCH_META` are
+  51144 and 6347903 (4.4 knows none of them: 17276), and `let` is taken whatever the version (4.4: code 9).
 * Where two constant parts of one projection fail, the server reports either; here it is the first.
 """
 
