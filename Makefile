@@ -15,6 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Options that reach the commands: make demo ARGS="--keep-running", make test ARGS="-k resume".
 ARGS ?=
+# Test processes: most tests wait for a mongod or for Spark, so two of them share even two cores well.
+PROCESSES ?= 2
 SEED ?= 1
 SEEDS ?=
 OPS ?= 2000
@@ -29,7 +31,7 @@ demo: $(INSTALLED) ## a real MongoDB, Spark and a lake of exact change events, i
 	$(BIN)/tailrace demo $(ARGS)
 
 test: lint ## format, lint and types, then every test that is not slow
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile $(ARGS)
 
 lint: $(INSTALLED) ## ruff (format and lint) and mypy --strict, without changing anything
 	$(BIN)/ruff format --check --quiet .
