@@ -18,6 +18,8 @@ from tailrace.oplog.namespace import Scope
 from tailrace.source.connection import Connection
 from tailrace.spark import outline
 from tailrace.spark.outline import Bucket, OplogOutline, invalidating, scope_filter
+from tests.differential import named_fields
+from tests.differential.wire import Wire
 from tests.golden import recording
 from tests.golden.recording import RecordedStream
 from tests.property.plain_columns import CODEC
@@ -121,6 +123,53 @@ def test_buckets_count_every_entry_once_in_order(
     _check_weights(OplogOutline(connection, Scope.of_collection("d", "c"), numbers), start, until)
     assert found.is_smaller_than(1 << 40)
     assert not found.is_smaller_than(sum(len(entry.raw) for entry in own))
+    connection.close()
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_users_fields_are_not_asked_what_a_commit_says(
+    start_replica_set: Callable[..., ReplicaSet], version: str
+) -> None:
+    """Every name of an entry's or a command's field, with values of every type, counts as the one event that it is.
+
+    No test had caught that a document's own ``count`` was read as a transaction's: all documents here had fields named
+    like a shop's.
+    """
+    running = start_replica_set(1, version=version)
+    start = newest(running.uri)
+    with Wire.to(running.uri) as wire:
+        written = named_fields.write(wire, "named", version)
+    until = newest(running.uri)
+    connection = Connection(running.uri)
+    numbers = tuple(map(int, version.split(".")))
+    for scope in (Scope.of_database("named"), Scope.cluster()):
+        found = OplogOutline(connection, scope, numbers)
+        buckets = list(found.buckets(start, until))
+        commands = 3  # two collections made, and a table of the server's for transactions at most
+        assert written <= sum(bucket.events for bucket in buckets) <= written + commands
+        assert found.first_invalidating(start, until, show_migration_events=False) is None
+        for bucket in buckets[:2]:
+            assert sum(entry.events for entry in found.entries(bucket)) == bucket.events
+    connection.close()
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_what_is_sent_beside_apply_ops_ends_no_stream(
+    start_replica_set: Callable[..., ReplicaSet], version: str
+) -> None:
+    """The server logs the command with the fields that its user sent. No test had sent any."""
+    running = start_replica_set(1, version=version)
+    with pymongo.MongoClient[dict[str, Any]](running.uri) as client:
+        client.named.c.insert_one({"_id": "created"})
+        start = newest(running.uri)
+        for beside in ({"drop": "c"}, {"dropDatabase": 1}, {"renameCollection": "named.c", "to": "named.c"}):
+            operations = [{"op": "i", "ns": "named.c", "o": {"_id": name}} for name in beside]
+            client.named.command({"applyOps": operations, **beside})
+    until = newest(running.uri)
+    connection = Connection(running.uri)
+    for scope in (Scope.of_collection("named", "c"), Scope.of_database("named")):
+        found = OplogOutline(connection, scope, tuple(map(int, version.split("."))))
+        assert found.first_invalidating(start, until, show_migration_events=False) is None
     connection.close()
 
 

@@ -34,15 +34,23 @@ _SHORT: Final = 4096
 #: (measured: 0.9 µs of server CPU to read an entry, 3 more to ask it).
 MOST: Final = 0.5
 
-_APPLY_OPS_SIZE: Final = {"$cond": [{"$isArray": "$o.applyOps"}, {"$size": "$o.applyOps"}, 1]}
+_OPERATIONS: Final = {"$cond": [{"$isArray": "$o.applyOps"}, {"$size": "$o.applyOps"}, 1]}
+#: A chain's last entry counts the whole chain, in an int64; anything else under that name is no count.
+_OPERATIONS_OF_CHAIN: Final = {
+    "$cond": [{"$eq": [{"$type": "$o.count"}, "long"]}, {"$max": ["$o.count", _OPERATIONS]}, _OPERATIONS]
+}
+#: Only there does ``o`` hold a transaction. In a write's entry it is a user's document, with fields of any name.
+_IS_COMMAND_OF_ADMIN: Final = {"$and": [{"$eq": ["$op", "c"]}, {"$eq": ["$ns", "admin.$cmd"]}]}
 #: Events of an entry. A transaction's are given with its last entry, whose ``count`` is the whole chain's; its earlier
 #: entries and a prepared one give none. (The commit of a prepared one counts as one: only its chain would tell.)
 _EVENTS: Final = {
-    "$cond": [
-        {"$or": [{"$eq": ["$o.partialTxn", True]}, {"$eq": ["$o.prepare", True]}]},
-        0,
-        {"$toLong": {"$ifNull": ["$o.count", _APPLY_OPS_SIZE]}},
-    ]
+    "$switch": {
+        "branches": [
+            {"case": {"$not": _IS_COMMAND_OF_ADMIN}, "then": 1},
+            {"case": {"$or": [{"$eq": ["$o.partialTxn", True]}, {"$eq": ["$o.prepare", True]}]}, "then": 0},
+        ],
+        "default": _OPERATIONS_OF_CHAIN,
+    }
 }
 
 
@@ -80,6 +88,7 @@ class _Counted(NamedTuple):
 
 #: Transactions, whatever they wrote to.
 _TRANSACTIONS: Final[dict[str, Any]] = {
+    "op": "c",
     "ns": "admin.$cmd",
     "$or": [{"o.applyOps": {"$exists": True}}, {"o.commitTransaction": {"$exists": True}}],
 }
@@ -273,14 +282,17 @@ def _sum(entries: Sequence[Bucket]) -> Bucket:
 
 
 def invalidating(scope: Scope) -> dict[str, Any] | None:
-    """A query for the commands that end a stream of ``scope``; ``None`` where nothing does."""
+    """A query for the commands that end a stream of ``scope``; ``None`` where nothing does.
+
+    The command applyOps is logged with whatever fields its user sent beside it, ``drop`` among them, and ends nothing.
+    """
     if scope.kind == "cluster":
         return None
-    commands = f"{scope.database}.$cmd"
+    commands = {"ns": f"{scope.database}.$cmd", "o.applyOps": {"$exists": False}}
     if scope.kind == "database":
-        return {"ns": commands, "o.dropDatabase": {"$exists": True}}
+        return {**commands, "o.dropDatabase": {"$exists": True}}
     # The server's pattern for a name takes the name with a line break at its end too.
     names = [scope.collection, f"{scope.collection}\n"]
     namespaces = {"$in": [f"{scope.database}.{name}" for name in names]}
     causes = [{"o.drop": {"$in": names}}, {"o.renameCollection": namespaces}, {"o.to": namespaces}]
-    return {"ns": commands, "$or": causes}
+    return {**commands, "$or": causes}
