@@ -117,9 +117,9 @@ def _with_id(number: object, *body: bytes) -> RawBSONDocument:
 
 
 def single_fields(server: str) -> Iterator[RawBSONDocument]:
-    """One document for each name and value, with that field alone."""
-    for name in names(server):
-        for index, (type_, value) in enumerate(VALUES):
+    """Documents with one such field alone: each name with every fourth value, the next name with those beside them."""
+    for turn, name in enumerate(names(server)):
+        for index, (type_, value) in enumerate(VALUES[turn % 4 :: 4]):
             yield _with_id(f"{name} {index}", rb.encode_element(type_, name.encode(), value))
 
 
@@ -219,7 +219,7 @@ def _without_id(document: RawBSONDocument) -> RawBSONDocument:
 
 
 def _update(wire: Wire, database: str, collection: str, server: str) -> int:
-    """Each plain name is set, set inside another, and removed; the server logs all of it as differences where it can."""
+    """Each plain name is set, set inside another, and removed; logged as differences where the server can."""
     updates: list[dict[str, Any]] = []
     for index, name in enumerate(name for name in PLAIN_NAMES if name != "_id"):
         turn = index % len(VALUES)
