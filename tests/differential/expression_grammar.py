@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from tailrace.expression import value as v
 from tailrace.expression.registry import OPERATORS
 from tailrace.expression.value import Value
+from tests.differential import expression_patterns as patterns
 from tests.differential import expression_values as values
 from tests.differential.expression_dates import DATE_OPERATORS
 from tests.differential.expression_predicates import query
@@ -258,6 +259,12 @@ def _regex(g: Grammar, depth: int) -> Value:
         fields["regex"] = v.string(values.pattern(g.rng).decode())
         if roll < 0.2:
             fields["options"] = v.string(g.rng.choice(("", "i", "m", "sx")))
+    elif roll < 0.7:
+        fields = {
+            "input": v.string(patterns.subject(g.rng)),
+            "regex": op("$literal", v.string(patterns.pattern(g.rng))),
+        }
+        fields["options"] = v.string(patterns.options(g.rng))
     return doc(**fields)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tailrace.expression import value as v
 from tailrace.expression.value import Value
+from tests.differential import expression_patterns as patterns
 from tests.differential import expression_values as values
 
 PATHS = (
@@ -101,6 +102,8 @@ class _Queries:
     def regex(self) -> list[tuple[bytes, Value]]:
         rng = self.rng
         pattern, options = values.pattern(rng), rng.choice(("", "i", "m", "s", "x", "im"))
+        if rng.random() < 0.4:
+            pattern = patterns.pattern(rng).encode()
         if rng.random() < 0.5:
             return [(b"$regex", (v.REGEX, pattern + b"\x00" + options.encode() + b"\x00"))]
         found = [(b"$regex", v.string(pattern.decode()))]

@@ -33,9 +33,10 @@ _KNOWN = """\
   may be named once, and `%Z` is refused.
 * Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
   bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
-* Regular expressions: PCRE and the library used here agree on the constructs that are accepted; others, such as
-  recursion, conditions, verbs, `\\p{..}` and options inside the pattern, are refused when the stream is opened. One
-  search may take two seconds, then it ends with the server's code for its own limit (51156).
+* Regular expressions are PCRE2's, read as the server's PCRE 8.42 reads them. Refused by name when the stream is opened:
+  `\\C`, `\\K` inside a look-around, `(?X)`, `\\p{Lu}` and its like in a class without regard to case, `(*SKIP:name)`
+  inside a look-around, and inside a lookbehind a call of a group that is open or comes later, and `\\R` or `\\X` with a
+  number. Where a search gives up: [limits](differences.md#regular-expressions).
 * `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, the
   server keeps invisible elements that a later stage still counts; an expression that reads such an array is refused.
 * `$sortArray` by a path that meets an array is refused on the event.

@@ -202,7 +202,7 @@ def _count(keyword: str, value: Value, fields: _Fields) -> object:
 def _pattern(keyword: str, value: Value, fields: _Fields) -> object:
     if value[0] != v.STRING:
         raise _mismatch(keyword, "a string")
-    regular.compile_pattern(v.bytes_of(value), b"")
+    regular.check_query_pattern(v.bytes_of(value), b"")
     return v.bytes_of(value)
 
 
@@ -231,7 +231,7 @@ def _properties(keyword: str, value: Value, fields: _Fields) -> object:
     result = []
     for name, kind, data in v.fields_of(value[1]):
         if keyword == "patternProperties":
-            regular.compile_pattern(name, b"")
+            regular.check_query_pattern(name, b"", code=2)
         result.append((name, _sub_schema(keyword, (kind, data), nested=True)))
     return tuple(result)
 

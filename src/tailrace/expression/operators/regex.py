@@ -14,9 +14,9 @@ from tailrace.expression.registry import failure, parse_failure, register
 from tailrace.expression.value import Maybe, Value
 
 _STRING: Final = "string"
-_NOTE: Final = "constructs that PCRE and the library read alike"
 
-Answer = Callable[[CompiledPattern, str], Value]
+#: From the operator's name, the pattern and the input's bytes.
+Answer = Callable[[str, CompiledPattern, bytes], Value]
 
 
 def _operator(name: str, nothing: Value, answer: Answer) -> None:
@@ -35,7 +35,7 @@ def _operator(name: str, nothing: Value, answer: Answer) -> None:
             raise parse_failure(31023, f"{name} requires 'regex' parameter")
         return _built(name, given, (nothing, answer), scope)
 
-    register(name, _STRING, "4.2", parse, note=_NOTE)
+    register(name, _STRING, "4.2", parse)
 
 
 def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer], scope: Scope) -> Expression:
@@ -67,7 +67,7 @@ def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer]
             compiled = _compiled(name, source_pattern, found)
         if missing or compiled is None:
             return nothing
-        return answer(compiled, v.text_of(value))  # type: ignore[arg-type]
+        return answer(name, compiled, v.bytes_of(value))  # type: ignore[arg-type]
 
     return runtime_operator(name, [source, pattern, *([] if options is None else [options])], evaluate)
 
@@ -114,36 +114,46 @@ def _options(name: str, pattern: Maybe, options: Maybe) -> bytes:
     return letters
 
 
-def _found(match: Any) -> Value:
-    captures = [v.NULL if part is None else v.string(part) for part in match.groups()]
-    return v.object_of(
-        [
-            (b"match", v.string(match.group())),
-            (b"idx", v.int32(match.start())),
-            (b"captures", v.array_of(captures)),
-        ]
-    )
+def _found(match: Any, data: bytes, index: int) -> Value:
+    spans = [match.span(number) for number in range(match.re.groups + 1)]
+    parts = [v.NULL if start < 0 else v.string_of(data[start:end]) for start, end in spans]
+    return v.object_of([(b"match", parts[0]), (b"idx", v.int32(index)), (b"captures", v.array_of(parts[1:]))])
 
 
-def _find(pattern: CompiledPattern, text: str) -> Value:
-    match = pattern.search(text, 0)
-    return v.NULL if match is None else _found(match)
+def _letters(data: bytes) -> int:
+    """How many code points a piece of UTF-8 holds."""
+    return len(data) if data.isascii() else len(data.decode("utf-8", "replace"))
 
 
-def _find_all(pattern: CompiledPattern, text: str) -> Value:
+def _find(name: str, pattern: CompiledPattern, data: bytes) -> Value:
+    match = pattern.search(name, data, 0)
+    return v.NULL if match is None else _found(match, data, _letters(data[: match.start()]))
+
+
+def _find_all(name: str, pattern: CompiledPattern, data: bytes) -> Value:
     """Every match; after an empty one the search goes on one code point further."""
-    found, start = [], 0
-    while start <= len(text):
-        match = pattern.search(text, start)
+    found, start, counted, index = [], 0, 0, 0
+    while True:
+        match = pattern.search(name, data, start)
         if match is None:
             break
-        found.append(_found(match))
-        start = match.end() + (match.end() == match.start())
-        if start >= len(text):
+        first, start = match.span()
+        index += _letters(data[counted:first])
+        counted = first
+        found.append(_found(match, data, index))
+        if first == start:
+            start += 1
+            while start < len(data) and data[start] & 0xC0 == 0x80:
+                start += 1
+        if start >= len(data):
             break
     return v.array_of(found)
 
 
+def _match(name: str, pattern: CompiledPattern, data: bytes) -> Value:
+    return v.boolean(pattern.search(name, data, 0) is not None)
+
+
 _operator("$regexFind", v.NULL, _find)
 _operator("$regexFindAll", v.EMPTY_ARRAY, _find_all)
-_operator("$regexMatch", v.FALSE, lambda pattern, text: v.boolean(pattern.search(text, 0) is not None))
+_operator("$regexMatch", v.FALSE, _match)
