@@ -45,13 +45,30 @@ def no_op(tick: int) -> bytes:
     return bson.encode({"op": "n", "ns": "", "o": {"msg": "periodic noop"}, "ts": at(tick).to_timestamp()})
 
 
-def shard_added(tick: int, name: str) -> bytes:
-    shard = {"_id": name, "host": f"{name}/localhost:27017", "state": 1}
+def shard_added(tick: int, name: str, host: str = "") -> bytes:
+    shard = {"_id": name, "host": f"{host or name}/localhost:27017", "state": 1}
     return _entry(tick, "i", "config.shards", shard, o2={"_id": name})
 
 
-def shard_removed(tick: int, name: str) -> bytes:
-    return _entry(tick, "d", "config.shards", {"_id": name})
+def shard_removed(tick: int, name: str, *, plainly: bool = False) -> bytes:
+    """As 5.0 and 6.0 log it: a command without a session, which tells another shard the time too. 4.4 logs it
+    ``plainly``, as a deletion."""
+    if plainly:
+        return _entry(tick, "d", "config.shards", {"_id": name})
+    kept = {"b": False, "ns": "config.shards", "ui": UUID}
+    operations = [
+        {"op": "d", **kept, "o": {"_id": name}},
+        {"op": "u", **kept, "o": {"$set": {"topologyTime": at(tick - 1).to_timestamp()}}, "o2": {"_id": "kept"}},
+    ]
+    body = {"applyOps": operations, "alwaysUpsert": False, "writeConcern": {"w": 1, "wtimeout": 0}, "$db": "config"}
+    entry = {"op": "c", "ns": "config.$cmd", "o": body, "ts": at(tick).to_timestamp(), "t": 1, "v": 2, "wall": _WALL}
+    return bson.encode(entry)
+
+
+def shard_drains(tick: int, name: str) -> bytes:
+    """The removal is begun: a field of the shard's document is set."""
+    change = {"$v": 2, "diff": {"i": {"draining": True}}}
+    return _entry(tick, "u", "config.shards", change, o2={"_id": name})
 
 
 def batch(entries: Sequence[bytes], promised: int) -> OplogBatch:

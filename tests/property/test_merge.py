@@ -28,6 +28,7 @@ from tests.property.cluster_oplogs import (
     no_op,
     run,
     shard_added,
+    shard_drains,
     shard_removed,
 )
 from tests.property.steady import STEADY
@@ -350,17 +351,19 @@ def test_a_shard_that_is_added_takes_part_one_tick_later_and_nothing_later_leave
     assert merged.resume_token == ResumeToken.high_water_mark(at(20))
 
 
-def test_a_removed_shard_is_waited_for_until_the_driver_lets_it_go() -> None:
+@pytest.mark.parametrize("plainly", [True, False])
+def test_a_shard_is_read_up_to_its_removal_and_no_further(plainly: bool) -> None:
+    """What no test had seen: the tests fed the deletion that 4.4 logs, and 5.0 and 6.0 log a command."""
     merged = stream("a", "b", config_after=at(0))
     feed(merged, "a", [insert(9, "x")], 20)
-    feed(merged, "b", [insert(3, "last")], 5)
-    feed(merged, CONFIG_SHARDS, [shard_removed(5, "b")], 20)
+    feed(merged, "b", [insert(3, "last")], 4)
+    feed(merged, CONFIG_SHARDS, [shard_drains(2, "b"), shard_removed(5, "b", plainly=plainly)], 20)
     assert keys(run(merged.take())[0]) == ["last"]
-    assert merged.removed == {"b"}
-    assert merged.waiting_for == ("b",)
-    merged.remove_shard("b")
-    assert merged.removed == set()
+    assert (merged.waiting_for, merged.leaving) == (("b",), ("b",))
+    feed(merged, "b", [insert(7, "no longer the cluster's")], 8)
     assert keys(run(merged.take())[0]) == ["x"]
+    assert (merged.shards, merged.leaving) == (("a", CONFIG_SHARDS), ())
+    assert merged.resume_token == ResumeToken.high_water_mark(at(20))
     feed(merged, CONFIG_SHARDS, [shard_added(25, "b")], 30)
     merged.promise("a", at(30))
     _, _, asked = run(merged.take())
@@ -381,7 +384,20 @@ def test_a_shard_that_was_removed_and_comes_back_is_read_anew_from_there_whereve
     assert merged.waiting_for == ("b",)
     feed(merged, "b", [insert(13, "of both readings")], 20)
     assert keys(run(merged.take())[0]) == ["of both readings"]
-    assert (merged.waiting_for, merged.removed) == (("a", CONFIG_SHARDS, "b"), set())
+    assert merged.waiting_for == ("a", CONFIG_SHARDS, "b")
+
+
+def test_the_drop_of_what_lies_on_a_removed_shard_still_does_not_end_the_stream() -> None:
+    merged = stream("a", "b", config_after=at(0))
+    feed(merged, "b", [drop(7)], 20)
+    feed(merged, CONFIG_SHARDS, [shard_removed(5, "b")], 20)
+    feed(merged, "a", [insert(9, "x")], 20)
+    assert keys(run(merged.take())[0]) == ["x"]
+    assert not merged.invalidated
+    feed(merged, "a", [drop(30)], 30)
+    merged.promise(CONFIG_SHARDS, at(30))
+    run(merged.take())
+    assert merged.invalidated
 
 
 def test_a_stream_that_starts_in_the_future_has_nothing_earlier_of_a_new_shard_either() -> None:

@@ -1,5 +1,6 @@
 """A cluster in miniature, by seed: causally ordered writes to documents that move between shards, shards that are added
-and removed, drops on all shards, damage and lost connections; read in random order through the merge.
+and removed, and come back on other servers; drops on all shards, damage and lost connections; read in random order
+through the merge. A removal is logged as 4.4 logs it, or as 5.0 and 6.0 do.
 
 A failure names its seed; ``python -m tests.property.test_merge_simulation 17`` runs that one with a protocol.
 """
@@ -20,6 +21,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
 from tailrace.pipeline.options import StreamOptions
 from tailrace.pipeline.plan import build_plan
+from tailrace.pipeline.request import NeedShard
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,
@@ -31,38 +33,48 @@ from tests.property.cluster_oplogs import (
     no_op,
     run,
     shard_added,
+    shard_drains,
     shard_removed,
 )
 
 SEEDS = range(60)
 STEPS = 120
 DOCUMENTS = 5
+NAMES = ("s0", "s2", "s3", "s4")
 
 
 class Cluster:
-    """Members with a clock each, and what they wrote: ``oplogs[member]`` holds (tick, entry)."""
+    """Members with a clock each, and what they wrote: ``oplogs[member]`` holds (tick, entry).
+
+    A member is a replica set. ``shards`` says which of them is the shard of a name; one that was removed is none of
+    them any more, and another may come under its name. ``added`` and ``removed`` hold the ticks, by member.
+    """
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self.clocks: dict[str, ClusterClock] = {}
         self.oplogs: dict[str, list[tuple[int, bytes]]] = {}
+        self.shards: dict[str, str] = {}
         self.added: dict[str, int] = {}
+        self.removed: dict[str, int] = {}
         self.owner: dict[int, str] = {}
         self.versions = [0] * DOCUMENTS
         self.order: list[tuple[int, int]] = []
         self.damaged: str | None = None
-        for name in ("s0", "s1", CONFIG_SHARDS):
-            self._member(name)
+        for member in ("s0", "s1", CONFIG_SHARDS):
+            self._member(member)
+        self.shards = {"s0": "s0", "s1": "s1"}
         for document in range(DOCUMENTS):
             self.owner[document] = random.choice(("s0", "s1"))
 
     @property
-    def shards(self) -> list[str]:
-        return [name for name in self.oplogs if name != CONFIG_SHARDS]
+    def members(self) -> list[str]:
+        """The replica sets that are shards now."""
+        return list(self.shards.values())
 
-    def _member(self, name: str) -> None:
-        self.clocks[name] = ClusterClock(at(0))
-        self.oplogs[name] = []
+    def _member(self, member: str) -> None:
+        self.clocks[member] = ClusterClock(at(0))
+        self.oplogs[member] = []
 
     def tick(self, member: str) -> int:
         """The number of the member's next write. Two members may write at the same time."""
@@ -79,58 +91,96 @@ class Cluster:
         self.oplogs[shard].append((tick, insert(tick, document, version=self.versions[document], shard=shard)))
         self.order.append((document, self.versions[document]))
 
-    def move(self, document: int) -> None:
+    def move(self, document: int, recipients: list[str]) -> None:
         """The new owner knows the time of everything that the old one wrote."""
-        donor, recipient = self.owner[document], self._random.choice(self.shards)
+        donor, recipient = self.owner[document], self._random.choice(recipients)
         self.tell(donor, recipient)
         self.owner[document] = recipient
 
-    def add_shard(self) -> None:
+    def add_shard(self, name: str) -> None:
         """The config server tells the new shard, which therefore writes later than the insert."""
-        name = f"s{len(self.shards)}"
+        member = f"{name}~{len(self.oplogs)}"
         tick = self.tick(CONFIG_SHARDS)
-        self.oplogs[CONFIG_SHARDS].append((tick, shard_added(tick, name)))
-        self._member(name)
-        self.tell(CONFIG_SHARDS, name)
-        self.added[name] = tick
+        self.oplogs[CONFIG_SHARDS].append((tick, shard_added(tick, name, host=member)))
+        self._member(member)
+        self.shards[name] = member
+        self.tell(CONFIG_SHARDS, member)
+        self.added[member] = tick
+
+    def remove_shard(self, name: str) -> None:
+        """It is drained first, and the config server knows of all that it wrote. Its servers live on, and somebody
+        cleans up there."""
+        member = self.shards.pop(name)
+        drains = self.tick(CONFIG_SHARDS)
+        self.oplogs[CONFIG_SHARDS].append((drains, shard_drains(drains, name)))
+        for document, owner in self.owner.items():
+            if owner == member:
+                self.move(document, self.members)
+        self.tell(member, CONFIG_SHARDS)
+        tick = self.tick(CONFIG_SHARDS)
+        entry = shard_removed(tick, name, plainly=self._random.random() < 0.5)
+        self.oplogs[CONFIG_SHARDS].append((tick, entry))
+        self.removed[member] = tick
+        self.tell(CONFIG_SHARDS, member)
+        for make in (lambda at_tick: insert(at_tick, "stray", version=0, shard=member), drop):
+            if self._random.random() < 0.5:
+                stray = self.tick(member)
+                self.oplogs[member].append((stray, make(stray)))
 
     def drop_everywhere(self) -> None:
         """A sharded collection's drop, on every shard, at once: those that know as much write at the same time."""
-        for name in self.shards:
-            tick = self.tick(name)
-            self.oplogs[name].append((tick, drop(tick)))
+        if self._random.random() < 0.5:
+            ahead = max(self.members, key=lambda member: self.clocks[member].now)
+            for member in self.members:
+                self.tell(ahead, member)
+        for member in self.members:
+            tick = self.tick(member)
+            self.oplogs[member].append((tick, drop(tick)))
 
     def step(self) -> None:
-        kind = self._random.choices(("write", "move", "tell", "no-op", "add"), (10, 4, 4, 2, 0.3))[0]
+        kinds = ("write", "move", "tell", "no-op", "add", "remove")
+        kind = self._random.choices(kinds, (10, 4, 4, 2, 0.3, 0.2))[0]
         if kind == "write":
             self.write(self._random.randrange(DOCUMENTS))
         elif kind == "move":
-            self.move(self._random.randrange(DOCUMENTS))
+            self.move(self._random.randrange(DOCUMENTS), self.members)
         elif kind == "tell":
             self.tell(self._random.choice(list(self.oplogs)), self._random.choice(list(self.oplogs)))
         elif kind == "no-op":
             member = self._random.choice(list(self.oplogs))
             tick = self.tick(member)
             self.oplogs[member].append((tick, no_op(tick)))
-        elif len(self.shards) < 6:
-            self.add_shard()
+        elif kind == "add":
+            free = [name for name in NAMES if name not in self.shards]
+            if free:
+                self.add_shard(self._random.choice(free))
+        else:
+            # s1 stays: it is the one that cannot be reached in the end.
+            removable = [name for name in self.shards if name != "s1"]
+            if removable:
+                self.remove_shard(self._random.choice(removable))
 
     def finish(self, ending: str) -> None:
         if ending == "drop":
             self.drop_everywhere()
         elif ending == "damage":
-            self.damaged = self._random.choice(self.shards)
+            self.damaged = self._random.choice(self.members)
             tick = self.tick(self.damaged)
             self.oplogs[self.damaged].append((tick, damaged(tick)))
             for document in range(DOCUMENTS):
                 self.write(document)
-        elif ending == "remove":
-            tick = self.tick(CONFIG_SHARDS)
-            self.oplogs[CONFIG_SHARDS].append((tick, shard_removed(tick, "s0")))
         last = max(clock.now for clock in self.clocks.values()).increment + 1
         for name, oplog in self.oplogs.items():
             oplog.append((last, no_op(last)))
             self.clocks[name].advance(at(last))
+
+    def shards_at(self, tick: int) -> dict[str, str]:
+        """The shards that a stream from ``tick`` on begins with: names and members."""
+        found = {}
+        for member in self.oplogs:
+            if self.added.get(member, 0) < tick <= self.removed.get(member, tick) and member != CONFIG_SHARDS:
+                found[member.partition("~")[0]] = member
+        return found
 
 
 class Reading:
@@ -141,8 +191,9 @@ class Reading:
         options = StreamOptions.parse(Scope.of_collection(DATABASE, COLLECTION), stage)
         plan = build_plan(options)
         begins = plan.start.increment if plan.start is not None else 1
-        known = [name for name in cluster.shards if cluster.added.get(name, 0) < begins]
-        self.merged = MergedChangeStream(plan, known, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000)
+        #: Which member is read as the shard of a name.
+        self.members = cluster.shards_at(begins)
+        self.merged = MergedChangeStream(plan, self.members, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000)
         self._cluster, self._random = cluster, random
         self._read: dict[str, int] = {}
         self.events: list[bytes] = []
@@ -158,18 +209,24 @@ class Reading:
         assert set(self.merged.waiting_for) <= set(self.merged.shards)
         name = self._random.choice(readable)
         piece = self._rest(name)[: self._random.randrange(1, 9)]
-        self._read[name] = piece[-1][0]
+        self._read[self._member(name)] = piece[-1][0]
         run(self.merged.process(name, batch([entry for _, entry in piece], piece[-1][0])))
         self.take()
         return True
 
     def _rest(self, name: str) -> list[tuple[int, bytes]]:
-        after = self._read.get(name, self.merged.promised(name).increment)
-        return [one for one in self._cluster.oplogs[name] if one[0] > after]
+        member = self._member(name)
+        after = self._read.get(member, self.merged.promised(name).increment)
+        return [one for one in self._cluster.oplogs[member] if one[0] > after]
+
+    def _member(self, name: str) -> str:
+        return CONFIG_SHARDS if name == CONFIG_SHARDS else self.members[name]
 
     def take(self) -> None:
         try:
             for request in self.merged.take():
+                if isinstance(request, NeedShard):
+                    self.members[request.name] = request.host.partition("/")[0]
                 for event in getattr(request, "events", ()):
                     self.events.append(event.to_bson())
                     self.tokens.append(event.token_bson)
@@ -200,7 +257,7 @@ def simulate(seed: int) -> tuple[Cluster, Reading]:
     cluster = Cluster(random)
     for _ in range(STEPS):
         cluster.step()
-    ending = random.choice(("none", "drop", "damage", "remove", "unreachable"))
+    ending = random.choice(("none", "none", "drop", "damage", "unreachable"))
     cluster.finish(ending)
     reading = Reading(cluster, random)
     if ending == "unreachable":
@@ -210,9 +267,8 @@ def simulate(seed: int) -> tuple[Cluster, Reading]:
         reading.take()
     reading.finish()
     check_order(reading)
-    if ending in ("none", "remove"):
+    if ending == "none":
         check_everything_was_given(cluster, reading)
-        assert reading.merged.removed == ({"s0"} if ending == "remove" else set())
     elif ending == "drop":
         check_the_drop(cluster, reading)
     else:
@@ -236,38 +292,40 @@ def check_order(reading: Reading) -> None:
 def check_everything_was_given(cluster: Cluster, reading: Reading) -> None:
     assert reading.error is None
     assert sorted(reading.written()) == sorted(cluster.order)
-    assert set(reading.merged.shards) == set(cluster.oplogs)
+    assert set(reading.merged.shards) == {*cluster.shards, CONFIG_SHARDS}
+    assert not reading.merged.leaving
     assert reading.merged.resume_token.is_high_water_mark
 
 
 def check_the_drop(cluster: Cluster, reading: Reading) -> None:
     """The stream ends with the first drop. Shards that dropped at the same time are all seen, and so is what others
     wrote at that time: it stands before the invalidate."""
-    drops = {name: tick for name in cluster.shards for tick, entry in cluster.oplogs[name] if b"drop" in entry}
+    drops = {name: tick for name in cluster.members for tick, entry in cluster.oplogs[name] if b"drop" in entry}
     first = [name for name, tick in drops.items() if tick == min(drops.values())]
     assert reading.merged.invalidated
     assert reading.ends() == ["drop"] * len(first) + ["invalidate"] * len(first)
     before = [
         entry
-        for name in cluster.shards
-        for tick, entry in cluster.oplogs[name]
-        if b"version" in entry and tick <= min(drops.values())
+        for oplog in cluster.oplogs.values()
+        for tick, entry in oplog
+        if b"version" in entry and b"stray" not in entry and tick <= min(drops.values())
     ]
     assert len(reading.written()) == len(before)
 
 
 def check_the_error(cluster: Cluster, reading: Reading, ending: str) -> None:
     """The shard is named, and what any shard has before the error was given."""
-    name = cluster.damaged if ending == "damage" else "s1"
+    member = cluster.damaged if ending == "damage" else "s1"
+    name = next(name for name, shard in cluster.shards.items() if shard == member)
     assert isinstance(reading.error, OplogFormatError if ending == "damage" else SourceError)
     assert reading.error.message.startswith(f"Error on remote shard {name} :: caused by :: ")
     if ending == "damage":
         end = next(
-            tick for tick, entry in cluster.oplogs[str(name)] if b"fullDocument" not in entry and _is_damaged(entry)
+            tick for tick, entry in cluster.oplogs[str(member)] if b"fullDocument" not in entry and _is_damaged(entry)
         )
-        own = [entry for tick, entry in cluster.oplogs[str(name)] if b"version" in entry and tick < end]
+        own = [entry for tick, entry in cluster.oplogs[str(member)] if b"version" in entry and tick < end]
         given = [bson.decode(event)["fullDocument"]["shard"] for event in reading.events]
-        assert given.count(name) == len(own)
+        assert given.count(member) == len(own)
 
 
 def _is_damaged(entry: bytes) -> bool:
@@ -305,7 +363,12 @@ def test_the_seeds_come_by_every_kind_of_end_and_by_shards_that_are_added() -> N
     assert sum(isinstance(reading.error, OplogFormatError) for _, reading in runs) > 5
     assert sum(isinstance(reading.error, SourceError) for _, reading in runs) > 5
     assert any(reading.ends().count("drop") > 1 for _, reading in runs)
-    assert any(reading.merged.removed for _, reading in runs)
+    assert sum(bool(cluster.removed) for cluster, _ in runs) > 10
+    assert any(
+        name.partition("~")[0] in cluster.shards and not reading.error and not reading.merged.invalidated
+        for cluster, reading in runs
+        for name in cluster.removed
+    ), "no shard was replaced"
 
 
 if __name__ == "__main__":

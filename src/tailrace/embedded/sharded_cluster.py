@@ -27,6 +27,11 @@ from tailrace.errors import UsageError
 _SHARD_PARAMETERS: Final[Mapping[str, object]] = {"orphanCleanupDelaySecs": 0}
 _NOT_YET = frozenset({6, 89, 91, 134, 189, 211, 10107, 11600, 11602, 13435})
 _STEP_S = 0.05
+#: In the directory of a replica set that is no shard of the cluster any more.
+_REMOVED: Final = "removed"
+#: A replica set under the name of a removed shard has this and a number behind the name: the other members remember
+#: for a while where the replica set was that was called so.
+_AGAIN: Final = "~"
 
 
 class ShardedCluster:
@@ -83,9 +88,11 @@ class ShardedCluster:
         self._shards: dict[str, ReplicaSet] = {}
         for number, size in enumerate(sizes):
             self._shards[f"shard{number}"] = self._replica_set(f"shard{number}", size, "shardsvr")
-        for name in self._kept_shards():
-            size = len((self.data_dir / name / "ports").read_text().split())
-            self._shards[name] = self._replica_set(name, size, "shardsvr")
+        #: Replica sets that were shards, and run on until the cluster is closed or they are.
+        self._removed: list[ReplicaSet] = []
+        for directory, name in self._kept_shards():
+            size = len((directory / "ports").read_text().split())
+            self._shards[name] = self._replica_set(name, size, "shardsvr", directory)
         self._connections = Connections(lambda: {CONFIG: self.config, **self._shards}, key=key)
         major, minor = self.version.split(".")[:2]
         #: Does what a mongos would: see ``tailrace.embedded.sharding.Router``.
@@ -117,11 +124,12 @@ class ShardedCluster:
             raise EmbeddedError(f"The config server did not accept a shard: {error}") from error
 
     def add_shard(self, name: str | None = None, *, members: int = 1, timeout_s: float = 120.0) -> str:
-        """Start another shard and add it to the cluster. Returns its name."""
+        """Start another shard and add it to the cluster. Returns its name. The name of a shard that was removed may come
+        again: the shard is another replica set then."""
         chosen = name or next(free for free in map("shard{}".format, range(10_000)) if free not in self._shards)
         if chosen in self._shards or chosen == CONFIG:
             raise UsageError(f"There is a shard {chosen} already")
-        added = self._replica_set(chosen, members, "shardsvr")
+        added = self._replica_set(chosen, members, "shardsvr", self._free_directory(chosen))
         self._shards[chosen] = added
         try:
             added.start(timeout_s=timeout_s)
@@ -129,6 +137,30 @@ class ShardedCluster:
         except OperationFailure as error:
             raise EmbeddedError(f"The config server did not accept the shard {chosen}: {error}") from error
         return chosen
+
+    def remove_shard(self, name: str, *, timeout_s: float = 120.0) -> ReplicaSet:
+        """Move a shard's chunks and databases to the other shards and take it out of the cluster, as an operator does.
+
+        Returns its replica set, which is running still: ``close`` it, or leave that to the cluster's end. Raises
+        EmbeddedError where the config server does not let it go.
+        """
+        removed = self._part(name)
+        others = [other for other in self._shards if other != name]
+        if name == CONFIG or not others:
+            raise UsageError(f"{name} cannot be removed", hint="A cluster keeps its config server and one shard")
+        command = {"_configsvrRemoveShard": name, "writeConcern": MAJORITY}
+        deadline = time.monotonic() + timeout_s
+        try:
+            while (reply := self._connections.run_again(CONFIG, "admin", command))["state"] != "completed":
+                if time.monotonic() > deadline:
+                    raise EmbeddedError(f"The shard {name} is not drained: {reply.get('remaining')}")
+                self.router.drain(name, others)
+        except OperationFailure as error:
+            raise EmbeddedError(f"The config server did not remove the shard {name}: {error}") from error
+        (removed.data_dir / _REMOVED).touch()
+        self._removed.append(self._shards.pop(name))
+        self._connections.forget(name)
+        return removed
 
     def kill(self, shard: str, member: int | None = None) -> int:
         """SIGKILL a member of a shard, by default its primary. Returns its number. It stays dead until ``restart``."""
@@ -145,7 +177,7 @@ class ShardedCluster:
     def close(self) -> None:
         """Stop every member, and remove the data directory when it is temporary. Twice does no harm."""
         self._connections.close()
-        parts = [*self._shards.values(), self.config]  # a shard that stops last waits for the config server
+        parts = [*self._removed, *self._shards.values(), self.config]  # a shard that stops last waits for the config server
         with ThreadPoolExecutor(len(parts)) as pool:
             for closed in [pool.submit(part.close) for part in parts]:
                 closed.result()
@@ -154,7 +186,9 @@ class ShardedCluster:
 
     # --- inside ---
 
-    def _replica_set(self, name: str, members: int, role: Literal["configsvr", "shardsvr"]) -> ReplicaSet:
+    def _replica_set(
+        self, name: str, members: int, role: Literal["configsvr", "shardsvr"], directory: Path | None = None
+    ) -> ReplicaSet:
         series = tuple(map(int, self.version.split(".")[:2]))
         settings: dict[str, object] = {}
         if role == "shardsvr":
@@ -166,19 +200,27 @@ class ShardedCluster:
                 settings["coordinateCommitReturnImmediatelyAfterPersistingDecision"] = False
         elif series >= (5, 0):
             settings["reshardingMinimumOperationDurationMillis"] = 0
+        directory = directory or self.data_dir / name
         return ReplicaSet(
             members,
-            name=name,
+            name=directory.name,
             role=role,
-            data_dir=self.data_dir / name,
+            data_dir=directory,
             parameters=settings | self._parameters,
             **self._options,
         )
 
-    def _kept_shards(self) -> list[str]:
-        """Shards that were added to the cluster which a kept data directory holds."""
-        kept = sorted(path.parent.name for path in self.data_dir.glob("*/ports"))
-        return [name for name in kept if name != CONFIG and name not in self._shards]
+    def _kept_shards(self) -> list[tuple[Path, str]]:
+        """Shards that were added to the cluster which a kept data directory holds: the directory of each, and its name.
+
+        """
+        kept = sorted(path.parent for path in self.data_dir.glob("*/ports"))
+        named = [(path, path.name.partition(_AGAIN)[0]) for path in kept if not (path / _REMOVED).exists()]
+        return [(path, name) for path, name in named if name != CONFIG and path.name not in self._shards]
+
+    def _free_directory(self, name: str) -> Path:
+        numbered = (self.data_dir / f"{name}{_AGAIN}{number}" for number in range(1, 10_000))
+        return next(path for path in (self.data_dir / name, *numbered) if not path.exists())
 
     def _key(self) -> str:
         """What the members prove to each other that they belong together by; it is kept with the data."""
@@ -191,7 +233,7 @@ class ShardedCluster:
 
     def _register(self, name: str, timeout_s: float) -> None:
         hosts = ",".join(member.host for member in self._shards[name].members)
-        command = {"_configsvrAddShard": f"{name}/{hosts}", "name": name, "writeConcern": MAJORITY}
+        command = {"_configsvrAddShard": f"{self._shards[name].name}/{hosts}", "name": name, "writeConcern": MAJORITY}
         self._ask_config(command, timeout_s)
 
     def _ask_config(self, command: Mapping[str, object], timeout_s: float) -> None:

@@ -87,10 +87,12 @@ class MergedChangeStream:
         return tuple(self._shards)
 
     @property
-    def removed(self) -> frozenset[str]:
-        """The shards whose document in ``config.shards`` was deleted, up to what was taken. The server goes on waiting
-        for their cursors; a driver that can no longer reach one may call ``remove_shard``."""
-        return frozenset(self._topology.removed)
+    def leaving(self) -> tuple[str, ...]:
+        """The shards that were removed from the cluster, as far as is known, and have to be read up to their removal
+        still. A removal that has been reached is forgotten with its shard."""
+        config = self._shards.get(CONFIG_SHARDS)
+        names = () if config is None else map(self._topology.removed_by, config.events)
+        return tuple(name for name in names if name in self._shards)
 
     @property
     def resume_token(self) -> ResumeToken:
@@ -201,15 +203,6 @@ class MergedChangeStream:
         self._topology.shards.add(name)
         self._open(ShardStream(name, plan, self._opened))
 
-    def remove_shard(self, name: str) -> None:
-        """No longer wait for a shard; what came from it is still given. It can be added to the cluster again."""
-        stream = self._get(name)
-        stream.closed = True
-        if not stream.events:
-            del self._shards[name]
-        self._topology.shards.discard(name)
-        self._topology.removed.discard(name)
-
     # -- what comes out -------------------------------------------------------------------------------------------
 
     def take(self) -> Running:
@@ -246,12 +239,12 @@ class MergedChangeStream:
             try:
                 request = routing.send(answer)
             except StopIteration:
-                return
+                break
             if isinstance(request, NeedShard):
-                if request.name in self._shards:
-                    self._discard(request.name)
                 self.open_shard(request.name, request.start)
             answer = yield request
+        while self._topology.removed:
+            self._let_go(self._topology.removed.pop())
 
     def _next_run(self) -> list[ChangeEvent]:
         """The next events that may leave. Behind one of the config server's the run ends: it may add a shard."""
@@ -305,12 +298,17 @@ class MergedChangeStream:
         self._shards[shard.name] = shard
         self._opened += 1
 
-    def _discard(self, name: str) -> None:
-        """Forget a shard that was removed, with what waits of it: what it wrote before its removal was given."""
-        shard = self._shards.pop(name)
+    def _let_go(self, name: str) -> None:
+        """End the part of a shard whose removal has left the merge: all that it wrote as a shard was given. It was
+        drained, so what it may write from then on (the drop of what lies on it still) is none of the cluster's."""
+        shard = self._shards.pop(name, None)
+        if shard is None:
+            return
         shard.discard()
         self._heads = [head for head in self._heads if head[2] is not shard]
         heapify(self._heads)
+        ends = (one.invalidated_by for one in self._shards.values())
+        self._end = min((end for end in ends if end is not None), default=None)
 
     def _get(self, name: str) -> ShardStream:
         shard = self._shards.get(name)
@@ -323,7 +321,10 @@ def _reached(shard: ShardStream) -> ClusterTime:
 
 
 def _config_plan(plan: Plan, after: ClusterTime) -> Plan:
-    """The stream on ``config.shards``, with tokens that can be compared with those of ``plan``."""
+    """The stream on ``config.shards``, with tokens that can be compared with those of ``plan``.
+
+    5.0 and 6.0 log a removal in an ``applyOps`` without a session, which their own change streams pass over.
+    """
     options = StreamOptions(
         scope=Scope.of_collection("config", "shards"),
         start_at_operation_time=after.tick(),
@@ -331,4 +332,4 @@ def _config_plan(plan: Plan, after: ClusterTime) -> Plan:
         needs_merge=True,
         generate_v2_tokens=plan.token_version == 2,
     )
-    return build_plan(options, plan.profile)
+    return build_plan(options, replace(plan.profile, unwinds_apply_ops_without_session=True))

@@ -1,8 +1,9 @@
-"""HandleTopologyChange: behind the merge, follows the cluster's growth and swallows what told of it.
+"""HandleTopologyChange: behind the merge, follows the cluster's shards and swallows what told of them.
 
 A shard is added by an insert into ``config.shards``, which comes to the merge from the config server's oplog. Every
-cursor that the server opens then starts one tick behind that insert: before it the shard was none. Removals are not
-followed (6.0): a removed shard has given everything that it had, and stays in the merge until its cursor ends.
+cursor that the server opens then starts one tick behind that insert: before it the shard was none. A shard is removed
+by a deletion there, alone (4.4) or in an ``applyOps`` (5.0, 6.0). The server does not follow removals: its cursor stays
+on the servers that were a shard until it fails. Here the shard's part ends with the removal.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class HandleTopologyChange:
     is a new one: it may be on other servers.
 
     ``shards``   the names of all shards that the stream reads or has asked for
-    ``removed``  those of them whose document in ``config.shards`` was deleted since
+    ``removed``  those whose removal has come by and that the merge has not let go yet
     """
 
     def __init__(self, shards: Iterable[str]) -> None:
         self.shards = set(shards)
-        self.removed: set[str] = set()
+        self.removed: list[str] = []
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> Generator[NeedShard, Answer, None]:
         for event in events:
@@ -38,17 +39,24 @@ class HandleTopologyChange:
             elif event.namespace == _CONFIG_SHARDS:
                 yield from self._follow(event)
 
+    @staticmethod
+    def removed_by(event: ChangeEvent) -> str | None:
+        """The name of the shard that an event of the config server's removes; ``None`` for any other event."""
+        if event.namespace != _CONFIG_SHARDS or event.operation_type != "delete":
+            return None
+        return _text(event, event.document_key, b"_id")
+
     def _follow(self, event: ChangeEvent) -> Generator[NeedShard, Answer, None]:
         if event.operation_type == "insert":
             name, host = _text(event, event.full_document, b"_id"), _text(event, event.full_document, b"host")
-            if name not in self.shards or name in self.removed:
+            if name not in self.shards:
                 self.shards.add(name)
-                self.removed.discard(name)
                 yield NeedShard(name, host, event.cluster_time.tick())
-        elif event.operation_type == "delete":
-            name = _text(event, event.document_key, b"_id")
-            if name in self.shards:
-                self.removed.add(name)
+            return
+        removed = self.removed_by(event)
+        if removed in self.shards:
+            self.shards.remove(removed)
+            self.removed.append(removed)
 
 
 def _text(event: ChangeEvent, document: bytes | None, field: bytes) -> str:

@@ -129,6 +129,8 @@ class Catalog:
 
     def database(self, name: str) -> Mapping[str, Any]:
         """A database's document in ``config.databases``: ``primary`` and ``version``."""
+        if name == "config":  # of which a sharded collection, that of the sessions, lies on shards
+            return {"_id": name, "primary": CONFIG}
         found = self._connections.find(CONFIG, "config.databases", {"_id": name})
         if not found:
             raise UsageError(f"There is no database {name} in the cluster", hint="Call create_database first")

@@ -129,6 +129,13 @@ class Connections:
         found: list[dict[str, Any]] = self.run_again(member, database, command)["cursor"]["firstBatch"]
         return found
 
+    def forget(self, member: str) -> None:
+        """Close the client of a member that is none any more: another may come under its name."""
+        with self._lock:
+            client = self._clients.pop(member, None)
+        if client is not None:
+            client.close()
+
     def close(self) -> None:
         """Close every client."""
         with self._lock:

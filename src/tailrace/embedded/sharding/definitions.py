@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from bson.int64 import Int64
@@ -133,10 +134,23 @@ class Definitions:
         self.catalog.forget(namespace)
 
     def move_primary(self, name: str, to: str) -> None:
-        """Make another shard the primary of a database: what is not sharded moves there (6.0)."""
-        self.dialect.need((6, 0), "Moving a primary")
-        self._on_primary(name, {"_shardsvrMovePrimary": name, "to": to}, admin=True)
+        """Make another shard the primary of a database: what is not sharded moves there."""
+        if self.dialect.series >= (6, 0):
+            self._on_primary(name, {"_shardsvrMovePrimary": name, "to": to}, admin=True)
+        else:
+            self.connections.run(CONFIG, "admin", {"_configsvrMovePrimary": name, "to": to, "writeConcern": MAJORITY})
         self.catalog.forget_all()
+
+    def drain(self, shard: str, others: Sequence[str]) -> None:
+        """Move all that a shard owns to ``others`` by turns: its chunks, and the databases whose primary it is."""
+        targets = cycle(others)
+        for found in self.connections.find(CONFIG, "config.collections", {"dropped": {"$ne": True}}):
+            for chunk in self.catalog.reload(found["_id"]).chunks:
+                if chunk.shard == shard:
+                    bounds = (chunk.minimum, chunk.maximum)
+                    self.move_chunk(found["_id"], bounds=bounds, to=next(targets))
+        for found in self.connections.find(CONFIG, "config.databases", {"primary": shard}):
+            self.move_primary(found["_id"], next(targets))
 
     def coll_mod(self, namespace: str, **changes: Any) -> None:
         """``collMod`` on every shard, such as ``changeStreamPreAndPostImages={"enabled": True}`` (6.0)."""
