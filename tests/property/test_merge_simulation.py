@@ -193,7 +193,9 @@ class Reading:
         begins = plan.start.increment if plan.start is not None else 1
         #: Which member is read as the shard of a name.
         self.members = cluster.shards_at(begins)
-        self.merged = MergedChangeStream(plan, self.members, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000)
+        self.merged = MergedChangeStream(
+            plan, self.members, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000
+        )
         self._cluster, self._random = cluster, random
         self._read: dict[str, int] = {}
         self.events: list[bytes] = []

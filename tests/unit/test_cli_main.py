@@ -51,7 +51,8 @@ def test_only_what_was_said_goes_into_the_stage() -> None:
     said = parsed(
         *("--full-document", "updateLookup", "--full-document-before-change", "required", "--show-expanded-events"),
         *("--show-system-events", "--show-migration-events", "--show-raw-update-description"),
-        *("--match-collection-uuid-for-update-lookup", "--resume-after", TOKEN.data.lower()),
+        *("--match-collection-uuid-for-update-lookup", "--ignore-removed-shards"),
+        *("--resume-after", TOKEN.data.lower()),
         *("--start-after", f'{{"_data": "{TOKEN.data}"}}', "--start-at-operation-time", "12,34"),
     )
     assert stage_of(said) == {
@@ -65,6 +66,7 @@ def test_only_what_was_said_goes_into_the_stage() -> None:
         "showMigrationEvents": True,
         "showRawUpdateDescription": True,
         "matchCollectionUUIDForUpdateLookup": True,
+        "ignoreRemovedShards": True,
     }
 
 

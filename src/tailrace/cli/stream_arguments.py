@@ -30,6 +30,11 @@ _SWITCHES: Final = (
         "matchCollectionUUIDForUpdateLookup",
         "look current documents up in the same collection only, not in a new one of its name",
     ),
+    (
+        "--ignore-removed-shards",
+        "ignoreRemovedShards",
+        "of a cluster: leave out what shards wrote that were removed behind the stream's start",
+    ),
 )
 
 _COUNT_DIGITS_MAX: Final = 18

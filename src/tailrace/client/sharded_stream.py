@@ -35,6 +35,7 @@ from tailrace.pipeline.request import (
     Request,
     Running,
 )
+from tailrace.source.membership import Beginning, beginning
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.sharded import ShardedSource, ShardStatistics
@@ -92,9 +93,9 @@ class ShardedChangeStream(ChangeStream):
         _refuse_view(cluster, options.scope)
         plan = build_plan(options, profile or profile_for(cluster.server_version()))
         view = cluster.open_view()
-        plan = _begun(cluster, plan, view)
+        plan, begun = _begun(cluster, plan, view)
         self._plan = plan
-        self._merged = MergedChangeStream(plan, view.shards, config_after=view.config_after)
+        self._merged = _merged(plan, begun)
         self._token = plan.first_token.to_bson()
         self._opened_at = view.time
         self._events: deque[ChangeEvent] = deque()
@@ -104,10 +105,10 @@ class ShardedChangeStream(ChangeStream):
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment)
         self._finalizer = weakref.finalize(self, _close, self._source, self._parts)
-        for name in view.shards:
-            self._read(name, cluster.client(name), plan.read_after or ClusterTime(0))
-        if view.config_after is not None:
-            self._read(CONFIG_SHARDS, cluster.config_client(), view.config_after)
+        for member in begun.members:
+            self._read(*member)
+        if begun.config_after is not None:
+            self._read(CONFIG_SHARDS, cluster.config_client(), begun.config_after)
 
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
@@ -193,7 +194,7 @@ class ShardedChangeStream(ChangeStream):
                 if self._events:
                     return
             elif isinstance(request, NeedShard):
-                client = self._cluster.add(ShardAddress(request.name, request.host))
+                client = self._cluster.client_at(ShardAddress(request.name, request.host))
                 self._forget(request.name)
                 self._read(request.name, client, request.read_after)
                 _log.info("shard %s was added to the cluster: it is read from %s", request.name, request.start)
@@ -242,15 +243,12 @@ class ShardedChangeStream(ChangeStream):
         if reader.failure is not None:
             part.failed = True
             self._merged.fail(name, reader.failure)
-        elif reader.trouble is not None and name in self._merged.removed:
-            # All that came before its removal was read: the merge has passed the removal.
-            _log.info("shard %s was removed from the cluster and is gone: it is read no further", name)
-            self._merged.remove_shard(name)
 
     def _forget_closed(self) -> None:
         """Stop reading the shards that the merge is through with."""
         for name in set(self._parts).difference(self._merged.shards):
             self._forget(name)
+            _log.info("shard %s was removed from the cluster or has ended: it is read no further", name)
 
     def _forget(self, name: str) -> None:
         part = self._parts.pop(name, None)
@@ -284,6 +282,14 @@ class ShardedChangeStream(ChangeStream):
             readers = {name: self._source.reader(name) for name in self._merged.waiting_for}
             words = [f"{name} ({(reader and reader.trouble) or 'nothing new yet'})" for name, reader in readers.items()]
             _log.warning("the event at %s waits for shard %s", awaited, ", ".join(words))
+            for name in self._merged.leaving:
+                # Of others the words above say enough.
+                _log.warning(
+                    "shard %s was removed from the cluster, and this stream has read it up to %s only: let its servers "
+                    "run until the stream has read the rest",
+                    name,
+                    self._merged.promised(name),
+                )
 
     def _wait(self, seconds: float) -> None:
         """Wait until a batch, an answer or a failure has come."""
@@ -347,16 +353,26 @@ def _close(source: ShardedSource, parts: dict[str, _Part]) -> None:
     source.close()
 
 
-def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> Plan:
-    """The plan with a start that every shard's oplog reaches back to."""
+def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginning]:
+    """The plan with a start that every shard's oplog reaches back to, and who takes part from there."""
     if plan.read_after is None:
         plan = plan.start_at(view.time.tick())
-    for name in view.shards:
+    after = plan.read_after or ClusterTime(0)
+    begun = beginning(cluster, view, after, ignore_removed=plan.options.ignore_removed_shards)
+    for member in begun.members:
         try:
-            plan.confirm_history(*MongodSource(cluster.client(name)).oldest())
+            plan.confirm_history(*MongodSource(member.client).oldest())
         except TailraceError as error:
-            raise on_shard(error, name) from None
-    return plan
+            raise on_shard(error, member.name) from None
+    return plan, begun
+
+
+def _merged(plan: Plan, begun: Beginning) -> MergedChangeStream:
+    from_start = [member.name for member in begun.members if member.after == plan.read_after]
+    merged = MergedChangeStream(plan, from_start, config_after=begun.config_after)
+    for member in begun.members:
+        merged.open_shard(member.name, member.after.tick())
+    return merged
 
 
 def _refuse_view(cluster: Cluster, scope: Scope) -> None:
@@ -369,7 +385,10 @@ def _refuse_view(cluster: Cluster, scope: Scope) -> None:
         primary = OwnerLookup(cluster).primary(scope.database)
         names = [] if primary is None else [primary]
     for name in names:
+        client = cluster.current_client(name)
+        if client is None:
+            continue  # removed at this moment: the database has another primary by now
         try:
-            MongodSource(cluster.client(name)).refuse_view(scope.database, scope.collection)
+            MongodSource(client).refuse_view(scope.database, scope.collection)
         except SourceError as error:
             raise on_shard(error, name) from None

@@ -124,8 +124,8 @@ class ShardedCluster:
             raise EmbeddedError(f"The config server did not accept a shard: {error}") from error
 
     def add_shard(self, name: str | None = None, *, members: int = 1, timeout_s: float = 120.0) -> str:
-        """Start another shard and add it to the cluster. Returns its name. The name of a shard that was removed may come
-        again: the shard is another replica set then."""
+        """Start another shard and add it to the cluster. Returns its name. That of a shard that was removed may come
+        again: it is another replica set then."""
         chosen = name or next(free for free in map("shard{}".format, range(10_000)) if free not in self._shards)
         if chosen in self._shards or chosen == CONFIG:
             raise UsageError(f"There is a shard {chosen} already")
@@ -177,7 +177,11 @@ class ShardedCluster:
     def close(self) -> None:
         """Stop every member, and remove the data directory when it is temporary. Twice does no harm."""
         self._connections.close()
-        parts = [*self._removed, *self._shards.values(), self.config]  # a shard that stops last waits for the config server
+        parts = [
+            *self._removed,
+            *self._shards.values(),
+            self.config,
+        ]  # a shard that stops last waits for the config server
         with ThreadPoolExecutor(len(parts)) as pool:
             for closed in [pool.submit(part.close) for part in parts]:
                 closed.result()
@@ -211,9 +215,7 @@ class ShardedCluster:
         )
 
     def _kept_shards(self) -> list[tuple[Path, str]]:
-        """Shards that were added to the cluster which a kept data directory holds: the directory of each, and its name.
-
-        """
+        """Shards that were added to the cluster which a kept data directory holds: each one's directory and name."""
         kept = sorted(path.parent for path in self.data_dir.glob("*/ports"))
         named = [(path, path.name.partition(_AGAIN)[0]) for path in kept if not (path / _REMOVED).exists()]
         return [(path, name) for path, name in named if name != CONFIG and path.name not in self._shards]

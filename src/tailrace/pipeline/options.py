@@ -31,6 +31,7 @@ _BOOLEANS: Final[dict[bytes, str]] = {
     b"allowToRunOnConfigDB": "allow_to_run_on_config_db",
     b"allowToRunOnSystemNS": "allow_to_run_on_system_ns",
     b"matchCollectionUUIDForUpdateLookup": "match_collection_uuid_for_update_lookup",
+    b"ignoreRemovedShards": "ignore_removed_shards",
 }
 _MODES: Final[dict[bytes, tuple[str, tuple[str, ...]]]] = {
     b"fullDocument": ("full_document", FULL_DOCUMENT_MODES),
@@ -69,6 +70,7 @@ class StreamOptions:
     allow_to_run_on_config_db: bool = False
     allow_to_run_on_system_ns: bool = False
     match_collection_uuid_for_update_lookup: bool = False
+    ignore_removed_shards: bool = False
     pipeline: tuple[bytes, ...] = field(default=(), repr=False)
     generate_v2_tokens: bool = False
     needs_merge: bool = False

@@ -17,7 +17,7 @@ from pymongo.errors import (
 )
 from pymongo.server_description import ServerDescription
 
-from tailrace.errors import SourceError
+from tailrace.errors import RESUMABLE_LABEL, SourceError
 from tailrace.source.uri import redact_uri
 
 #: Codes after which the same read may work again: the retryable-reads and change-stream lists of the drivers'
@@ -53,7 +53,15 @@ def is_transient(error: PyMongoError) -> bool:
 
 
 def source_error(error: PyMongoError, client: MongoClient[Any]) -> SourceError:
-    """The one sentence for an error of the driver. No secret of the connection string is in it."""
+    """The one sentence for an error of the driver. No secret of the connection string is in it. It has the label of
+    what a resume heals where the same read may work later."""
+    found = _described(error, client)
+    if is_transient(error):
+        found.labels |= {RESUMABLE_LABEL}
+    return found
+
+
+def _described(error: PyMongoError, client: MongoClient[Any]) -> SourceError:
     if isinstance(error, OperationFailure):
         return _from_command(error, client)
     if isinstance(error, ServerSelectionTimeoutError):

@@ -8,6 +8,7 @@ the document was read: if the chunk is the same by both looks, the shard owned i
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
@@ -20,7 +21,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
-from tailrace.errors import SourceError
+from tailrace.errors import RESUMABLE_LABEL, SourceError
 from tailrace.event.keystring import encode_object
 from tailrace.pipeline.request import DocumentLookup
 from tailrace.source.connection import RETRY_SECONDS, Connection
@@ -30,6 +31,10 @@ from tailrace.source.topology import Cluster
 
 #: Chunks that move away again and again between two looks.
 _TRIES: Final = 20
+#: Waited before the next look, and as much more each time.
+_PAUSE_S: Final = 0.01
+#: A shard that is away is waited for so long before it is looked anew who owns the chunk.
+_LOOK_AGAIN_S: Final = 5.0
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 
@@ -76,10 +81,10 @@ class OwnerLookup:
         for connection in list(self._connections.values()):
             connection.interrupted = True
 
-    def _to(self, client: MongoClient[Any]) -> Connection:
+    def _to(self, client: MongoClient[Any], retry_seconds: float) -> Connection:
         connection = self._connections.get(id(client))
         if connection is None:
-            connection = self._connections[id(client)] = Connection(client, retry_seconds=self._retry_seconds)
+            connection = self._connections[id(client)] = Connection(client, retry_seconds=retry_seconds)
         if self._interrupted:
             connection.interrupted = True
         connection.wait_for_hello()
@@ -115,27 +120,45 @@ class OwnerLookup:
         return None if document is None else str(document["primary"])
 
     def _retrying(self, read: Callable[[], _T]) -> _T:
-        return self._to(self._cluster.config_client()).retrying(read)
+        return self._config().retrying(read)
+
+    def _config(self) -> Connection:
+        return self._to(self._cluster.config_client(), self._retry_seconds)
 
     def _of_namespace(self, database: str, name: str, lookups: list[DocumentLookup]) -> list[bytes | None]:
         namespace = f"{database}.{name}"
-        for _ in range(_TRIES):
-            placement = self._placement(database, namespace)
-            if placement.primary is None:
-                return [None] * len(lookups)
-            if placement.collection is None:
-                found = self._read(placement.primary, lookups)
-                if self._placement(database, namespace) == placement:
-                    return found
-            else:
-                answer = self._of_owners(placement.collection, lookups)
-                if answer is not None and self._placement(database, namespace) == placement:
-                    return answer
+        deadline = time.monotonic() + self._retry_seconds
+        moved = 0
+        while True:
+            try:
+                found = self._once(database, namespace, lookups)
+            except SourceError as error:
+                # The shard is away. It may never be back: its chunks may lie elsewhere by now.
+                if RESUMABLE_LABEL not in error.labels or self._interrupted or time.monotonic() >= deadline:
+                    raise
+                continue
+            if found is not None:
+                return found
+            moved += 1
+            if moved == _TRIES:
+                raise SourceError(
+                    f"the chunks of {namespace} moved at each of {_TRIES} attempts to look up a document",
+                    hint="Resume the stream when the balancer is done",
+                    labels=(RESUMABLE_LABEL,),
+                )
             _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)
-        raise SourceError(
-            f"the chunks of {namespace} moved at each of {_TRIES} attempts to look up a document",
-            hint="Resume the stream when the balancer is done",
-        )
+            time.sleep(_PAUSE_S * moved)
+
+    def _once(self, database: str, namespace: str, lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+        """The documents; ``None`` where what they were read by changed meanwhile."""
+        placement = self._placement(database, namespace)
+        if placement.primary is None:
+            return [None] * len(lookups)
+        if placement.collection is None:
+            found = self._read(placement.primary, lookups)
+        else:
+            found = self._of_owners(placement.collection, lookups)
+        return found if self._placement(database, namespace) == placement else None
 
     def _placement(self, database: str, namespace: str) -> _Placement:
         def read() -> _Placement:
@@ -152,16 +175,23 @@ class OwnerLookup:
 
         return self._retrying(read)
 
-    def _read(self, shard: str, lookups: list[DocumentLookup]) -> list[bytes | None]:
+    def _read(self, shard: str, lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+        """The documents that a shard holds; ``None`` where no shard has the name any more. Raises SourceError, with the
+        label of what a resume heals, where it cannot be asked at the moment."""
         self.asking = shard
-        found = current_documents(self._to(self._cluster.client(shard)), lookups)
+        # config.shards is read anew: a chunk may lie on a shard that was added since, and another replica set may have
+        # come under the name of one that was removed.
+        client = self._retrying(partial(self._cluster.current_client, shard))
+        if client is None:
+            return None
+        found = current_documents(self._to(client, min(_LOOK_AGAIN_S, self._retry_seconds)), lookups)
         self.asking = None
         return found
 
     def _of_owners(self, collection: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None] | None:
         """The documents, read from the chunks' owners; ``None`` where a chunk did not stay where it was."""
         answer: list[bytes | None] = [None] * len(lookups)
-        chunks = _Chunks(self._cluster, collection, self._to(self._cluster.config_client()))
+        chunks = _Chunks(self._cluster, collection, self._config())
         by_shard: dict[str, list[int]] = {}
         for index, lookup in enumerate(lookups):
             key = shard_key(lookup.document_key, collection["key"], whole=True)
@@ -176,6 +206,8 @@ class OwnerLookup:
                 return None
         for shard, indexes in by_shard.items():
             found = self._read(shard, [lookups[index] for index in indexes])
+            if found is None:
+                return None
             for index, document in zip(indexes, found, strict=True):
                 answer[index] = document
         return answer if chunks.stayed() else None
@@ -188,7 +220,8 @@ class OwnerLookup:
         version = chunks.version()
         # They have to hear of the event's time first, for they refuse to read behind one that they do not know.
         for shard in self._cluster.open_view().shards:
-            document = self._read(shard, [lookup])[0]
+            found = self._read(shard, [lookup])
+            document = None if found is None else found[0]
             key = None if document is None else shard_key(document, collection["key"], whole=False)
             chunk = None if key is None else chunks.of(key)
             if chunk is not None and chunk.shard == shard:

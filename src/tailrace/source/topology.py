@@ -181,22 +181,33 @@ class Cluster:
     # -- its parts --------------------------------------------------------------------------------------------------
 
     def client(self, name: str) -> MongoClient[Any]:
-        """The client of a shard that ``shards`` or ``add`` has named."""
+        """The client of a shard that ``shards`` has named."""
         with self._lock:
             found = self._names.get(name)
         if found is None:
             raise SourceError(f"the cluster has no shard {name}")
         return found
 
-    def add(self, shard: ShardAddress) -> MongoClient[Any]:
-        """The client of ``shard``, made now where there is none yet. Does not connect."""
+    def client_at(self, shard: ShardAddress) -> MongoClient[Any]:
+        """The client of a shard that was or is there, made now where there is none yet. Does not connect."""
         with self._lock:
             client = self._clients.get(shard)
             if client is None:
-                client = self._opened(shard.host)
-                self._clients[shard] = client
-            self._names[shard.name] = client
+                client = self._clients[shard] = self._opened(shard.host)
             return client
+
+    def current_client(self, name: str) -> MongoClient[Any] | None:
+        """The client of the shard that bears the name now, as ``config.shards`` says; ``None`` where none does.
+
+        The list of shards that this process read before knows neither a shard that was added since nor that a name has
+        gone over to other servers. Of a fixed list of shards, those in it are not asked about.
+        """
+        if name in self._fixed:
+            return self._fixed[name]
+        connection = Connection(self.config_client())
+        read = self.config_collection("shards").find_one
+        found = connection.retrying(lambda: read({"_id": name}, {"host": 1}))
+        return None if found is None else self.client_at(ShardAddress(name, str(found["host"])))
 
     def _opened(self, host: str) -> MongoClient[Any]:
         client = open_client(hide(shard_uri(self._uri.reveal(), host)), **self._options)
@@ -216,8 +227,9 @@ class Cluster:
                 return [ShardAddress(str(shard["_id"]), str(shard["host"])) for shard in found]
 
         shards = connection.retrying(read)
-        for shard in shards:
-            self.add(shard)
+        clients = {shard.name: self.client_at(shard) for shard in shards}
+        with self._lock:
+            self._names.update(clients)
         return shards
 
     def config_client(self) -> MongoClient[Any]:
@@ -279,7 +291,10 @@ class Cluster:
     def close(self) -> None:
         """Close the clients that were made here."""
         for client in self._owned:
-            client.close()
+            if client.topology_description.has_readable_server():
+                client.close()
+            else:  # it would look for a server for seconds, to tell it that its sessions have ended
+                threading.Thread(target=client.close, name="tailrace-close", daemon=True).start()
 
 
 @contextmanager

@@ -31,7 +31,12 @@ class TailraceBatchReader(DataSourceReader):
             if self._options.end is not None:
                 until = min(until, self._options.end)
             deployment.settle(until)
-            return deployment.slices(start, deployment.end(start, until, None))
+            slices: list[OplogSlice] = []
+            while start.cluster_time < until and not start.invalidated:
+                end = deployment.end(start, until, None)  # which is earlier where a shard was removed
+                slices += deployment.slices(start, end)
+                start = end
+            return slices
         finally:
             deployment.close()
 

@@ -10,10 +10,11 @@ happens that could give an event.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pymongo import MongoClient
 
@@ -23,15 +24,16 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.plan import Plan
 from tailrace.pipeline.profile import profile_for
 from tailrace.source.connection import Connection
+from tailrace.source.membership import Change, Removed, added_shards, changes, reachable, removed_shards
 from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import PromiseRequester
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.spark.deployment import Deployment, Look
 from tailrace.spark.input_partition import OplogSlice, ShardRange
-from tailrace.spark.membership import added_shards
 from tailrace.spark.merged_outline import MergedOutline
 from tailrace.spark.offset import Offset, StreamIdentity
 from tailrace.spark.options import ReadOptions
+from tailrace.spark.planner import Limits
 from tailrace.spark.replica_set import ReplicaSetOplog
 
 #: No-ops are asked for this often at most, and how often it is looked whether they are majority-committed.
@@ -75,6 +77,19 @@ class _Member:
         return self.connection.retrying(ping)
 
 
+class _History(NamedTuple):
+    """What became of the cluster's shards behind a time; read when everything up to ``settled`` was."""
+
+    after: ClusterTime
+    settled: ClusterTime
+    changes: Sequence[Change]
+    removed: Sequence[Removed]
+
+    def first_removed(self, name: str) -> Removed | None:
+        """The first shard of that name that was removed."""
+        return next((shard for shard in self.removed if shard.name == name), None)
+
+
 class _Shard(_Member):
     """A shard, and what lies in its oplog for the stream's scope."""
 
@@ -92,8 +107,10 @@ class ClusterDeployment(Deployment):
         self._pool = ThreadPoolExecutor(_THREADS, "tailrace-shard")
         self._config = _Member(ShardAddress("the config server", ""), cluster.config_client())
         self._shards: dict[str, _Shard] = {}
-        #: Those that were removed from the cluster while this process knew them.
-        self._removed: dict[str, _Shard] = {}
+        #: Those that were removed from the cluster and are read up to their removal still.
+        self._former: dict[ShardAddress, _Shard] = {}
+        self._history: _History | None = None
+        self._in_range: list[_Shard] | None = None
         self._listed_s = 0.0
         self._asked_s = 0.0
         self._settled = ZERO
@@ -121,19 +138,34 @@ class ClusterDeployment(Deployment):
         if not listed:
             raise SourceError("the cluster has no shard yet", hint="Add one: sh.addShard('<replica set>/<host:port>')")
         self._listed_s = time.monotonic()
-        for name in set(self._shards).difference(address.name for address in listed):
-            self._removed[name] = self._shards.pop(name)
-        for address in listed:
-            known = self._shards.get(address.name)
-            if known is None or known.address != address:
-                self._removed.pop(address.name, None)
-                client = self._cluster.client(address.name)
-                self._shards[address.name] = _named(address.name, partial(_Shard, address, client, self._options.scope))
-        self._shards = dict(sorted(self._shards.items()))
+        known = {shard.address: shard for shard in self._shards.values()}
+        shards = {address.name: known.get(address) or self._shard(address) for address in listed}
+        self._shards = dict(sorted(shards.items()))
+
+    def _shard(self, address: ShardAddress) -> _Shard:
+        client = self._cluster.client_at(address)
+        return _named(address.name, partial(_Shard, address, client, self._options.scope))
+
+    def _behind(self, position: ClusterTime) -> _History:
+        """What has become of the cluster's shards behind ``position``, up to what was settled at least."""
+        if self._history is None or self._history[:2] != (position, self._settled):
+            found = changes(self._config.connection, position)
+            removed = removed_shards(self._config.connection, found)
+            self._history = _History(position, self._settled, found, removed)
+        return self._history
 
     def _member(self, name: str, position: ClusterTime) -> _Shard:
-        """A shard of an offset."""
-        found = self._shards.get(name) or self._removed.get(name)
+        """The shard that has a name in an offset, or behind it: the first one that bore it there."""
+        removed = self._behind(position).first_removed(name)
+        if removed is not None:
+            client = reachable(self._cluster, removed, position)
+            address = ShardAddress(name, str(removed.host))
+            former = self._former.get(address)
+            if former is None:
+                former = _named(name, partial(_Shard, address, client, self._options.scope))
+                self._former[address] = former
+            return former
+        found = self._shards.get(name)
         if found is None:
             raise SourceError(
                 f"the shard {name} was removed from the cluster before this stream had read all of its oplog, and "
@@ -151,7 +183,8 @@ class ClusterDeployment(Deployment):
 
     @property
     def outline(self) -> MergedOutline:
-        return MergedOutline([shard.oplog.outline for shard in self._shards.values()])
+        members = self._shards.values() if self._in_range is None else self._in_range
+        return MergedOutline([shard.oplog.outline for shard in members])
 
     def newest(self) -> ClusterTime:
         self._list()
@@ -203,20 +236,59 @@ class ClusterDeployment(Deployment):
             list(self._shards.values()), lambda shard: shard.source.oldest()
         )
         cut_off = [oldest for oldest, complete in found if not complete]
-        return max(cut_off) if cut_off else min(oldest for oldest, _ in found)
+        oldest = max(cut_off) if cut_off else min(oldest for oldest, _ in found)
+        # Of a shard that is gone nothing up to its removal is there.
+        for removed in self._behind(oldest).removed:
+            try:
+                reachable(self._cluster, removed, oldest)
+            except TailraceError:
+                oldest = removed.until.tick()
+        return oldest
 
     # -- streams ----------------------------------------------------------------------------------------------------
 
     def at(self, time: ClusterTime) -> Offset:
-        return Offset(time, tuple((name, time) for name in self._shards), self.identity)
+        removed = self._behind(time).removed
+        names = set(self._shards).difference(shard.name for shard in removed)
+        names.update(shard.name for shard in removed if shard.since is None)
+        return Offset(time, tuple((name, time) for name in sorted(names)), self.identity)
 
     def require_history(self, position: Offset) -> None:
         after = position.cluster_time
-        members = [self._member(name, after) for name in sorted(position.shard_names)]
+        members = self._members(self._given(position.shard_names, after), after)
         self._each(members, lambda shard: shard.oplog.require_history(after))
 
     def _confirm_history(self, plan: Plan) -> None:
-        self._each(list(self._shards.values()), lambda shard: plan.confirm_history(*shard.source.oldest()))
+        after = plan.read_after or ZERO
+        members = self._members(self._given(self.at(after).shard_names, after), after)
+        self._each(members, lambda shard: plan.confirm_history(*shard.source.oldest()))
+
+    def _members(self, names: Iterable[str], position: ClusterTime) -> list[_Shard]:
+        return [self._member(name, position) for name in sorted(names)]
+
+    def _given(self, names: Iterable[str], position: ClusterTime) -> set[str]:
+        """Those whose events are given: with ``ignoreRemovedShards`` not the ones that were removed since."""
+        ignored = self._options.stage.get("ignoreRemovedShards") is True
+        return {name for name in names if not ignored or self._behind(position).first_removed(name) is None}
+
+    def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
+        """As in any deployment. With the removal of a shard a micro-batch ends: the shard takes part up to there."""
+        newest = min([newest, *(removed.until for removed in self._behind(position.cluster_time).removed)])
+        with self._outlining(position, self._opened(position, newest)):
+            return super().end(position, newest, limits)
+
+    def slices(self, start: Offset, end: Offset) -> Sequence[OplogSlice]:
+        with self._outlining(start, dict(end.opened)):
+            return super().slices(start, end)
+
+    @contextmanager
+    def _outlining(self, start: Offset, opened: Mapping[str, ClusterTime]) -> Iterator[None]:
+        """What is counted inside is counted of the shards that take part behind ``start``."""
+        self._in_range = self._members(self._ranges(start, opened), start.cluster_time)
+        try:
+            yield
+        finally:
+            self._in_range = None
 
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
         ranges = self._ranges(start, self._opened(start, until))
@@ -235,25 +307,25 @@ class ClusterDeployment(Deployment):
         return None if first is None else _named(name, partial(find, first))
 
     def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
-        closed = [name for name in position.shard_names if name not in self._shards]
-        # What a removed shard has given since the position is given in this micro-batch, its last.
-        self._reach(to, [self._member(name, position.cluster_time) for name in closed])
+        after = position.cluster_time
         opened = self._opened(position, to)
+        closed = {shard.name for shard in self._behind(after).removed if shard.until <= to}
+        # What a removed shard has given since the position is given in this micro-batch, its last.
+        self._reach(to, self._members(self._given(closed & {*position.shard_names, *opened}, after), after))
         return position.advanced(to, invalidated=invalidated, opened=opened, closed=closed)
 
     def _opened(self, position: Offset, until: ClusterTime) -> dict[str, ClusterTime]:
         """The shards that take part since a time behind ``position``, and the cluster time behind which they do."""
-        unknown = [name for name in self._shards if name not in position.shard_names]
-        if not unknown:
-            return {}
-        added = added_shards(self._config.connection, position.cluster_time)
-        times = {name: added.get(name, position.cluster_time) for name in unknown}
-        return {name: time for name, time in times.items() if time < until}
+        times = added_shards(self._behind(position.cluster_time).changes)
+        for name in self._shards:
+            times.setdefault(name, position.cluster_time)  # its adding has left the config server's oplog
+        unknown = set(times).difference(position.shard_names)
+        return {name: times[name] for name in unknown if times[name] < until}
 
     def _ranges(self, start: Offset, opened: Mapping[str, ClusterTime]) -> dict[str, ClusterTime]:
         """Every shard that takes part behind ``start``, and the time behind which it is read."""
-        ranges = dict.fromkeys(start.shard_names, start.cluster_time)
-        return dict(sorted({**ranges, **opened}.items()))
+        ranges = {**dict.fromkeys(start.shard_names, start.cluster_time), **opened}
+        return {name: ranges[name] for name in sorted(self._given(ranges, start.cluster_time))}
 
     def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
         ranges = self._ranges(start, dict(end.opened))

@@ -50,7 +50,7 @@ class Connected:
         address = ShardAddress(shard.name, shard.host)
         source = self.sources.get(address)
         if source is None:
-            source = self.sources[address] = MongodSource(self.cluster.add(address))
+            source = self.sources[address] = MongodSource(self.cluster.client_at(address))
         return source
 
 

@@ -28,6 +28,9 @@ from tailrace.spark.options import V2_TOKENS, ReadOptions
 
 VERSION = 1
 
+#: An option that is set when a stream cannot go on otherwise, with its checkpoint.
+_NOT_OF_THE_EVENTS: Final = ("ignoreRemovedShards",)
+
 _OTHER_SETTINGS: Final = "Give the stream its old settings back, or a new checkpointLocation"
 _OTHER_DEPLOYMENT: Final = (
     "Begin a new checkpointLocation: with the uri of the config server or of a mongos for all shards, and with "
@@ -51,7 +54,8 @@ class StreamIdentity:
 
     @classmethod
     def of(cls, options: ReadOptions, replica_sets: Mapping[str, str], cluster: str = "") -> StreamIdentity:
-        settings = {name: _text(value) for name, value in options.stage.items() if value is not False}
+        chosen = {name: value for name, value in options.stage.items() if name not in _NOT_OF_THE_EVENTS}
+        settings = {name: _text(value) for name, value in chosen.items() if value is not False}
         settings["scope"] = str(options.scope)
         settings["scopeKind"] = options.scope.kind
         if options.pipeline:

@@ -35,6 +35,7 @@ SERVER_FLAGS: Final = (
     "allowToRunOnConfigDB",
     "allowToRunOnSystemNS",
     "matchCollectionUUIDForUpdateLookup",
+    "ignoreRemovedShards",
 )
 #: The server calls it ``$_generateV2ResumeTokens``; it is an option of aggregate, not of the stage.
 V2_TOKENS: Final = "generateV2ResumeTokens"
