@@ -52,23 +52,22 @@ def _paths(pattern: bytes) -> tuple[tuple[bytes, ...], ...]:
 def document_key(document: bytes, paths: Iterable[tuple[bytes, ...]]) -> bytes:
     """The fields of ``document`` at ``paths``, in their order, as a document; a field that is missing is left out.
 
-    A dotted path gives nested documents, one for each path.
+    A field's name is its whole path with the dots (4.4.2), as in the keys of updates and deletes.
     """
     parts = []
     for path in paths:
-        part = _extract(document, path)
-        if part is not None:
-            parts.append(part)
+        found = _extract(document, path)
+        if found is not None:
+            parts.append(encode_element(found[0], b".".join(path), found[1]))
     return encode_document(*parts)
 
 
-def _extract(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
+def _extract(document: bytes, path: tuple[bytes, ...]) -> tuple[int, bytes] | None:
+    """Type and value of the field at ``path``, which leads through documents only."""
     element = raw_bson.find(document, path[0])
     if element is None:
         return None
+    value = raw_bson.value(document, element)
     if len(path) == 1:
-        return document[element.start : element.end]
-    if element.type != OBJECT:
-        return None
-    inner = _extract(raw_bson.value(document, element), path[1:])
-    return None if inner is None else encode_element(OBJECT, path[0], encode_document(inner))
+        return element.type, value
+    return _extract(value, path[1:]) if element.type == OBJECT else None
