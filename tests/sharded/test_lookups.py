@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -10,8 +11,8 @@ import pytest
 import tailrace
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import ServerError
-from tests.sharded.waiting import take
-from tests.sharded.workload import spread
+from tests.sharded.waiting import take, wait_for
+from tests.sharded.workload import by_document, operation_of, spread, writers
 
 pytestmark = pytest.mark.mongod
 UPDATES = [{"$match": {"operationType": "update"}}]
@@ -91,6 +92,41 @@ def test_events_older_than_the_shard_key_find_their_documents(sharded_cluster: S
     assert [event["fullDocument"] for event in events] == [
         {"_id": number, "region": region, "w": 7, "v": 1} for number, region in enumerate("az")
     ]
+
+
+@pytest.mark.parametrize("version", ["6.0.27", *(pytest.param(v, marks=pytest.mark.slow) for v in ("5.0.4", "4.4.2"))])
+def test_documents_are_looked_up_on_shards_that_were_added_meanwhile(
+    version: str, start_sharded_cluster: Callable[..., ShardedCluster]
+) -> None:
+    """A chunk lies on a new shard before the stream has come to its adding. No test had looked up while one was added:
+    the list of shards that was read when the stream was opened did not know it, and the stream ended."""
+    cluster = start_sharded_cluster(2, version=version)
+    namespace = spread(cluster, "growing")
+    move = cluster.router.move_chunk
+    with (
+        tailrace.connect(cluster.uri) as client,
+        client["growing"]["orders"].watch(full_document="updateLookup") as stream,
+    ):
+        with writers(cluster, namespace) as running:
+            wait_for(lambda: sum(len(writer.written) for writer in running) > 30, "the writers are stuck")
+            for region in ("a", "n"):
+                added = cluster.add_shard()
+                move(namespace, {"region": region}, to=added)
+                # Under its name there may be others by now.
+                cluster.remove_shard(added)
+                assert cluster.add_shard(added) == added
+                move(namespace, {"region": region}, to=added)
+            written = sum(len(writer.written) for writer in running)
+            wait_for(lambda: sum(len(writer.written) for writer in running) > written + 30, "the writers are stuck")
+        expected = [operation for writer in running for operation in writer.written]
+        events = take(stream, len(expected))
+    assert by_document([operation_of(event) for event in events]) == by_document(expected)
+    for event in events:
+        if event["operationType"] == "update" and event["fullDocument"] is not None:
+            assert event["fullDocument"]["v"] >= event["updateDescription"]["updatedFields"]["v"]
+    gone = {number for number, operation, _ in expected if operation == "delete"}
+    shown = [event for event in events if event["operationType"] == "update"]
+    assert all(event["fullDocument"] is not None or event["documentKey"]["_id"] in gone for event in shown)
 
 
 def test_pre_images_come_from_the_shard_that_had_the_event(sharded_cluster: ShardedCluster) -> None:

@@ -68,7 +68,7 @@ def test_a_checkpoint_from_before_a_removal_goes_on_with_the_servers_that_were_t
     assert ids([bytes(row.event) for row in rows]) == list(range(1, 9))
 
     former.close()
-    with pytest.raises(StreamingQueryException, match="shard2 was removed from the cluster at .* cannot be read"):
+    with pytest.raises(StreamingQueryException, match=r"shard2 was removed from the cluster at .* cannot be read"):
         available_now(spark, options, tmp_path / "kept")
     batches = Batches()
     available_now(spark, {**options, "ignoreRemovedShards": "true"}, tmp_path / "ignoring", batches=batches)
