@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.expression import value as v
 from tailrace.expression.value import Value
+from tests.differential.date_texts import date_text, text_and_format
 
 if TYPE_CHECKING:
     from tests.differential.expression_grammar import Grammar
@@ -118,11 +119,23 @@ _STRINGS = (
 )  # fmt: skip
 
 
+def _literal(text: str) -> Value:
+    return _doc(**{"$literal": v.string(text)})
+
+
 def _from_string(g: Grammar, depth: int) -> Value:
-    text = v.string(g.rng.choice(_STRINGS)) if g.rng.random() < 0.8 else g.expression("s", 0)
-    fields = {"dateString": text, **_zone(g)}
+    roll = g.rng.random()
+    if roll < 0.3:
+        text, layout = text_and_format(g.rng)
+        fields = {"dateString": _literal(text), "format": _literal(layout)}
+    elif roll < 0.55:
+        fields = {"dateString": _literal(date_text(g.rng))}
+    else:
+        fields = {"dateString": v.string(g.rng.choice(_STRINGS)) if roll < 0.85 else g.expression("s", 0)}
+        if g.rng.random() < 0.4:
+            fields["format"] = v.string(g.rng.choice(FORMATS)) if g.rng.random() < 0.9 else g.expression("x", 0)
     if g.rng.random() < 0.4:
-        fields["format"] = v.string(g.rng.choice(FORMATS))
+        fields.update(_zone(g))
     if g.rng.random() < 0.3:
         fields["onError"] = g.expression("x", 0)
     if g.rng.random() < 0.3:

@@ -29,8 +29,9 @@ _KNOWN = """\
   order is that of the installed ICU, which for a few strings is not mongod's ([how few](differences.md#collations)).
 * Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event: the server's last
   digit is its library's own. Addition, multiplication, division, remainder, square root and rounding are exact.
-* `$dateFromString` and `$toDate` read ISO 8601 dates; other notations are refused on the event. With a `format`, a part
-  may be named once, and `%Z` is refused.
+* `$dateFromString` and `$toDate` read what 6.0.27 reads. Texts that move a date by weekdays ("next monday",
+  "5 weekdays", "next week"), `back of` and `front of` are refused on the event. 4.4 and 5.0 know fewer notations: no
+  hour alone ("T05"), no offset with seconds ("+013000").
 * Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
   bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
 * Regular expressions are PCRE2's, read as the server's PCRE 8.42 reads them. Refused by name when the stream is opened:

@@ -9,11 +9,12 @@ from typing import Final
 from tailrace.errors import TailraceError
 from tailrace.expression import value as v
 from tailrace.expression.core import Expression, Frame, Scope, operator_of
-from tailrace.expression.operators import calendar
+from tailrace.expression.operators import calendar, date_format, date_words
 from tailrace.expression.operators.calendar import civil_of, days_of
 from tailrace.expression.operators.dates import moment_of, named, sunday_week, zone_at
+from tailrace.expression.operators.zone_names import read_zone
 from tailrace.expression.operators.zones import Zone, zone_of
-from tailrace.expression.registry import failure, not_exact, parse_failure, register
+from tailrace.expression.registry import failure, parse_failure, register
 from tailrace.expression.value import Maybe, Value
 
 _DATE: Final = "date"
@@ -100,15 +101,16 @@ _PLAIN: Final = re.compile(
 
 
 def parse_date_text(text: str, *, code: int = _FAILED, zone: Zone | None = None) -> int:
-    """Milliseconds of an ISO 8601 text. Other notations that the server understands are refused by name.
+    """Milliseconds of a text: ISO 8601 at once, other notations by ``date_words``.
 
-    Raises ``code`` where the server finds an impossible date, and 115 for what is not read here.
+    Raises ``code`` where the server finds no date, and 115 for what is not read here.
     """
     if text == "":
         raise failure(code, "Error parsing date string ''; 0: Empty string")
     found = _PLAIN.fullmatch(text)
     if found is None:
-        raise not_exact(f"the date text {text!r}")
+        local, rest, offset = date_words.read(text)
+        return _toward_zero(placed(local, offset, zone, text, code=code), rest)
     month, day = int(found["month"] or found["month2"]), int(found["day"] or found["day2"])
     hour, minute, second = (int(found[name] or 0) for name in ("hour", "minute", "second"))
     if not 1 <= month <= 12 or not 1 <= day <= 31 or hour > 23 or minute > 59 or second > 59:
@@ -116,77 +118,27 @@ def parse_date_text(text: str, *, code: int = _FAILED, zone: Zone | None = None)
     days = days_of(int(found["year"]), month, day)
     if civil_of(days * calendar.DAY)[:3] != (int(found["year"]), month, day):
         raise failure(code, f"Error parsing date string '{text}'; The parsed date was invalid")
-    fraction = int((found["fraction"] or "").ljust(3, "0")[:3])
+    fraction, rest = divmod(int(float("0." + (found["fraction"] or "0")) * 1000000), 1000)
     local = days * calendar.DAY + hour * calendar.HOUR + minute * calendar.MINUTE + second * 1000 + fraction
-    return _placed(local, found["zone"], zone, code, text)
+    offset = None if found["zone"] is None else read_zone(found["zone"], 0)[0]
+    return _toward_zero(placed(local, offset, zone, text, code=code), rest)
 
 
-def _placed(local: int, written_zone: str | None, zone: Zone | None, code: int, text: str) -> int:
-    if written_zone is None:
+def _toward_zero(moment: int, rest: int) -> int:
+    """Milliseconds without the microseconds left over: the server cuts, which before 1970 is a later moment."""
+    return moment + 1 if rest and moment < 0 else moment
+
+
+def placed(local: int, offset: int | None, zone: Zone | None, text: str, *, code: int = _FAILED) -> int:
+    """The moment at which a wall clock shows ``local``: by the text's own offset in seconds, or else by the zone."""
+    if offset is None:
         return local if zone is None else zone.moment(local)
     if zone is not None:
         raise failure(
             code,
             f"you cannot pass in a date/time string with time zone information ('{text}') with a timezone argument",
         )
-    if written_zone == "Z":
-        return local
-    sign = -1 if written_zone[0] == "-" else 1
-    return local - sign * (int(written_zone[1:3]) * 3600 + int(written_zone[-2:]) * 60) * 1000
-
-
-_FORMAT_PARTS: Final = {
-    "Y": r"(?P<Y>\d{4})",
-    "m": r"(?P<m>\d{1,2})",
-    "d": r"(?P<d>\d{1,2})",
-    "H": r"(?P<H>\d{1,2})",
-    "M": r"(?P<M>\d{1,2})",
-    "S": r"(?P<S>\d{1,2})",
-    "L": r"(?P<L>\d{1,3})",
-    "G": r"(?P<G>\d{4})",
-    "V": r"(?P<V>\d{1,2})",
-    "u": r"(?P<u>\d)",
-    "z": r"(?P<z>Z|[+-]\d\d:?\d\d)",
-    "%": "%",
-}
-
-
-def parse_with_format(text: str, layout: str, *, zone: Zone | None) -> int:
-    """Milliseconds of a text in a layout. Layouts that name a part twice or an offset in minutes are refused."""
-    letters = re.findall(r"%(.)", layout)
-    if len(set(letters)) != len(letters) or "Z" in letters:
-        raise not_exact(f"the date format {layout!r}")
-    pieces = re.split(r"(%.)", layout)
-    source = "".join(_FORMAT_PARTS[p[1]] if p[:1] == "%" and len(p) == 2 else re.escape(p) for p in pieces)
-    found = re.fullmatch(source, text, re.ASCII)
-    if found is None:
-        raise failure(_FAILED, f"Error parsing date string '{text}'")
-    parts = {name: int(part) for name, part in found.groupdict().items() if name != "z"}
-    days = _days_of_parts(parts, text)
-    hour, minute, second = parts.get("H", 0), parts.get("M", 0), parts.get("S", 0)
-    if hour > 23 or minute > 59 or second > 59:
-        raise failure(_FAILED, f"Error parsing date string '{text}'")
-    local = days * calendar.DAY + hour * calendar.HOUR + minute * calendar.MINUTE + second * 1000
-    if "L" in parts:
-        local += int(found["L"].ljust(3, "0"))
-    return _placed(local, found.groupdict().get("z"), zone, _FAILED, text)
-
-
-def _days_of_parts(parts: dict[str, int], text: str) -> int:
-    if {"G", "V"} <= set(parts) and not {"Y", "m", "d"} & set(parts):
-        if not 1 <= parts["V"] <= 53 or not 1 <= parts.get("u", 1) <= 7:
-            raise failure(_FAILED, f"Error parsing date string '{text}'")
-        fourth = days_of(parts["G"], 1, 4)
-        return fourth - calendar.weekday(fourth) + (parts["V"] - 1) * 7 + parts.get("u", 1) - 1
-    if not {"Y", "m", "d"} <= set(parts):
-        raise failure(_FAILED, "an incomplete date/time string has been found, with elements missing")
-    year, month, day = parts["Y"], parts["m"], parts["d"]
-    if not 1 <= month <= 12 or not 1 <= day <= 31:
-        raise failure(_FAILED, f"Error parsing date string '{text}'")
-    days = days_of(year, month, day)
-    if civil_of(days * calendar.DAY)[:3] != (year, month, day):
-        raise failure(_FAILED, f"Error parsing date string '{text}'; The parsed date was invalid")
-    return days
+    return local - offset * 1000
 
 
 def _from_string(operand: Value, scope: Scope) -> Expression:
@@ -206,7 +158,7 @@ def _from_string(operand: Value, scope: Scope) -> Expression:
             zone = None if where is None or no_zone else zone_of(where)
         if value is None or value[0] in v.NULLISH:
             return v.NULL if "onNull" not in given else given["onNull"].evaluate(frame)
-        if no_layout or (no_zone and value[0] == v.STRING):
+        if (no_layout or no_zone) and value[0] == v.STRING:
             return v.NULL
         try:
             return v.date(_read(value, layout, zone))
@@ -238,7 +190,14 @@ def _read(value: Value, layout: str | None, zone: Zone | None) -> int:
     text = v.text_of(value)
     if layout is None:
         return parse_date_text(text, zone=zone)
-    return parse_with_format(text, layout, zone=zone)
+    local, offset = date_format.read(text, layout)
+    return placed(local, offset, zone, text)
 
 
-register("$dateFromString", _DATE, "3.6", _from_string, note="without a format, ISO 8601 dates alone")
+register(
+    "$dateFromString",
+    _DATE,
+    "3.6",
+    _from_string,
+    note="texts that move a date by weekdays are refused when they are met",
+)
