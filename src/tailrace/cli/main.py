@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = _parse(arguments)
     except KeyboardInterrupt:  # the commands' modules take a moment to load
         return _INTERRUPTED
-    logging.basicConfig(level=logging.WARNING, format="tailrace: %(message)s")
+    _log_in_sentences()
     if sys.stdout is None:
         return _fail("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -78,6 +78,22 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         super().error(redact_uri(message))
+
+
+def _log_in_sentences() -> None:
+    """Warnings on standard error, a line each. PyMongo reports a failure in its background tasks with a traceback of
+    twenty lines; what matters of it, that a member cannot be read, our own reader says."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Sentence("tailrace: %(message)s"))
+    handler.addFilter(lambda record: record.levelno >= logging.CRITICAL or not record.name.startswith("pymongo."))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+class _Sentence(logging.Formatter):
+    """Without a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None}))
 
 
 def build_parser() -> argparse.ArgumentParser:

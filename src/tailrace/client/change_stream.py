@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +16,7 @@ from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
 from tailrace.client.request import WatchRequest
+from tailrace.client.turn import Turn
 from tailrace.errors import UsageError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
@@ -21,16 +24,20 @@ from tailrace.pipeline.explain import explain
 from tailrace.pipeline.options import StreamOptions
 from tailrace.pipeline.plan import Plan, build_plan
 from tailrace.pipeline.profile import ServerProfile, profile_for
+from tailrace.pipeline.request import OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.source.drive import drive
 from tailrace.source.mongod import AWAIT_MS, MongodSource
+from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
 
 
 class ChangeStream(ABC):
     """An iterator over change events. ``for event in stream`` waits for the next one; the end is an invalidation.
 
-    Nothing runs in the background: a stream reads when it is asked for an event. It belongs to one thread at a time;
-    threads that watch have a stream each, from a client each.
+    A stream belongs to one thread at a time: two that ask it at once both get an error (143 and 237), and it ends.
+    ``close`` may be called from any thread; one that waits then comes back, with StopIteration, when the server's wait
+    of ``max_await_time_ms`` is over. ``pymongo.timeout`` and the client's ``timeoutMS`` bound each call, which raises
+    ``pymongo.errors.NetworkTimeout`` then; the stream stays open and misses nothing.
     """
 
     _codec_options: CodecOptions[Any]
@@ -118,23 +125,30 @@ class OplogChangeStream(ChangeStream):
         plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
         self._pipeline = ChangeStreamPipeline(plan, pushes_down=pushes_down)
         self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
-        self._batches = source.tail(
-            plan.read_after or ClusterTime(0),
+        self._tail = partial(
+            source.tail,
             await_ms=max(1, int(self._await_s * 1000)),
             oplog_filter=self._pipeline.pushdown.oplog_filter,
             batch_size=request.batch_size,
             comment=request.comment,
         )
+        self._read_up_to = plan.read_after or ClusterTime(0)
+        #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
+        self._open: list[Generator[OplogBatch, None, None]] = []
+        self._turn = Turn(partial(_close_all, self._open))
+        weakref.finalize(self, self._turn.end)
         self._driven: Iterator[list[ChangeEvent]] = iter(())
         self._events: deque[ChangeEvent] = deque()
         self._token: bytes = plan.first_token.to_bson()
-        self._alive = True
 
     def _begun(self, plan: Plan) -> Plan:
+        oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
+        for database, collection in collections_read(plan.options):
+            self._source.confirm_readable(database, collection)
         if plan.read_after is None:
             # The server begins one tick after what it has applied, committed or not.
             return plan.start_at(self._source.operation_time().tick())
-        plan.confirm_history(*self._source.oldest())
+        plan.confirm_history(*oldest)
         return plan
 
     def explain(self) -> dict[str, Any]:
@@ -146,7 +160,7 @@ class OplogChangeStream(ChangeStream):
 
     @property
     def alive(self) -> bool:
-        return self._alive
+        return not self._turn.ended
 
     @property
     def has_next(self) -> bool:
@@ -158,24 +172,46 @@ class OplogChangeStream(ChangeStream):
 
     def next_event(self) -> ChangeEvent | None:
         """Like ``try_next``, but the event as the pipeline made it."""
+        with self._turn, time_limit_of(self._source.client):
+            try:
+                event = self._look()
+                self._turn.check()
+            except TimeLimitError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+        return event
+
+    def _look(self) -> ChangeEvent | None:
+        """The next event, waited for once."""
         deadline = time.monotonic() + self._await_s
         has_read = False
-        try:
-            while self._alive:
-                if self._events or self._finish_events():
-                    return self._give()
-                self._token = self._pipeline.resume_token.to_bson()
-                if self._pipeline.invalidated:
-                    self.close()
-                    break
-                if has_read and time.monotonic() >= deadline:
-                    break
-                self._driven = drive(self._pipeline.process(next(self._batches)), self._source)
-                has_read = True
-        except BaseException:
-            self.close()
-            raise
+        while self.alive:
+            if self._events or self._finish_events():
+                return self._give()
+            self._token = self._pipeline.resume_token.to_bson()
+            if self._pipeline.invalidated:
+                self.close()
+                break
+            if has_read and time.monotonic() >= deadline:
+                break
+            check_time_limit(self._source.name)
+            self._driven = drive(self._pipeline.process(self._read()), self._source)
+            has_read = True
         return None
+
+    def _read(self) -> OplogBatch:
+        """The next batch. An open read that has met the end of the caller's time is opened anew behind the last one."""
+        if not self._open:
+            self._open.append(self._tail(self._read_up_to))
+        try:
+            batch = next(self._open[0])
+        except TimeLimitError:
+            self._open.clear()
+            raise
+        self._read_up_to = batch.high_water
+        return batch
 
     def _finish_events(self) -> bool:
         """Let the pipeline go on with the batch it has until it gives events; False when the batch is done."""
@@ -183,6 +219,7 @@ class OplogChangeStream(ChangeStream):
             if events:
                 self._events.extend(events)
                 return True
+            check_time_limit(self._source.name)
         return False
 
     def _give(self) -> ChangeEvent:
@@ -194,11 +231,22 @@ class OplogChangeStream(ChangeStream):
         return event
 
     def close(self) -> None:
-        self._alive = False
-        self._events.clear()
-        close_batches = getattr(self._batches, "close", None)
-        if close_batches is not None:
-            close_batches()
+        self._turn.end()
+
+
+def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:
+    """What a stream reads beside the oplog, as far as that is known before its first event: where the images are kept,
+    and the collection whose current documents are looked up."""
+    if options.full_document in ("whenAvailable", "required") or options.full_document_before_change != "off":
+        yield "config", "system.preimages"
+    scope = options.scope
+    if options.full_document == "updateLookup" and scope.database is not None and scope.collection is not None:
+        yield scope.database, scope.collection
+
+
+def _close_all(opened: list[Generator[OplogBatch, None, None]]) -> None:
+    for batches in opened:
+        batches.close()
 
 
 def checked_options(request: WatchRequest) -> StreamOptions:

@@ -201,7 +201,7 @@ class Client(_Watchable):
             return ServerChangeStream(self._native, request)
         checked_options(request)  # what is wrong with the call is said without connecting
         if self.cluster is not None:
-            return ShardedChangeStream(self.cluster, request, self._profile)
+            return ShardedChangeStream(self.cluster, self.pymongo, request, self._profile)
         return OplogChangeStream(self._source, request, self._profile)
 
     def operation_time(self) -> ClusterTime:

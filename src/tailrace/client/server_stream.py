@@ -46,6 +46,7 @@ class ServerChangeStream(ChangeStream):
             # PyMongo 4.20 takes the parameter and leaves it out of the command: the stages would compare by bytes.
             raise UsageError("PyMongo's watch does not send a collation to the server", hint='Use engine="oplog"')
         self._client = client
+        self._closed = False
         self._codec_options = request.codec_options
         scope = request.scope
         scope.check_names()
@@ -62,7 +63,12 @@ class ServerChangeStream(ChangeStream):
         if not self.alive:
             return None
         with self._translated():
-            event = self._stream.try_next()
+            try:
+                event = self._stream.try_next()
+            except pymongo_errors.PyMongoError:
+                if self._closed:
+                    return None  # another thread has closed the stream, and with it the server's cursor
+                raise
         return None if event is None else self._decoded(bytes(event.raw))
 
     @property
@@ -75,6 +81,7 @@ class ServerChangeStream(ChangeStream):
         return bool(self._stream.alive)
 
     def close(self) -> None:
+        self._closed = True
         self._stream.close()
 
     @contextmanager

@@ -15,8 +15,9 @@ from typing import Any, Final
 import bson
 from pymongo import MongoClient
 
-from tailrace.client.change_stream import ChangeStream, checked_options
+from tailrace.client.change_stream import ChangeStream, checked_options, collections_read
 from tailrace.client.request import WatchRequest
+from tailrace.client.turn import Turn
 from tailrace.errors import InternalError, SourceError, TailraceError, invariant, on_shard
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
@@ -39,6 +40,7 @@ from tailrace.source.membership import Beginning, beginning
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.sharded import ShardedSource, ShardStatistics
+from tailrace.source.time_limit import TimeLimitError, check_time_limit, remaining_s, time_limit_of
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
 from tailrace.source.worker import Worker
 
@@ -82,12 +84,16 @@ class ShardedChangeStream(ChangeStream):
     """Raises at once what a mongos would raise on ``aggregate``. Reads ahead on threads of its own until it is closed;
     what a look finds there is worked on in the thread that looks.
 
+    ``client``   the one that the stream was asked from: its ``timeoutMS`` bounds each call
     ``profile``  of the server version whose events to make; ``None``: that of the oldest shard
     """
 
-    def __init__(self, cluster: Cluster, request: WatchRequest, profile: ServerProfile | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, client: MongoClient[Any], request: WatchRequest, profile: ServerProfile | None = None
+    ) -> None:
         options = checked_options(request)
         self._cluster = cluster
+        self._client = client
         self._codec_options = request.codec_options
         self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
         _refuse_view(cluster, options.scope)
@@ -101,10 +107,10 @@ class ShardedChangeStream(ChangeStream):
         self._events: deque[ChangeEvent] = deque()
         self._taking: Running | None = None
         self._parts: dict[str, _Part] = {}
-        self._alive = True
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment)
-        self._finalizer = weakref.finalize(self, _close, self._source, self._parts)
+        self._turn = Turn(partial(_close, self._source, self._parts))
+        weakref.finalize(self, self._turn.end)
         for member in begun.members:
             self._read(*member)
         if begun.config_after is not None:
@@ -125,7 +131,7 @@ class ShardedChangeStream(ChangeStream):
 
     @property
     def alive(self) -> bool:
-        return self._alive
+        return not self._turn.ended
 
     @property
     def has_next(self) -> bool:
@@ -135,7 +141,7 @@ class ShardedChangeStream(ChangeStream):
     def statistics(self) -> StreamStatistics:
         """How the stream and its shards are doing now."""
         waiting_for: dict[str, None] = {}
-        for name in self._merged.waiting_for if self._alive else ():
+        for name in self._merged.waiting_for if self.alive else ():
             part = self._parts[name]
             # A shard whose event needs a document of another one waits for that.
             waiting_for[(part.answers.asking if part.asked else None) or name] = None
@@ -147,26 +153,36 @@ class ShardedChangeStream(ChangeStream):
 
     def next_event(self) -> ChangeEvent | None:
         """Like ``try_next``, but the event as the pipeline made it."""
+        with self._turn, time_limit_of(self._client):
+            try:
+                event = self._look()
+                self._turn.check()
+            except TimeLimitError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+        return event
+
+    def _look(self) -> ChangeEvent | None:
+        """The next event, waited for once."""
         deadline = time.monotonic() + self._await_s
-        try:
-            while self._alive:
-                if self._events:
-                    return self._give()
-                self._advance()
-                if self._events:
-                    continue
-                self._token = self._merged.resume_token.to_bson()
-                if self._merged.invalidated:
-                    self.close()
-                    break
-                again_s = self._request_promises()
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    break
-                self._wait(left_s if again_s is None else min(left_s, again_s))
-        except BaseException:
-            self.close()
-            raise
+        while self.alive:
+            if self._events:
+                return self._give()
+            self._advance()
+            if self._events:
+                continue
+            self._token = self._merged.resume_token.to_bson()
+            if self._merged.invalidated:
+                self.close()
+                break
+            again_s = self._request_promises()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            check_time_limit("the cluster")
+            self._wait(min(seconds for seconds in (left_s, again_s, remaining_s()) if seconds is not None))
         return None
 
     def _give(self) -> ChangeEvent:
@@ -294,7 +310,7 @@ class ShardedChangeStream(ChangeStream):
     def _wait(self, seconds: float) -> None:
         """Wait until a batch, an answer or a failure has come."""
         with self._source.changed:
-            if not self._something_came():
+            if self.alive and not self._something_came():
                 self._source.changed.wait(seconds)
 
     def _something_came(self) -> bool:
@@ -310,9 +326,9 @@ class ShardedChangeStream(ChangeStream):
         return False
 
     def close(self) -> None:
-        self._alive = False
-        self._events.clear()
-        self._finalizer()
+        self._turn.end()
+        with self._source.changed:
+            self._source.changed.notify_all()
 
 
 class _Answers:
@@ -359,9 +375,15 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginnin
         plan = plan.start_at(view.time.tick())
     after = plan.read_after or ClusterTime(0)
     begun = beginning(cluster, view, after, ignore_removed=plan.options.ignore_removed_shards)
+    if begun.config_after is not None:
+        MongodSource(cluster.config_client()).oldest()  # who may not read an oplog is told here, not at the first event
+    images = [read for read in collections_read(plan.options) if read[0] == "config"]
     for member in begun.members:
+        source = MongodSource(member.client)
         try:
-            plan.confirm_history(*MongodSource(member.client).oldest())
+            plan.confirm_history(*source.oldest())
+            for database, collection in images:
+                source.confirm_readable(database, collection)
         except TailraceError as error:
             raise on_shard(error, member.name) from None
     return plan, begun

@@ -18,6 +18,7 @@ from pymongo.read_concern import ReadConcern
 from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.failure import Backoff, describe_members, is_transient, seed_names, source_error
+from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.uri import URI_EXAMPLE, ClientOptions, ConnectionString, hide, parse_complaint, redact_repr
 
 APP_NAME: Final = "tailrace"
@@ -41,6 +42,9 @@ class _Client(MongoClient[Any]):
 
     def __repr__(self) -> str:
         return redact_repr(super().__repr__())
+
+
+_Client.__name__ = MongoClient.__name__  # PyMongo's texts name the class
 
 
 def open_client(uri: str | ConnectionString, **options: Any) -> MongoClient[dict[str, Any]]:
@@ -137,6 +141,7 @@ class Connection:
             try:
                 self._hello = self._say_hello()
             except PyMongoError as error:
+                check_time_limit(seed_names(self.client))
                 self.endure(error, backoff, seed_names(self.client))
         self.trouble = None
 
@@ -188,6 +193,7 @@ class Connection:
             try:
                 result = read()
             except PyMongoError as error:
+                check_time_limit(name)
                 self.endure(error, backoff, name)
             else:
                 self.trouble = None
@@ -198,6 +204,8 @@ class Connection:
 
     def endure(self, error: PyMongoError, backoff: Backoff, what: str) -> None:
         """Wait after ``error`` so that ``what`` can be tried again; raises SourceError where that is no use."""
+        if error.timeout and remaining_s() is not None:
+            return  # nothing is wrong with the deployment: the caller's own time is over
         if self.interrupted or not is_transient(error) or backoff.exhausted:
             raise source_error(error, self.client) from None
         self.trouble = describe_members(self.client)

@@ -9,13 +9,15 @@ from tailrace.errors import InternalError, TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.pipeline.request import Answer, Emit, NeedDocuments, NeedEntries, NeedPreImages, Request, Running
 from tailrace.source.base import OplogSource
+from tailrace.source.time_limit import TimeLimitError
 
 
 def drive(running: Running, source: OplogSource) -> Iterator[list[ChangeEvent]]:
     """Run a pipeline to its end, answering its requests from ``source``; gives the events as they are finished.
 
     Where the source cannot answer, the pipeline gets the source's error in place of the answer: it gives what comes
-    before and raises, or asks in another way. Closing the iterator closes the pipeline.
+    before and raises, or asks in another way. Where the caller's time is over, no events are given, and the request is
+    made again afterwards. Closing the iterator closes the pipeline.
     """
     return drive_by(running, partial(_answer, source))
 
@@ -34,10 +36,15 @@ def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterat
             if isinstance(request, Emit):
                 yield request.events
                 continue
-            try:
-                answer = answer_to(request)
-            except TailraceError as error:
-                failure = error
+            while True:
+                try:
+                    answer = answer_to(request)
+                except TimeLimitError:
+                    yield []  # the caller is told, and the request is made again when it comes back
+                    continue
+                except TailraceError as error:
+                    failure = error
+                break
     finally:
         running.close()
 

@@ -18,6 +18,7 @@ from pymongo.errors import (
 from pymongo.server_description import ServerDescription
 
 from tailrace.errors import RESUMABLE_LABEL, SourceError
+from tailrace.source.time_limit import remaining_s, time_limit_exceeded
 from tailrace.source.uri import redact_uri
 
 #: Codes after which the same read may work again: the retryable-reads and change-stream lists of the drivers'
@@ -55,6 +56,8 @@ def is_transient(error: PyMongoError) -> bool:
 def source_error(error: PyMongoError, client: MongoClient[Any]) -> SourceError:
     """The one sentence for an error of the driver. No secret of the connection string is in it. It has the label of
     what a resume heals where the same read may work later."""
+    if error.timeout and (remaining_s() is not None or client.options.timeout is not None):
+        return time_limit_exceeded(seed_names(client))
     found = _described(error, client)
     if is_transient(error):
         found.labels |= {RESUMABLE_LABEL}
@@ -190,5 +193,7 @@ class Backoff:
         return self._give_up_s is not None and now - self._since >= self._give_up_s
 
     def wait(self) -> None:
-        time.sleep(self._wait_s * random.uniform(0.5, 1.0))
+        left_s = remaining_s()
+        wait_s = self._wait_s * random.uniform(0.5, 1.0)
+        time.sleep(wait_s if left_s is None else min(wait_s, left_s))
         self._wait_s = min(self._wait_s * 2, self._wait_s_max)

@@ -27,6 +27,7 @@ from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.failure import Backoff
 from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
 from tailrace.source.raw_reply import RawReplyCursor
+from tailrace.source.time_limit import remaining_s
 from tailrace.source.uri import ConnectionString
 from tailrace.source.window import Window
 
@@ -190,7 +191,7 @@ class MongodSource:
                         yield batch
                 with self._opened(position, await_ms=await_ms, oplog_filter=oplog_filter, **extra) as (cursor, first):
                     self._tailing = cursor
-                    for raw, seen in self._tailed(cursor, first, looks=oplog_filter is not None):
+                    for raw, seen in self._tailed(cursor, first, await_ms, looks=oplog_filter is not None):
                         if self._connection.interrupted:
                             return
                         self._connection.trouble = None
@@ -217,6 +218,10 @@ class MongodSource:
     def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
         """The current documents, read at majority after the events; ServerError 166 where the name is a view now."""
         return current_documents(self._connection, lookups)
+
+    def confirm_readable(self, database: str, collection: str) -> None:
+        """Raises SourceError where this user may not read the collection, whether it exists or not."""
+        self._connection.retrying(lambda: self._connection.majority(database, collection).find_one({}, {"_id": 1}))
 
     def refuse_view(self, database: str, collection: str) -> None:
         """Raises ServerError 166 where the name is a view or a time-series collection now."""
@@ -268,7 +273,7 @@ class MongodSource:
         await_ms: int | None = None,
         oplog_filter: bytes | None = None,
         **extra: Any,
-    ) -> Iterator[tuple[RawBatchCursor[Any], bytes]]:
+    ) -> Iterator[tuple[RawReplyCursor, bytes]]:
         """A cursor on the entries after ``position``, and its first reply without the entry at ``position`` itself,
         which is asked for whatever the filter says of it.
 
@@ -321,7 +326,9 @@ class MongodSource:
                 hint="Another replica set answers under its address, or it was restored: start a new stream",
             )
 
-    def _tailed(self, cursor: RawBatchCursor[Any], first: bytes, *, looks: bool) -> Iterator[tuple[bytes, ClusterTime]]:
+    def _tailed(
+        self, cursor: RawReplyCursor, first: bytes, await_ms: int, *, looks: bool
+    ) -> Iterator[tuple[bytes, ClusterTime]]:
         """The cursor's replies, empty ones too, for as long as its member is the one to read from.
 
         With each comes a time that the cursor has seen everything up to. Where it ``looks``, that is the newest entry's
@@ -335,6 +342,7 @@ class MongodSource:
                 newest, address = self._newest()
                 # Another member may be ahead of this one.
                 seen = newest if address == cursor.address else seen
+            cursor.wait_at_most(min(await_ms, self._await_ms_max()))
             raw: bytes = next(cursor, b"")
             if not cursor.alive:
                 raise AutoReconnect("the server closed the cursor at the end of the oplog")
@@ -346,7 +354,7 @@ class MongodSource:
 
     def _await_ms_max(self) -> int:
         options = self.client.options
-        limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout) if limit]
+        limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout, remaining_s()) if limit]
         return max(1, min(_AWAIT_MS_MAX, *(int(limit * 500) for limit in limits))) if limits else _AWAIT_MS_MAX
 
 

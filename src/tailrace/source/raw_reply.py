@@ -27,6 +27,10 @@ _CODEC: Final = CodecOptions[dict[str, Any]](unicode_decode_error_handler="repla
 class RawReplyCursor(RawBatchCursor[Any]):
     """``collection.find_raw_batches(...)``, faster: ``RawReplyCursor(collection, ...)``."""
 
+    def wait_at_most(self, milliseconds: int) -> None:
+        """How long the server waits for entries from the next reply on; PyMongo's own setter is for unused cursors."""
+        self._max_await_time_ms = milliseconds
+
     def _unpack_response(self, response: Any, *args: Any, **options: Any) -> Any:
         raw_reply = getattr(response, "raw_command_response", None)
         if raw_reply is None:

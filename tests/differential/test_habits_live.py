@@ -1,0 +1,277 @@
+"""What PyMongo's users do with a stream besides iterating over it: several threads, close() from outside, time limits,
+forgetting it. The outcome is that of PyMongo's own stream beside it; docs/reference/differences.md names what is not.
+
+Streams had been used by one thread each, without limits, and closed by who read them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import NetworkTimeout, PyMongoError
+
+import tailrace
+from tailrace.embedded import Mongod, ReplicaSet, ShardedCluster
+from tailrace.errors import ServerError, SourceError, TailraceError
+from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
+from tests.differential.tcp_proxy import TcpProxy
+from tests.sharded.workload import spread
+
+pytestmark = pytest.mark.mongod
+
+_PATIENCE_S = 60.0
+#: A stream as somebody opens it: the client, and whether its errors are PyMongo's own.
+Connect = Callable[..., Any]
+
+
+def pymongo_of(uri: str) -> Connect:
+    return lambda **options: MongoClient[Any](uri, **options)
+
+
+def ours(uri: str, engine: Any) -> Connect:
+    return lambda **options: tailrace.connect(uri, engine=engine, **options)
+
+
+@pytest.fixture(params=["pymongo", "server", "oplog", "sharded"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    """Clients of the same kind: PyMongo's, our two engines on a replica set, ours on a sharded cluster."""
+    if request.param == "sharded":
+        cluster: ShardedCluster = request.getfixturevalue("sharded_cluster")
+        return ours(cluster.uri, "oplog")
+    uri = request.getfixturevalue("replica_set").uri
+    return pymongo_of(uri) if request.param == "pymongo" else ours(uri, request.param)
+
+
+@pytest.fixture(scope="module")
+def namespace(sharded_cluster: ShardedCluster) -> str:
+    return spread(sharded_cluster, "habits", "c")
+
+
+@pytest.fixture
+def writes(request: pytest.FixtureRequest, connect: Connect) -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Inserts a document into the collection ``habits.c`` that the streams watch."""
+    if request.node.callspec.params["connect"] == "sharded":
+        cluster: ShardedCluster = request.getfixturevalue("sharded_cluster")
+        name: str = request.getfixturevalue("namespace")
+        number = itertools.count()
+        yield lambda document: cluster.router.insert_one(
+            name, {"_id": bson.ObjectId(), "region": "ab"[next(number) % 2], **document}
+        )
+        return
+    with MongoClient[Any](request.getfixturevalue("replica_set").uri) as client:
+        yield lambda document: client.habits.c.insert_one(dict(document))
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call gives, or the exception that it raises."""
+    try:
+        return call()
+    except (Exception, StopIteration) as error:  # noqa: BLE001
+        return error
+
+
+def code_of(error: Any) -> int | None:
+    return error.code if isinstance(error, (TailraceError, pymongo.errors.OperationFailure)) else None
+
+
+class _Reader(threading.Thread):
+    """A thread that calls ``stream.next()`` once; ``result`` is what came of it."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(daemon=True)
+        self._stream = stream
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        self.result = outcome(self._stream.next)
+
+    def ended(self) -> bool:
+        self.join(_PATIENCE_S)
+        return not self.is_alive()
+
+
+def test_two_threads_in_one_stream_are_both_told(connect: Connect) -> None:
+    """ "ValueError: generator already executing" in one, and a stream that ended without a word in the other."""
+    with connect() as client, client.habits.c.watch(max_await_time_ms=2000) as stream:
+        first = _Reader(stream)
+        time.sleep(0.5)
+        second = _Reader(stream)
+        assert second.ended()
+        assert first.ended()
+        assert code_of(second.result) == 143, second.result
+        assert code_of(first.result) == 237, first.result
+        assert not stream.alive
+
+
+def test_threads_that_take_turns_share_a_stream(connect: Connect, writes: Callable[[dict[str, Any]], Any]) -> None:
+    with connect() as client, client.habits.c.watch() as stream:
+        for number in range(6):
+            writes({"n": number})
+            reader = _Reader(stream)
+            assert reader.ended()
+            assert reader.result["fullDocument"]["n"] == number
+        assert stream.alive
+
+
+def test_close_from_another_thread_ends_a_waiting_next(connect: Connect, request: pytest.FixtureRequest) -> None:
+    with connect() as client, client.habits.c.watch(max_await_time_ms=1000) as stream:
+        reader = _Reader(stream)
+        time.sleep(0.3)
+        assert outcome(stream.close) is None
+        assert reader.ended()
+        if request.node.callspec.params["connect"] == "pymongo":
+            assert code_of(reader.result) == 237  # ours end as a stream does that was closed before
+        else:
+            assert isinstance(reader.result, StopIteration)
+        assert not stream.alive
+        assert isinstance(outcome(stream.next), StopIteration)
+        assert stream.try_next() is None
+        stream.close()
+
+
+@pytest.mark.parametrize("call", ["next", "try_next"])
+def test_a_time_limit_ends_the_wait_and_not_the_stream(
+    connect: Connect, writes: Callable[[dict[str, Any]], Any], call: str
+) -> None:
+    """The limit was over, and the read was tried again for ever."""
+    with connect() as client, client.habits.c.watch(max_await_time_ms=5000) as stream:
+        writes({"n": "before"})
+        assert stream.next()["fullDocument"]["n"] == "before"
+        for number in range(2):
+            with pymongo.timeout(0.5):
+                waited = outcome(getattr(stream, call))
+            assert isinstance(waited, NetworkTimeout), waited
+            assert waited.timeout
+            assert stream.alive
+            writes({"n": number})
+            assert stream.next()["fullDocument"]["n"] == number
+
+
+def test_the_clients_own_limit_bounds_each_call(connect: Connect, writes: Callable[[dict[str, Any]], Any]) -> None:
+    with connect(timeoutMS=800) as client, client.habits.c.watch(max_await_time_ms=5000) as stream:
+        for number in range(2):
+            assert isinstance(outcome(stream.next), NetworkTimeout)
+            writes({"n": number})
+            assert stream.next()["fullDocument"]["n"] == number
+        assert stream.alive
+    with connect(timeoutMS=20_000) as client, client.habits.c.watch(max_await_time_ms=50) as stream:
+        assert stream.try_next() is None
+
+
+@pytest.mark.parametrize("engine", ["oplog", "server"])
+def test_a_limit_that_is_over_in_a_look_up_loses_no_event(replica_set: ReplicaSet, engine: Any) -> None:
+    """The event that waits for its document comes with the next call: the stream goes on at the very request."""
+    host = replica_set.uri.partition("://")[2].partition("/")[0]
+    with (
+        TcpProxy(host) as proxy,
+        MongoClient[Any](replica_set.uri) as direct,
+        tailrace.connect(f"mongodb://{proxy.host}/?directConnection=true", engine=engine) as client,
+    ):
+        direct.habits.looked.drop()
+        with client.habits.looked.watch(full_document="updateLookup", max_await_time_ms=100) as stream:
+            direct.habits.looked.insert_one({"_id": 1, "n": 0})
+            assert stream.next()["operationType"] == "insert"
+            for number in range(1, 6):
+                direct.habits.looked.update_one({"_id": 1}, {"$set": {"n": number}})
+                proxy.refuse()
+                with pymongo.timeout(0.3):
+                    assert isinstance(outcome(stream.next), PyMongoError)
+                proxy.refuse(False)
+                assert stream.alive
+                assert stream.next()["fullDocument"] == {"_id": 1, "n": number}
+
+
+_FORGOTTEN = """
+import sys, threading, time, tailrace
+client = tailrace.connect(sys.argv[1], engine=sys.argv[3])
+stream = client.habits.c.watch(max_await_time_ms=300)
+stream.try_next()
+how = sys.argv[2]
+if how == "cycle":
+    class Holder: pass
+    holder = Holder(); holder.stream, holder.itself = stream, holder
+    del stream
+elif how == "waiting":
+    threading.Thread(target=list, args=(stream,), daemon=True).start()
+    time.sleep(0.1)
+elif how == "client closed":
+    client.close()
+elif how == "in a module":
+    sys.modules["elsewhere"] = stream
+elif how == "raises":
+    raise SystemExit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["left", "cycle", "waiting", "client closed", "in a module", "raises"])
+@pytest.mark.parametrize("kind", ["server", "oplog", "sharded"])
+def test_a_forgotten_stream_leaves_no_trace_on_the_terminal(
+    kind: str, how: str, request: pytest.FixtureRequest
+) -> None:
+    """Every test closed its streams."""
+    running = request.getfixturevalue("sharded_cluster" if kind == "sharded" else "replica_set")
+    engine = "server" if kind == "server" else "oplog"
+    done = subprocess.run(
+        [sys.executable, "-c", _FORGOTTEN, running.uri, how, engine],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
+    with mongod_with_users(tmp_path_factory.mktemp("guarded")) as mongod:
+        add_user(mongod, "nobody", PASSWORD, [])
+        add_user(mongod, "reader", PASSWORD, [{"role": "read", "db": "local"}])
+        yield mongod
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "says"),
+    [
+        ("nobody", {}, "the oplog"),
+        ("nobody", {"full_document": "updateLookup"}, "the oplog"),
+        ("reader", {"full_document": "updateLookup"}, "the database shop"),
+        ("reader", {"full_document": "whenAvailable"}, "pre-images"),
+        ("reader", {"full_document_before_change": "required"}, "pre-images"),
+    ],
+)
+def test_who_may_not_read_is_told_by_watch_itself(
+    guarded: Mongod, user: str, options: dict[str, Any], says: str
+) -> None:
+    """A stream that begins now read nothing before its first event: the program went on as if all were well."""
+    with tailrace.connect(uri_of(guarded, user, PASSWORD)) as client:
+        with pytest.raises(SourceError, match=says) as raised:
+            client.shop.orders.watch(**options)
+        assert raised.value.code == 13
+    with tailrace.connect(uri_of(guarded, user, PASSWORD), engine="server") as client:
+        with pytest.raises(ServerError) as refused:
+            client.shop.orders.watch(**options)
+        assert refused.value.code == 13
+    with tailrace.connect(uri_of(guarded, ROOT, PASSWORD)) as client, client.shop.orders.watch(**options) as stream:
+        assert stream.alive
+
+
+@pytest.mark.parametrize("arguments", [["--until", "now"], ["--until", "1"], []])
+def test_the_command_says_so_too_and_does_not_end_well(guarded: Mongod, arguments: list[str]) -> None:
+    """With ``--until now`` it came to its end before its first read: exit status 0, and nothing printed."""
+    command = [sys.executable, "-m", "tailrace", "watch", uri_of(guarded, "nobody", PASSWORD), "shop", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "may not read the oplog" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
