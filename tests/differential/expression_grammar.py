@@ -35,6 +35,8 @@ PATHS = (
     "$$CURRENT.a",
     "$$ROOT.b",
     "$_id",
+    "$d.$id",
+    "$$ROOT.a.$ref",
 )
 
 
@@ -58,7 +60,7 @@ SIMPLE: dict[str, tuple[str, str]] = {
     "$ifNull": ("x", "xxx*"), "$add": ("n", "n*"), "$multiply": ("n", "n*"), "$subtract": ("n", "nn"),
     "$divide": ("n", "nn"), "$mod": ("n", "nn"), "$abs": ("n", "n"), "$ceil": ("n", "n"), "$floor": ("n", "n"),
     "$sqrt": ("n", "n"), "$exp": ("n", "n"), "$ln": ("n", "n"), "$log": ("n", "nn"), "$log10": ("n", "n"),
-    "$pow": ("n", "nn"), "$round": ("n", "ni?"), "$trunc": ("n", "ni?"), "$sin": ("n", "n"), "$cos": ("n", "n"),
+    "$pow": ("n", "nn"), "$sin": ("n", "n"), "$cos": ("n", "n"),
     "$tan": ("n", "n"), "$asin": ("n", "n"), "$acos": ("n", "n"), "$atan": ("n", "n"), "$atan2": ("n", "nn"),
     "$sinh": ("n", "n"), "$cosh": ("n", "n"), "$tanh": ("n", "n"), "$asinh": ("n", "n"), "$acosh": ("n", "n"),
     "$atanh": ("n", "n"), "$degreesToRadians": ("n", "n"), "$radiansToDegrees": ("n", "n"),
@@ -300,6 +302,15 @@ def _unset_field(g: Grammar, depth: int) -> Value:
     return doc(field=v.string(g.rng.choice(("a", "b", "a.b"))), input=g.expression("o", depth))
 
 
+def _round(g: Grammar, depth: int) -> Value:
+    """Also to more places than a decimal has digits."""
+    places = (
+        v.int32(g.rng.choice((-21, -5, 0, 2, 20, 33, 34, 40, 100))) if g.rng.random() < 0.6 else g.expression("i", 0)
+    )
+    number = values.number(g.rng) if g.rng.random() < 0.4 else g.expression("n", depth)
+    return v.array_of([number, places]) if g.rng.random() < 0.85 else number
+
+
 def _literal(g: Grammar, depth: int) -> Value:
     return values.any_value(g.rng)
 
@@ -312,12 +323,14 @@ SPECIAL: dict[str, tuple[str, Callable[[Grammar, int], Value]]] = {
     "$regexFindAll": ("a", _regex), "$regexMatch": ("b", _regex), "$replaceOne": ("s", _replace),
     "$replaceAll": ("s", _replace), "$convert": ("x", _convert), "$getField": ("x", _get_field),
     "$setField": ("o", _set_field), "$unsetField": ("o", _unset_field), "$literal": ("x", _literal),
+    "$round": ("n", _round), "$trunc": ("n", _round),
 }  # fmt: skip
 
 
 # ── stages ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 FIELD_PATHS = (
+    b"d.$id",
     b"a",
     b"b",
     b"c",
@@ -381,7 +394,8 @@ def _projection(rng: random.Random, grammar: Grammar) -> Value:
         elif rng.random() < 0.5 or roll < 0.5:
             fields.append((name, rng.choice((v.int32(1), v.TRUE, v.double(1.5)))))
         elif rng.random() < 0.2:
-            fields.append((name, v.object_of([(b"a", v.int32(1)), (b"k", grammar.expression("x", 1))])))
+            inner = rng.choice((b"a", b"a", b"$id", b"$ref"))
+            fields.append((name, v.object_of([(inner, v.int32(1)), (b"k", grammar.expression("x", 1))])))
         else:
             fields.append((name, grammar.expression("x", 2)))
     if rng.random() < 0.3 and all(name != b"_id" for name, _ in fields):

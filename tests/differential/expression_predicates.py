@@ -13,11 +13,49 @@ from tests.differential import expression_values as values
 PATHS = (
     "a", "b", "c", "d", "e", "x", "0", "a.b", "b.a", "c.a", "c.b", "d.a", "a.0", "b.1", "c.0.a", "a.b.c", "a.0.0",
     "d.a.0.b", "b.0.1", "e.b.0", "nope", "a.nope", "_id", "", "a.", "c.01",
+    "d.$id", "a.$ref", "$id",
 )  # fmt: skip
 COMPARISONS = ("$eq", "$gt", "$gte", "$lt", "$lte", "$ne")
 SCHEMA_TYPES = ("string", "int", "number", "object", "array", "bool", "null", "double", "date", "long", "objectId")
 
 Expression = Callable[[], Value]
+
+
+def _object(**fields: Value) -> Value:
+    return v.object_of([(name.encode(), value) for name, value in fields.items()])
+
+
+#: Operators with nothing in them, or with what decides them at once.
+DEGENERATE: tuple[tuple[bytes, Value], ...] = (
+    (b"$in", v.EMPTY_ARRAY),
+    (b"$nin", v.EMPTY_ARRAY),
+    (b"$all", v.EMPTY_ARRAY),
+    (b"$elemMatch", v.EMPTY_OBJECT),
+    (b"$elemMatch", _object(**{"$and": v.array_of([v.EMPTY_OBJECT])})),
+    (b"$elemMatch", _object(**{"$nor": v.array_of([v.EMPTY_OBJECT])})),
+    (b"$elemMatch", _object(**{"$id": v.int32(1)})),
+    (b"$elemMatch", _object(**{"$nin": v.EMPTY_ARRAY})),
+    (b"$not", _object(**{"$elemMatch": v.EMPTY_OBJECT})),
+    (b"$not", _object(**{"$all": v.EMPTY_ARRAY})),
+    (b"$type", v.EMPTY_ARRAY),
+    (b"$bitsAllSet", v.EMPTY_ARRAY),
+    (b"$bitsAnySet", v.EMPTY_ARRAY),
+    (b"$bitsAnyClear", v.int32(0)),
+    (b"$mod", v.array_of([v.int32(1), v.int32(0)])),
+    (b"$size", v.int32(0)),
+    (b"$id", v.int32(1)),
+)
+WHOLE: tuple[tuple[bytes, Value], ...] = (
+    (b"$and", v.array_of([v.EMPTY_OBJECT])),
+    (b"$or", v.array_of([v.EMPTY_OBJECT])),
+    (b"$nor", v.array_of([v.EMPTY_OBJECT])),
+    (b"$and", v.EMPTY_ARRAY),
+    (b"$expr", v.EMPTY_OBJECT),
+    (b"$expr", _object(**{"$or": v.EMPTY_ARRAY})),
+    (b"$jsonSchema", v.EMPTY_OBJECT),
+    (b"$sampleRate", v.int32(0)),
+    (b"$comment", v.NULL),
+)
 
 
 class _Queries:
@@ -45,6 +83,8 @@ class _Queries:
             if depth > 0 and roll < 0.22:
                 clauses = [self.query(depth - 1) for _ in range(rng.choice((1, 2, 2, 3)))]
                 fields.append((rng.choice((b"$and", b"$or", b"$nor")), v.array_of(clauses)))
+            elif roll < 0.24:
+                fields.append(rng.choice(WHOLE))
             elif roll < 0.27:
                 fields.append((b"$expr", self.expression()))
             elif roll < 0.31:
@@ -66,6 +106,8 @@ class _Queries:
     def operator(self, depth: int) -> list[tuple[bytes, Value]]:
         rng = self.rng
         roll = rng.random()
+        if roll < 0.03:
+            return [rng.choice(DEGENERATE)]
         if roll < 0.38:
             return [(rng.choice(COMPARISONS).encode(), self.value())]
         if roll < 0.5:

@@ -184,6 +184,9 @@ def array(rng: random.Random, depth: int = 1) -> Value:
 
 
 def document(rng: random.Random, depth: int = 2) -> Value:
+    if rng.random() < 0.05:
+        reference = [(b"$ref", text(rng)), (b"$id", scalar(rng)), (b"$db", text(rng))]
+        return v.object_of(reference[rng.choice((0, 0, 1)) : rng.choice((2, 3))])
     names = rng.sample(NAMES, rng.choice((0, 1, 2, 2, 3)))
     return v.object_of([(name, any_value(rng, depth)) for name in names])
 

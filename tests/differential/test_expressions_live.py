@@ -107,3 +107,27 @@ def test_a_schema_that_lists_fields_shows_the_nameless_one_to_its_neighbours(ser
         server, [bson.encode({"$match": {"": {"$type": "number"}, "$jsonSchema": schema}})], documents, totals
     )
     assert totals.differences == []
+
+
+#: Decimals at every edge: of digits, of exponents, of signs.
+_EDGES = """1 1.5 -2.25 123456789012345678901234567890.1234 9.999999999999999999999999999999999 0 -0 0.000 0E+10 0E-6176
+1E-6176 1E+6111 9.999999999999999999999999999999999E+6144 1E+20 12345E-10 -5E-3 1.25E+30 NaN -NaN Infinity -Infinity
+1234567890123456789012345678901234 -1E-6150"""
+_ROUNDED = [
+    {name: ["$n", places]} for name in ("$round", "$trunc") for places in (-20, -1, 0, 1, 20, 33, 34, 35, 60, 100)
+]
+_DEGREES = [{"$degreesToRadians": "$n"}, {"$radiansToDegrees": "$n"}]
+
+
+def test_decimals_are_rounded_and_turned_as_on_the_server(server: Server) -> None:
+    """The grammar's places for ``$round`` were small: never more than the digits that a decimal has left."""
+    rng = grammar.random.Random(5)
+    texts = _EDGES.split() + [f"{rng.randint(-(10**33), 10**34)}E{rng.randint(-60, 30)}" for _ in range(200)]
+    documents = [bson.encode({"_id": place, "n": bson.Decimal128(text)}) for place, text in enumerate(texts)]
+    server.load(documents)
+    server.collation = None
+    totals = Totals()
+    for expression in (*_ROUNDED, *_DEGREES):
+        compare_stage(server, [bson.encode({"$replaceWith": {"r": expression}})], documents, totals)
+    assert totals.differences == []
+    assert totals.comparisons == len(texts) * 22

@@ -210,11 +210,13 @@ def _whole_double(number: float, rounding: str) -> float:
 
 
 def quantized(number: Decimal, places: int, rounding: str) -> Decimal:
-    """``number`` with ``places`` digits after the point; unchanged where 34 digits do not reach so far."""
+    """``number`` with ``places`` digits after the point; as many as 34 digits allow where they do not reach so far."""
     try:
         return number.quantize(Decimal((0, (1,), -places)), rounding=rounding, context=_QUANTIZING)
     except InvalidOperation:
-        return number
+        _, digits, exponent = number.as_tuple()
+        fullest = max(int(exponent) - (CONTEXT.prec - len(digits)), -6176)
+        return number.quantize(Decimal((0, (1,), fullest)), context=_QUANTIZING)
 
 
 _QUANTIZING: Final = CONTEXT.copy()
@@ -286,17 +288,19 @@ def _atan2(args: Iterable[Maybe]) -> Maybe:
 variadic("$atan2", _TRIGONOMETRY, "4.2", _atan2, low=2, high=2, note=_NOTE)
 
 
-def _degrees(name: str, factor: float) -> None:
+def _degrees(name: str, factor: float, exact: Decimal) -> None:
+    """``exact`` has 34 digits: the server multiplies by it."""
+
     def apply(value: Maybe) -> Maybe:
         found = numeric_argument(name, value)
         if found is None:
             return v.NULL
         if found[0] == v.DECIMAL:
-            raise not_exact(f"{name} of a decimal")
+            return v.decimal(CONTEXT.multiply(v.decimal_of(found), exact))
         return v.double(float_of(found) * factor)
 
-    unary(name, _TRIGONOMETRY, "4.2", apply, note=_NOTE)
+    unary(name, _TRIGONOMETRY, "4.2", apply)
 
 
-_degrees("$degreesToRadians", math.pi / 180)
-_degrees("$radiansToDegrees", 180 / math.pi)
+_degrees("$degreesToRadians", math.pi / 180, Decimal("0.01745329251994329576923690768488613"))
+_degrees("$radiansToDegrees", 180 / math.pi, Decimal("57.29577951308232087679815481410517"))
