@@ -131,3 +131,36 @@ def test_decimals_are_rounded_and_turned_as_on_the_server(server: Server) -> Non
         compare_stage(server, [bson.encode({"$replaceWith": {"r": expression}})], documents, totals)
     assert totals.differences == []
     assert totals.comparisons == len(texts) * 22
+
+
+def test_long_arrays_of_equal_elements_are_sorted_as_the_servers_library_sorts_them(server: Server) -> None:
+    """No array of the fuzz had had more than sixteen elements of which some are equal and yet not the same."""
+    rng = grammar.random.Random(6)
+    documents, totals = [], Totals()
+    for place in range(120):
+        size = rng.choice((15, 16, 17, 18, 33, 60, 200))
+        found: list[Any] = [{"$id": rng.randint(0, 3), "b": rng.randint(0, 1), "i": i} for i in range(size)]
+        if place % 3 == 0:
+            found = [rng.choice((1, 1.0, bson.Int64(1), 2, 2.0, None, "x")) for _ in range(size)]
+        documents.append(bson.encode({"_id": place, "list": found}))
+    server.load(documents)
+    server.collation = None
+    for by in (1, -1, {"$id": 1}, {"$id": -1, "b": 1}, {"nope": 1}):
+        expression = {"$sortArray": {"input": "$list", "sortBy": by}}
+        compare_stage(server, [bson.encode({"$replaceWith": {"r": expression}})], documents, totals)
+    assert totals.differences == []
+    assert totals.comparisons == 600
+
+
+@pytest.mark.parametrize(
+    "arguments", [[0, "$a"], [None, 0, "$a"], ["$a", 0, "$b"], [None, "$a"], [None, None, "$a"], ["$a", None]]
+)
+def test_constants_of_if_null_are_taken_beforehand(server: Server, arguments: list[Any]) -> None:
+    """Found by the fuzz: with the first argument a constant, the error of the whole belongs to the opening."""
+    stages = [{"$replaceWith": {"r": {"$toInt": "$b"}}}, {"$set": {"r": {"$toDate": {"$ifNull": arguments}}}}]
+    documents = [bson.encode({"_id": 0, "b": "no number"}), bson.encode({"_id": 1, "b": "1"})]
+    server.load(documents)
+    server.collation = None
+    totals = Totals()
+    compare_stage(server, [bson.encode(stage) for stage in stages], documents, totals)
+    assert totals.differences == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cmp_to_key
 from typing import Final
 
 from tailrace.expression import value as v
@@ -19,6 +18,7 @@ from tailrace.expression.core import (
 )
 from tailrace.expression.operators.arithmetic import float_of, to_long
 from tailrace.expression.operators.array import as_int32
+from tailrace.expression.operators.introsort import introsorted
 from tailrace.expression.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.value import Maybe, Value
 
@@ -253,7 +253,8 @@ def _sort(by: Value, order: Order) -> Sort:
         direction = v.number_of(by)
         if direction not in (1, -1):
             raise parse_failure(2942506, "The $sort element value must be either 1 or -1")
-        return lambda items: order.sorted(items, descending=direction == -1)
+        sign = int(direction)
+        return lambda items: introsorted(items, lambda a, b: order.compare(a, b) * sign < 0)
     if by[0] != v.OBJECT:
         raise parse_failure(
             2942507,
@@ -271,19 +272,25 @@ def _sort(by: Value, order: Order) -> Sort:
 
 
 def _sort_path(name: bytes) -> tuple[bytes, ...]:
-    if any(not part or part[:1] == b"$" for part in name.split(b".")):
+    if not all(name.split(b".")):  # names may begin with a dollar here
         raise parse_failure(2942505, "BadValue: FieldPath of the sort pattern is not valid")
     return tuple(name.split(b"."))
 
 
 def _sorted_by(items: list[Value], keys: list[tuple[tuple[bytes, ...], bool]], order: Order) -> list[Value]:
-    result, sort_key = items, cmp_to_key(order.compare)
-    for path, descending in reversed(keys):
-        result = sorted(result, key=lambda item: sort_key(_sort_value(item, path)), reverse=descending)
-    return result
+    keyed = [([_sort_value(item, path) for path, _ in keys], item) for item in items]
+
+    def less(a: tuple[list[Value], Value], b: tuple[list[Value], Value]) -> bool:
+        for left, right, (_, descending) in zip(a[0], b[0], keys, strict=True):
+            found = order.compare(left, right)
+            if found:
+                return (found < 0) != descending
+        return False
+
+    return [item for _, item in introsorted(keyed, less)]
 
 
-def _sort_value(item: Value, path: tuple[bytes, ...]) -> Maybe:
+def _sort_value(item: Value, path: tuple[bytes, ...]) -> Value:
     """What the pattern finds in one element. An array on the way would give several keys: not reproduced."""
     value: Maybe = item
     for name in path:

@@ -107,6 +107,10 @@ def _if_null(operand: Value, scope: Scope) -> Expression:
     args = parse_arguments(operand, scope)
     if len(args) < 2:
         raise parse_failure(1257300, f"$ifNull needs at least two arguments, had: {len(args)}")
+    if scope.folding:
+        args = _without_constants(args)
+        if len(args) == 1:
+            return args[0]
     closures = [argument.evaluate for argument in args]
     last = closures.pop()
 
@@ -118,6 +122,19 @@ def _if_null(operand: Value, scope: Scope) -> Expression:
         return last(frame)
 
     return operator_of("$ifNull", args, evaluate, scope)
+
+
+def _without_constants(args: list[Expression]) -> list[Expression]:
+    """What the server leaves of the arguments beforehand: no null constant but the last, nothing behind another one."""
+    kept: list[Expression] = []
+    for place, argument in enumerate(args):
+        if not argument.constant:
+            kept.append(argument)
+        elif not v.nullish(argument.value):
+            return [*kept, argument]
+        elif place == len(args) - 1:
+            kept.append(argument)
+    return kept
 
 
 register("$ifNull", _CONDITIONAL, "2.2", _if_null)
