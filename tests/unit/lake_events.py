@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark.lake.committer import commit_batch
 from tailrace.spark.lake.identity import Opening, open_lake
-from tailrace.spark.lake.layout import LakeLayout
-from tailrace.spark.lake.manifest import StagedFile
+from tailrace.spark.lake.layout import cluster_time_of
+from tailrace.spark.lake.manifest import Commit, PlannedRange, StagedFile
 from tailrace.spark.lake.part_writer import PartWriter
 
 #: 2026-11-21T00:00:00Z. Event number n happens n seconds later.
 MIDNIGHT = 1_795_219_200
-STREAM = {"settings": {"scope": "shop.orders"}}
+STREAM = {"settings": {"scope": "shop.orders"}, "columns": ["event", "token"], "documents": "json"}
+COLUMNS = [
+    {"name": name, "type": kind, "nullable": True, "metadata": {}}
+    for name, kind in (("token", "string"), ("number", "long"), ("event", "binary"))
+]
 
 
 def token(number: int) -> str:
@@ -35,11 +41,26 @@ def batch(numbers: Iterable[int], payload: int = 20) -> pa.RecordBatch:
 
 
 def stage(root: Path, numbers: Iterable[int], *, stem: str = "0-0", payload: int = 20) -> tuple[StagedFile, ...]:
-    return PartWriter(LakeLayout(root).staging, stem).write_all([batch(numbers, payload)])
+    return PartWriter(root, stem).write_all([batch(numbers, payload)])
+
+
+def planned_for(files: tuple[StagedFile, ...]) -> PlannedRange:
+    """The range that Spark would have planned for just these events."""
+    first, last = cluster_time_of(files[0].first_token), cluster_time_of(files[-1].last_token)
+    return PlannedRange(ClusterTime(first - 1), last)
+
+
+def put(
+    root: Path, claim: str, number: int, files: tuple[StagedFile, ...], planned: PlannedRange | None = None
+) -> Commit | None:
+    """Commit a micro-batch; without ``planned`` its range is that of its events."""
+    if planned is None:
+        planned = planned_for(files) if files else PlannedRange(ClusterTime(0), ClusterTime(0))
+    return commit_batch(root, claim, number, planned, files)
 
 
 def make(root: Path, checkpoint: Path) -> Opening:
-    return open_lake(root, checkpoint, STREAM)
+    return open_lake(root, checkpoint, STREAM, COLUMNS)
 
 
 def begin(checkpoint: Path) -> None:
@@ -49,11 +70,13 @@ def begin(checkpoint: Path) -> None:
 
 
 def numbers_in(root: Path) -> list[int]:
-    """What a reader without Tailrace finds: the files in the order of their names, each from top to bottom."""
+    """What a reader without Tailrace finds: the files that ``deltalake`` reads in the log, in the order of their names,
+    each from top to bottom."""
     import pyarrow.parquet as pq
+    from deltalake import DeltaTable
 
     found: list[int] = []
-    for file in sorted(root.glob("day=*/*.parquet")):
-        with pq.ParquetFile(file) as parquet:
+    for uri in sorted(DeltaTable(str(root)).file_uris()):
+        with pq.ParquetFile(uri.removeprefix("file://")) as parquet:
             found += parquet.read(columns=["number"]).column(0).to_pylist()
     return found

@@ -43,12 +43,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--progress", choices=("line", "json", "none"), default="line", help="how to print the progress (default: line)"
     )
     parser.add_argument("--compact", action="store_true", help="merge the lake's small files and exit")
-    parser.add_argument(
-        "--offline",
-        action="store_true",
-        help="with --compact: for file systems that cannot swap directories; nobody may be reading",
-    )
     parser.add_argument("--verify", action="store_true", help="check the lake's files, rows and order, and exit")
+    parser.add_argument(
+        "--full", action="store_true", help="with --verify: read every byte and compare it with the hash in the log"
+    )
+    parser.add_argument(
+        "--accept-gap",
+        action="store_true",
+        help="continue although the oplog has lost events that the lake does not have; the lake's log records the gap",
+    )
     parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)
     return parser
@@ -61,16 +64,17 @@ def run(args: argparse.Namespace) -> int:
 
     settings = load(args.pipeline)
     if args.compact:
-        return _compact(settings, offline=args.offline)
+        return _compact(settings)
     if args.verify:
-        return _verify(settings)
+        return _verify(settings, full=args.full)
     return _stream(settings, args)
 
 
-def _compact(settings: PipelineSettings, *, offline: bool) -> int:
+def _compact(settings: PipelineSettings) -> int:
     from tailrace.spark.lake import compact  # noqa: PLC0415
 
-    result = compact(settings.lake, target_bytes=settings.compaction.target_bytes, offline=offline)
+    policy = settings.compaction
+    result = compact(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
     print(
         f"{result.files_before} files became {result.files_after} "
         f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
@@ -78,21 +82,37 @@ def _compact(settings: PipelineSettings, *, offline: bool) -> int:
     return 0
 
 
-def _verify(settings: PipelineSettings) -> int:
+def _verify(settings: PipelineSettings, *, full: bool) -> int:
     from tailrace.spark.lake import verify  # noqa: PLC0415
 
-    report = verify(settings.lake)
+    report = verify(settings.lake, full=full)
     for problem in report.problems:
         print(problem)
-    state = "sound" if report.sound else f"{len(report.problems)} problems"
-    print(f"{settings.lake}: {report.rows:,} events in {report.files} files of {report.days} days: {state}")
+    for gap in report.gaps:
+        print(f"accepted gap: {gap}")
+    if report.replaced:
+        print(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
+    if report.leftovers:
+        print(f"{_counted(report.leftovers, 'file')} of running or interrupted work, in no commit")
+    state = "sound" if report.sound else _counted(len(report.problems), "problem")
+    if report.sound and not full:
+        state += " (order, counts and tokens; --full compares every byte)"
+    print(
+        f"{settings.lake}: {_counted(report.rows, 'event')} in {_counted(report.files, 'file')} of "
+        f"{_counted(report.days, 'day')}: {state}"
+    )
     return 0 if report.sound else 1
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     # PySpark looks at pandas when it is imported, which the pipeline does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from tailrace.spark.lake.failure import query_error  # noqa: PLC0415
+    from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
     from tailrace.spark.lake.progress import GrowthWatch  # noqa: PLC0415
     from tailrace.spark.lake.stream import stream_of, write_stream  # noqa: PLC0415
     from tailrace.spark.session import local_session  # noqa: PLC0415
@@ -114,11 +134,14 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     processing_time=settings.processing_time,
                     available_now=settings.available_now or args.available_now,
                     compaction=settings.compaction,
+                    accept_gap=settings.accept_gap or args.accept_gap,
                 )
                 ended = _follow(query, watch, stop, args.progress)
         except Exception as error:  # noqa: BLE001  whatever Spark raises becomes one sentence
             if not stop.is_set():
                 found = query_error(error)
+                if found.code == 286:
+                    found.hint = HISTORY_HINT
                 log.keep_for(found)
                 raise found from None
             ended = "Stopped."  # a signal to the whole group has stopped Spark's JVM before us

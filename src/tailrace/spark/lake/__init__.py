@@ -1,7 +1,8 @@
-"""The lake: change events as a directory of Parquet files, in order, exactly once, readable without Tailrace.
+"""The lake: change events as a Delta table of Parquet files, in order, exactly once, readable without Tailrace.
 
-``write_stream`` (in ``tailrace.spark.lake.stream``) runs a stream into a lake; ``compact`` and ``verify`` work on
-a lake that is there, without Spark. Heavy imports happen when a name is used, as in ``tailrace.spark``.
+``write_stream`` (in ``tailrace.spark.lake.stream``) runs a stream into a lake; ``read`` and ``files`` read it at one
+version; ``compact`` and ``verify`` work on a lake that is there, without Spark. Heavy imports happen when a name is
+used, as in ``tailrace.spark``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailrace.spark.lake.compaction import CompactionResult, compact
     from tailrace.spark.lake.compaction_policy import CompactionPolicy
-    from tailrace.spark.lake.durable import LakeFullError, SwapUnsupportedError
+    from tailrace.spark.lake.durable import LakeFullError
+    from tailrace.spark.lake.snapshot import files, read
     from tailrace.spark.lake.verification import LakeReport, verify
 
 __all__ = [
@@ -20,8 +22,9 @@ __all__ = [
     "CompactionResult",
     "LakeFullError",
     "LakeReport",
-    "SwapUnsupportedError",
     "compact",
+    "files",
+    "read",
     "verify",
 ]
 
@@ -30,8 +33,9 @@ _MODULES = {
     "CompactionResult": "compaction",
     "LakeFullError": "durable",
     "LakeReport": "verification",
-    "SwapUnsupportedError": "durable",
     "compact": "compaction",
+    "files": "snapshot",
+    "read": "snapshot",
     "verify": "verification",
 }
 

@@ -2,7 +2,8 @@
 
 Spark replays a micro-batch under the same number when it died between our commit and its own; it calls ``abort`` when
 ``commit`` raised, also when the commit had already happened (both measured with PySpark 4.3). So a batch is recognised
-by its claim and number, and what the log holds is never deleted.
+by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows do not
+tell: those of a replay may differ where the pipeline looks at documents that are looked up.
 """
 
 from __future__ import annotations
@@ -10,25 +11,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.errors import SinkError
-from tailrace.spark.lake.commit_log import CommitLog, Head, check_staged, next_commit
+from tailrace.spark.lake import durable
+from tailrace.spark.lake.commit_log import CommitLog, Head, append_commit, check_present
 from tailrace.spark.lake.identity import check_claim
-from tailrace.spark.lake.manifest import Commit, StagedFile
+from tailrace.spark.lake.layout import LakeLayout, checked_name
+from tailrace.spark.lake.manifest import BatchMark, Commit, PlannedRange, StagedFile
+
+_FRESH = "Was an old copy of the checkpoint restored? A fresh directory goes on after the lake's last event"
 
 
-def commit_batch(root: Path, claim: str, batch: int, files: tuple[StagedFile, ...]) -> Commit | None:
-    """Add ``files``, in the order of the stream, as micro-batch ``batch``.
+def commit_batch(
+    root: Path, claim: str, batch: int, planned: PlannedRange, files: tuple[StagedFile, ...]
+) -> Commit | None:
+    """Add ``files``, in the order of the stream, as micro-batch ``batch``, planned for the range ``planned``.
 
     Returns the new commit, or ``None`` where nothing was to be added: no files, or a batch that was committed before
     (its files are dropped). Raises SinkError where the claim is not the lake's, the files are out of order, or they
     repeat what the lake holds; the lake is then as it was.
     """
+    for file in files:
+        checked_name(file.name, f"micro-batch {batch}")
     log = CommitLog(root)
     with log.locked() as head:
         check_claim(root, claim)
         if not files:
             return None
-        if _is_replay(head, claim, batch, files):
-            log.discard(files)
+        if _is_replay(head, claim, batch, planned):
+            _discard(log.layout, files)
             return None
         if head.last_token is not None and files[0].first_token <= head.last_token:
             raise SinkError(
@@ -36,33 +45,49 @@ def commit_batch(root: Path, claim: str, batch: int, files: tuple[StagedFile, ..
                 f"{head.last_token}",
                 hint="Give a fresh checkpoint directory: it goes on after the lake's last event",
             )
-        check_staged(log.layout, files)
-        commit = next_commit(head, claim, batch, files)
+        check_present(log.layout, files)
+        for day in {(root / file.name).parent for file in files}:
+            durable.sync_directory(day)
+        rows = sum(file.rows for file in files)
+        mark = BatchMark(head.number + 1, claim, batch, planned, files[0].first_token, files[-1].last_token, rows)
+        commit = append_commit(head, claim, batch, mark, files)
         log.write(commit)
         return commit
 
 
 def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:
-    """Drop the staged files of a failed micro-batch, except where its commit has happened after all: what is left to do
-    for it is then finished first, which moves them out of reach."""
+    """Drop the files of a failed micro-batch, except where its commit has happened after all."""
     log = CommitLog(root)
+    for file in files:
+        checked_name(file.name, "the micro-batch")
     with log.locked():
-        log.discard(files)
+        held = log.state().files if files else {}
+        _discard(log.layout, tuple(file for file in files if file.name not in held))
 
 
-def _is_replay(head: Head, claim: str, batch: int, files: tuple[StagedFile, ...]) -> bool:
+def _discard(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:
+    for file in files:
+        (layout.root / file.name).unlink(missing_ok=True)
+
+
+def _is_replay(head: Head, claim: str, batch: int, planned: PlannedRange) -> bool:
+    """Whether this micro-batch is the newest one, given again. One that is older, or of another range that the lake has
+    passed, comes from an old copy of the checkpoint."""
     newest = head.newest
-    if newest is None or newest.claim != claim or newest.batch is None or newest.batch < batch:
+    if newest is None or newest.claim != claim:
         return False
-    same = (newest.first_token, newest.last_token, newest.rows) == (
-        files[0].first_token,
-        files[-1].last_token,
-        sum(file.rows for file in files),
-    )
-    if newest.batch == batch and same:
+    if newest.batch == batch and newest.planned == planned:
         return True
-    raise SinkError(
-        f"the checkpoint is behind the lake: it gives micro-batch {batch} again with other events, and the lake holds "
-        f"batch {newest.batch}",
-        hint="Was an old copy of the checkpoint restored? A fresh directory goes on after the lake's last event",
-    )
+    if batch <= newest.batch:
+        raise SinkError(
+            f"the checkpoint is behind the lake: it gives micro-batch {batch} again for the range {planned}, and the "
+            f"lake holds micro-batch {newest.batch} of {newest.planned}",
+            hint=_FRESH,
+        )
+    if planned.after < newest.planned.until:
+        raise SinkError(
+            f"the checkpoint is behind the lake: micro-batch {batch} is planned for {planned}, and the lake holds "
+            f"micro-batch {newest.batch} of {newest.planned}",
+            hint=_FRESH,
+        )
+    return False

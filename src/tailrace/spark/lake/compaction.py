@@ -1,7 +1,8 @@
 """Merge a day's small files into larger ones: same rows, same order, nothing twice and nothing missing meanwhile.
 
 Files that follow each other hold tokens that follow each other, so merging is reading one after the other. The merged
-file is written to ``_staging`` without the lake's lock; only the swap (``swap.py``) is made under it.
+file is written without the lake's lock; only the commit, which names it and no longer names the others, is made under
+it. The others stay in their place until the retention has passed, for readers that have opened the lake before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 
@@ -17,13 +19,13 @@ import pyarrow.parquet as pq
 
 from tailrace.errors import SinkError, UsageError
 from tailrace.spark.lake import durable
-from tailrace.spark.lake.commit_log import CommitLog, check_staged
-from tailrace.spark.lake.compaction_policy import CompactionPolicy
+from tailrace.spark.lake.commit_log import CommitLog, check_present
+from tailrace.spark.lake.compaction_policy import RETENTION, CompactionPolicy
 from tailrace.spark.lake.identity import read_identity
 from tailrace.spark.lake.layout import merged_name
-from tailrace.spark.lake.manifest import Commit, FileEntry, StagedFile
+from tailrace.spark.lake.manifest import Commit, FileEntry, Removal, StagedFile
 from tailrace.spark.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
-from tailrace.spark.lake.swap import check_can_swap
+from tailrace.spark.lake.retention import remove_replaced
 
 _READ_ROWS = 8192
 
@@ -46,15 +48,16 @@ class CompactionResult:
         )
 
 
-def compact(path: Path | str, *, target_bytes: int = 128 << 20, offline: bool = False) -> CompactionResult:
-    """Merge all small files of the lake at ``path`` up to ``target_bytes``; a running stream need not stop.
+def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timedelta = RETENTION) -> CompactionResult:
+    """Merge all small files of the lake at ``path`` up to ``target_bytes``; a running stream and readers need not stop.
 
-    ``offline`` is for file systems without an atomic swap, and only while nobody reads. Raises UsageError where
-    ``path`` is no lake, SwapUnsupportedError, LakeFullError, or SinkError where another compaction is running.
+    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is no lake,
+    LakeFullError, or SinkError where another compaction is running.
     """
     root = Path(path)
     if read_identity(root) is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
+    policy = CompactionPolicy(target_bytes=target_bytes, retention=retention)
     result = CompactionResult()
     log = CommitLog(root)
     with durable.locked(log.layout.compaction_lock, wait=False) as mine:
@@ -62,18 +65,17 @@ def compact(path: Path | str, *, target_bytes: int = 128 << 20, offline: bool = 
             raise SinkError(f"another compaction of {root} is running")
         with log.locked():
             files = log.live_files()
-        if not offline and any(_groups(files, target_bytes)):
-            check_can_swap(log.layout)
-        for group in _groups(files, target_bytes):
-            result += _merge(log, group, target_bytes, offline=offline)
+        for group in _groups(files, policy.target_bytes):
+            result += _merge(log, group)
+        remove_replaced(log, policy.retention)
     return result
 
 
 def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> CompactionResult:
     """What a stream does after each commit: nothing, or every ``policy.every`` commits what has become worth merging.
 
-    A lake that cannot be compacted (no atomic swap, no room for a second copy, somebody compacting by hand) is still a
-    good lake, so the stream goes on.
+    A lake that cannot be compacted (no room for a second copy, somebody compacting by hand) is still a good lake, so
+    the stream goes on.
     """
     result = CompactionResult()
     if not policy.due(commit.number):
@@ -89,12 +91,12 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
         if tail:
             groups.append(tail)
         try:
-            if groups:
-                check_can_swap(log.layout)
             for group in groups:
-                result += _merge(log, group, policy.target_bytes)
-        except (durable.SwapUnsupportedError, durable.LakeFullError):
+                result += _merge(log, group)
+        except durable.LakeFullError:
             return result
+        finally:
+            remove_replaced(log, policy.retention)
     return result
 
 
@@ -127,69 +129,56 @@ def _tail(files: Sequence[FileEntry], policy: CompactionPolicy) -> list[FileEntr
     return next(_groups(files[len(files) - count :], policy.target_bytes), [])
 
 
-def _merge(log: CommitLog, group: Sequence[FileEntry], target: int, *, offline: bool = False) -> CompactionResult:
-    layout = log.layout
-    merged = _write_merged(log, group, target)
+def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
+    merged = _write_merged(log, group)
     durable.step("compaction.merged")
     try:
         with log.locked() as head:
-            gone = [file.name for file in group if not (layout.root / file.name).exists()]
+            held = log.state().files
+            gone = [file.name for file in group if file.name not in held]
             if gone:
-                raise SinkError(f"{layout.root / gone[0]} has gone while it was being compacted")
-            check_staged(layout, merged)
+                raise SinkError(f"{gone[0]} of {log.layout.root} was replaced while it was being compacted")
+            check_present(log.layout, (merged,))
+            now = datetime.now(UTC)
+            removed = tuple(Removal(file.name, now, file.size) for file in group)
+            claim = str((read_identity(log.layout.root) or {}).get("claim"))
             number = head.number + 1
-            entries = tuple(
-                _entry(file, source, number) for file, source in zip(merged, _origins(group, merged), strict=True)
+            log.write(
+                Commit(
+                    number, "compaction", claim, head.digest, (merged,), removed, newest=head.newest, committed_at=now
+                )
             )
-            identity = read_identity(layout.root) or {}
-            removed = tuple(file.name for file in group)
-            log.write(Commit(number, str(identity.get("claim")), None, entries, removed, offline=offline))
     except BaseException:
-        # If the manifest is there, the compaction has happened: taking the lock finishes it before anything goes.
+        # Where the log names the merged file, the compaction has happened.
         with log.locked():
-            log.discard(merged)
+            if merged.name not in log.state().files:
+                (log.layout.root / merged.name).unlink(missing_ok=True)
         raise
-    return CompactionResult(
-        len(group), len(merged), sum(file.size for file in group), sum(file.size for file in merged)
-    )
+    return CompactionResult(len(group), 1, sum(file.size for file in group), merged.size)
 
 
-def _write_merged(log: CommitLog, group: Sequence[FileEntry], target: int) -> tuple[StagedFile, ...]:
-    """The rows of ``group`` in one new staged file, its count of rows and token range checked against the log's."""
+def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
+    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's."""
     root = log.layout.root
     metadata = pq.read_metadata(root / group[0].name).metadata or {}
     kept = {SPARK_SCHEMA: metadata[SPARK_SCHEMA]} if SPARK_SCHEMA in metadata else {}
     writer = PartWriter(
-        log.layout.staging, f"merge-{uuid.uuid4().hex}", limits=FileLimits(file_bytes=1 << 62), metadata=kept
+        root,
+        f"merge-{uuid.uuid4().hex}",
+        limits=FileLimits(file_bytes=1 << 62),
+        metadata=kept,
+        name=lambda first_token, index: merged_name(group[0].name),
     )
     merged = writer.write_all(_rows(root, group))
-    rows = sum(file.rows for file in merged)
-    if len(merged) != 1 or rows != sum(file.rows for file in group):
-        log.discard(merged)
+    expected = (sum(file.rows for file in group), group[0].first_token, group[-1].last_token)
+    if len(merged) != 1 or (merged[0].rows, merged[0].first_token, merged[0].last_token) != expected:
+        for file in merged:
+            (root / file.name).unlink(missing_ok=True)
         raise SinkError(f"{root / group[0].name} and its neighbours do not hold the rows that the log says")
-    return merged
+    return merged[0]
 
 
 def _rows(root: Path, group: Sequence[FileEntry]) -> Iterator[pa.RecordBatch]:
     for entry in group:
-        with pq.ParquetFile(root / entry.name) as file:
+        with pq.ParquetFile(root / entry.name, page_checksum_verification=True) as file:
             yield from file.iter_batches(batch_size=_READ_ROWS)
-
-
-def _origins(group: Sequence[FileEntry], merged: Sequence[StagedFile]) -> Iterator[FileEntry]:
-    """For each merged file, the one that it takes its place in the order from."""
-    by_first = {file.first_token: file for file in group}
-    for file in merged:
-        yield by_first[file.first_token]
-
-
-def _entry(file: StagedFile, origin: FileEntry, number: int) -> FileEntry:
-    return FileEntry(
-        name=merged_name(origin.name, number),
-        staged=file.staged,
-        rows=file.rows,
-        size=file.size,
-        first_token=file.first_token,
-        last_token=file.last_token,
-        last_wall_time=file.last_wall_time,
-    )

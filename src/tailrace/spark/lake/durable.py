@@ -1,17 +1,15 @@
-"""The few file-system operations that the lake's promises rest on: write durably, lock, swap two directories.
+"""The few file-system operations that the lake's promises rest on: write durably, write once, lock.
 
 Everything the lake changes goes through here, so that one place says what is on disk after a power cut. A POSIX file
-system shared by driver and executors is assumed: rename is atomic, a hard link costs no copy, ``flock`` is honoured.
+system shared by driver and executors is assumed: rename is atomic and ``flock`` is honoured.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +24,8 @@ NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, 
 #: Matches what a killed ``write_json`` leaves behind.
 UNFINISHED = ".*.json.*"
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-#: The kernel or the file system cannot swap (NFS, old kernels, other systems).
-_NO_SWAP = frozenset({errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP})
+#: What a file system answers that has no hard links.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 
 _observer: Callable[[str], None] | None = None
 
@@ -104,6 +100,32 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
             raise
 
 
+def publish(path: Path, content: bytes, beside: Path) -> None:
+    """Write a file that must not be there yet: all of it appears at once, on the device before it is seen.
+
+    ``beside`` is a directory on the same file system for the unfinished file. Raises FileExistsError where somebody
+    else has written ``path`` first.
+    """
+    temporary = beside / f".{path.name}.{os.getpid()}"
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if path.exists():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+                temporary.replace(path)
+            sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def read_json(path: Path) -> dict[str, object] | None:
     """The object in ``path``; ``None`` where there is no such file. A damaged one is an error that names it."""
     try:
@@ -114,7 +136,7 @@ def read_json(path: Path) -> dict[str, object] | None:
         raise SinkError(f"cannot read {path}: {error}") from error
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SinkError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
         raise SinkError(f"{path} is damaged: not a JSON object")
@@ -138,27 +160,3 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
-
-
-class SwapUnsupportedError(SinkError):
-    """The file system cannot swap two directories in one step."""
-
-
-def swap_directories(one: Path, other: Path) -> None:
-    """Exchange two directories in one step (renameat2, RENAME_EXCHANGE, Linux 3.15): a reader sees one or the other.
-
-    Raises SwapUnsupportedError where kernel or file system do not offer it.
-    """
-    hint = "Compact it with offline=True (--offline) while nobody reads it"
-    if not sys.platform.startswith("linux"):
-        raise SwapUnsupportedError("this system cannot swap two directories in one step", hint=hint)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        raise SwapUnsupportedError("this C library has no renameat2", hint=hint)
-    done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-    if done == 0:
-        return
-    code = ctypes.get_errno()
-    if code in _NO_SWAP:
-        raise SwapUnsupportedError(f"the file system of {one} cannot swap two directories in one step", hint=hint)
-    raise OSError(code, os.strerror(code), str(one))

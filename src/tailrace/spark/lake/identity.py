@@ -10,37 +10,51 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tailrace.errors import SinkError, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import durable
 from tailrace.spark.lake.commit_log import CommitLog
-from tailrace.spark.lake.manifest import FORMAT, check_format
+from tailrace.spark.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
+from tailrace.spark.lake.manifest import Commit, Gap
+from tailrace.spark.lake.retention import remove_leftovers
 
 CHECKPOINT_FILE = "tailrace-lake.json"
 #: What may lie in a directory that is to become a lake.
-_OWN_NAMES = frozenset({"_tailrace", "_staging", "_checkpoint"})
+_OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log"})
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A lake opened for a stream: its id, the claim to commit under, and, where a fresh checkpoint goes on from an
-    existing lake, the token ``after`` which it does so."""
+    existing lake, the token ``after`` which it does so. ``start`` is the cluster time that it reads from where a gap
+    was accepted."""
 
     lake_id: str
     claim: str
     after: str | None
+    start: ClusterTime | None = None
 
 
-def open_lake(root: Path, checkpoint: Path, stream: Mapping[str, Any]) -> Opening:
+def open_lake(
+    root: Path,
+    checkpoint: Path,
+    stream: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    *,
+    gap: Gap | None = None,
+) -> Opening:
     """Make or open the lake at ``root`` for the stream described by ``stream`` (a JSON object) and ``checkpoint``.
 
-    Finishes what a crash left undone and clears ``_staging``. Raises UsageError where the lake belongs to another
-    stream, the checkpoint to another lake, or the checkpoint was superseded; SinkError where the lake is damaged.
+    ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a fresh
+    checkpoint goes on behind it, and the log says so. Removes what a crash left behind. Raises UsageError where the
+    lake belongs to another stream, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
+    the lake is damaged.
     """
     log = CommitLog(root)
     known = read_identity(root)
@@ -58,14 +72,21 @@ def open_lake(root: Path, checkpoint: Path, stream: Mapping[str, Any]) -> Openin
                 f"the checkpoint {checkpoint} continues a lake, and there is none at {root}",
                 hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
             )
-        return _create(log, checkpoint, stream)
+        return _create(log, checkpoint, stream, columns)
+    from tailrace.spark.lake import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
+
+    with durable.locked(log.layout.lock):
+        log_checkpoint.drop_torn(log.layout)
     with log.locked() as head:
-        log.clean()
-        if held is not None and begun:
+        log.create(str(known["id"]), table_schema(known["columns"]), str(known["claim"]))
+        problems = log.problems()
+        if problems:
+            raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+        remove_leftovers(log)
+        if held is not None and begun and gap is None:
             _check_claim(root, checkpoint, known, held)
-            after = held.get("after")
-            return Opening(str(known["id"]), str(known["claim"]), after if isinstance(after, str) else None)
-        return _take_over(log, checkpoint, known, head.last_token)
+            return _opening(known, held, checkpoint / CHECKPOINT_FILE)
+        return _take_over(log, checkpoint, known, head.last_token, gap)
 
 
 def read_identity(root: Path) -> dict[str, Any] | None:
@@ -74,8 +95,8 @@ def read_identity(root: Path) -> dict[str, Any] | None:
     value = durable.read_json(path)
     if value is not None:
         check_format(value, path)
-        for key in ("id", "claim", "stream"):
-            if key not in value:
+        for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
+            if not isinstance(value.get(key), kind):
                 raise SinkError(f"{path} is damaged: no {key}")
         return value
     if root.exists():
@@ -85,6 +106,11 @@ def read_identity(root: Path) -> dict[str, Any] | None:
         if foreign:
             raise UsageError(
                 f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
+                hint="Give a directory of its own",
+            )
+        if any((root / "_delta_log").glob("*")):
+            raise UsageError(
+                f"{root} is a Delta table, and not a lake of Tailrace (it has no {path.name})",
                 hint="Give a directory of its own",
             )
     return None
@@ -154,10 +180,23 @@ def _check_claim(root: Path, checkpoint: Path, known: Mapping[str, Any], held: M
         )
 
 
-def _create(log: CommitLog, checkpoint: Path, stream: Mapping[str, Any]) -> Opening:
+def _opening(known: Mapping[str, Any], held: Mapping[str, Any], where: Path) -> Opening:
+    def read() -> Opening:
+        after, start = held.get("after"), held.get("start")
+        if after is not None and not isinstance(after, str):
+            raise TypeError("after is not a text")
+        time = None if start is None else ClusterTime.of(int(start[0]), int(start[1]))
+        return Opening(str(known["id"]), str(known["claim"]), after, time)
+
+    return guarded(read, where)
+
+
+def _create(
+    log: CommitLog, checkpoint: Path, stream: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]
+) -> Opening:
     layout = log.layout
     with durable.writing(layout.root):
-        for directory in (layout.commits, layout.staging):
+        for directory in (layout.state, layout.log, layout.staging):
             directory.mkdir(parents=True, exist_ok=True)
     with durable.locked(layout.lock):
         if read_identity(layout.root) is not None:
@@ -167,17 +206,35 @@ def _create(log: CommitLog, checkpoint: Path, stream: Mapping[str, Any]) -> Open
             "id": str(uuid.uuid4()),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "stream": dict(stream),
+            "columns": [dict(column) for column in columns],
         }
-        return _take_over(log, checkpoint, known, None)
+        opening = _take_over(log, checkpoint, known, None, None)
+        log.create(opening.lake_id, table_schema(columns), opening.claim)
+        return opening
 
 
-def _take_over(log: CommitLog, checkpoint: Path, known: Mapping[str, Any], after: str | None) -> Opening:
+def _take_over(
+    log: CommitLog, checkpoint: Path, known: Mapping[str, Any], after: str | None, gap: Gap | None
+) -> Opening:
     """Give the lake to ``checkpoint``. The checkpoint's file comes first: a crash between the two leaves the lake with
     its old owner and a checkpoint that has not begun, which takes over again."""
     claim = str(uuid.uuid4())
     with durable.writing(checkpoint):
         checkpoint.mkdir(parents=True, exist_ok=True)
-    durable.write_json(checkpoint / CHECKPOINT_FILE, {"lake": known["id"], "claim": claim, "after": after})
+    held: dict[str, Any] = {"lake": known["id"], "claim": claim, "after": after}
+    if gap is not None:
+        held["start"] = [gap.until.seconds, gap.until.increment]
+    durable.write_json(checkpoint / CHECKPOINT_FILE, held)
     durable.step("claim.checkpoint")
     durable.write_json(log.layout.identity, {**known, "claim": claim})
-    return Opening(str(known["id"]), claim, after)
+    if gap is not None:
+        _write_gap(log, claim, known, gap)
+    return Opening(str(known["id"]), claim, after, None if gap is None else gap.until)
+
+
+def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:
+    """The log says what will be missing before anything behind the gap can come. The caller holds the lock."""
+    head, gaps = log.head(), (*log.state().gaps, gap)
+    created = datetime.fromisoformat(str(known["created"]))
+    metadata = table_metadata(str(known["id"]), table_schema(known["columns"]), gaps, created)
+    log.write(Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest), metadata)

@@ -3,20 +3,21 @@
 ::
 
     <lake>/
-      day=2026-11-21/0000000017-00000.parquet     commit 17, file 0: what readers see
-      day=2026-11-21/0000000003-00000-0000000020.parquet   the same, rewritten by compaction commit 20
+      _delta_log/00000000000000000017.json         what commit 17 added or replaced; only the log says what is there
+      day=2026-11-21/6920ACF000000001-00000-a<id>.parquet    a data file: written once, never renamed, never reused
+      day=2026-11-21/6920ACF000000001-00000-m<id>.parquet    the same rows and those after them, merged by compaction
       _tailrace/lake.json                          whose stream this is
-      _tailrace/commits/0000000017.json            what commit 17 added or replaced
-      _tailrace/head.json                          the newest commit (a copy, to find it fast)
+      _tailrace/head.json                          which commit is the newest (a witness, should the log lose its end)
       _staging/                                    files being written; nothing here counts
 
-Names that begin with an underscore are skipped by Spark, pandas and Arrow; files in ``_staging`` do not end in
-``.parquet``, so that no glob finds them either. The lexical order of a day's file names is the order of the stream.
+A file's name begins with the cluster time of its first event, so that names sort as the stream does; the random part
+makes it unique for ever. Which files belong to the lake is said by the log alone.
 """
 
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,10 @@ from pathlib import Path
 from tailrace.errors import SinkError, invariant
 from tailrace.oplog.cluster_time import ClusterTime
 
-_NAME = re.compile(r"(?P<origin>\d{10}-\d{5})(-\d{10})?\.parquet\Z")
+_NAME = re.compile(
+    r"day=(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})/"
+    r"(?P<time>[0-9A-F]{16})-(?P<index>[0-9]{5})-(?P<kind>[am])(?P<id>[0-9a-f]{32})\.parquet"
+)
 _TOKEN = re.compile(r"82[0-9A-F]{16}")
 DAY_PREFIX = "day="
 
@@ -40,8 +44,8 @@ class LakeLayout:
         return self.root / "_tailrace"
 
     @property
-    def commits(self) -> Path:
-        return self.state / "commits"
+    def log(self) -> Path:
+        return self.root / "_delta_log"
 
     @property
     def identity(self) -> Path:
@@ -50,10 +54,6 @@ class LakeLayout:
     @property
     def head(self) -> Path:
         return self.state / "head.json"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.state / "snapshot.json"
 
     @property
     def lock(self) -> Path:
@@ -68,18 +68,17 @@ class LakeLayout:
         return self.root / "_staging"
 
     @property
-    def swap_beside(self) -> Path:
-        """Where compaction builds a new day directory: beside the lake, so that ``<lake>/**/*.parquet`` (DuckDB looks
-        into hidden directories too) cannot find the same rows twice for a moment."""
-        return self.root.parent / f".{self.root.name}.tailrace-swap"
+    def default_checkpoint(self) -> Path:
+        """Spark's checkpoint lies beside the lake: readers that take every file of a directory must not find it."""
+        return self.root.with_name(f"{self.root.name}.checkpoint")
 
-    @property
-    def swap_inside(self) -> Path:
-        """The same where the lake is a mount point, or its parent may not be written."""
-        return self.staging / "swap"
+    def commit(self, number: int) -> Path:
+        return self.log / f"{number:020d}.json"
 
     def day_directories(self) -> list[Path]:
-        return sorted(path for path in self.root.glob(f"{DAY_PREFIX}*") if path.is_dir())
+        """The lake's own directories of days. One that is a link leads elsewhere, and is none of ours."""
+        found = self.root.glob(f"{DAY_PREFIX}*")
+        return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def cluster_time_of(token: str) -> ClusterTime:
@@ -100,25 +99,35 @@ def first_token_of_next_day(token: str) -> str:
     return f"82{(seconds // 86400 + 1) * 86400:08X}"
 
 
-def file_name(day: str, commit: int, index: int) -> str:
-    """The name of file ``index`` of commit ``commit``, relative to the lake."""
-    invariant(commit < 10**10 and index < 10**5, f"too many files for their names: commit {commit}, file {index}")
-    return f"{DAY_PREFIX}{day}/{commit:010d}-{index:05d}.parquet"
+def new_name(first_token: str, index: int) -> str:
+    """A name, relative to the lake, for the ``index``-th file of a task, that no file has had or will have."""
+    time = cluster_time_of(first_token)
+    invariant(index < 10**5, f"too many files of one task: {index}")
+    return f"{DAY_PREFIX}{day_of(time)}/{time:016X}-{index:05d}-a{uuid.uuid4().hex}.parquet"
 
 
-def merged_name(first: str, commit: int) -> str:
-    """The name of a file that compaction commit ``commit`` wrote from ``first`` and those after it.
-
-    It sorts where ``first`` did, since ``-`` sorts before ``.``, and no other file ever had it: a reader that still
-    holds an old listing finds a file or finds none, never other rows under a name it knows.
-    """
-    day, _, base = first.rpartition("/")
-    match = _NAME.match(base)
+def merged_name(first: str) -> str:
+    """A new name for the file that compaction makes of ``first`` and those after it; it sorts where ``first`` did."""
+    match = _NAME.fullmatch(first)
     invariant(match is not None, f"not a file of a lake: {first}")
     assert match is not None
-    return f"{day}/{match['origin']}-{commit:010d}.parquet"
+    return f"{DAY_PREFIX}{match['day']}/{match['time']}-{match['index']}-m{uuid.uuid4().hex}.parquet"
+
+
+def is_merged(name: str) -> bool:
+    """Whether a lake's file name is one that compaction gives."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match["kind"] == "m"
 
 
 def is_lake_file(name: str) -> bool:
-    """Whether a name inside a day directory is one that a lake gives."""
-    return _NAME.match(name) is not None
+    """Whether ``name``, relative to the lake, is one that a lake gives."""
+    return _NAME.fullmatch(name) is not None
+
+
+def checked_name(name: object, where: object) -> str:
+    """``name`` if it is that of a lake's data file. Every name that a log, a snapshot or a task brings comes through
+    here before it becomes a path: ``../``, absolute names and numbers end here. Raises SinkError, naming ``where``."""
+    if not isinstance(name, str) or not is_lake_file(name):
+        raise SinkError(f"{where} is damaged: it names {str(name)[:120]!r}, which cannot be a file of a lake")
+    return name

@@ -1,99 +1,123 @@
-"""What a commit says: the files it added, with their rows and token ranges, and those it replaced. Values and JSON."""
+"""What a commit says, as values: the files it added, with their rows and token ranges, those it replaced, the range of
+the stream that it was planned for. How this is written in the log is in ``delta_log.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
 
 from tailrace.errors import SinkError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake.layout import cluster_time_of
 
-#: The format of the manifests. A lake with a higher one was written by a later version and is refused.
-FORMAT = 1
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """The part of the stream that Spark planned for a micro-batch: ``after`` < cluster time <= ``until``.
+
+    Spark plans a micro-batch before it runs and replays it with the same range. Its rows may differ then: a ``$match``
+    on a document that is looked up sees today's document. So a replay is known by its range.
+    """
+
+    after: ClusterTime
+    until: ClusterTime
+
+    def __str__(self) -> str:
+        return f"({self.after}, {self.until}]"
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that a task has finished in ``_staging``: its rows, all of one day, ascend from first to last token.
+    """A data file that a task has finished: ``name`` relative to the lake, its final one; all rows of one day, from
+    ``first_token`` ascending to ``last_token``. ``sha256`` is that of all its ``size`` bytes.
 
-    ``last_wall_time`` is when the last of them was written to MongoDB, where the column is kept.
+    ``stats`` is JSON text: least and greatest value of some columns, as the log keeps them for readers that skip files.
+    ``last_wall_time`` is when the last of the rows was written to MongoDB, where the column is kept.
     """
 
-    staged: str
-    day: str
-    rows: int
-    size: int
-    first_token: str
-    last_token: str
-    last_wall_time: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A file of the lake: ``name`` relative to the lake, ``staged`` where it was written, ``size`` in bytes."""
-
     name: str
-    staged: str
     rows: int
     size: int
+    sha256: str
     first_token: str
     last_token: str
+    stats: str = "{}"
     last_wall_time: datetime | None = None
 
     @property
     def day(self) -> str:
         return self.name.split("/", 1)[0].partition("=")[2]
 
-    def to_json(self) -> dict[str, Any]:
-        first, last = cluster_time_of(self.first_token), cluster_time_of(self.last_token)
-        return {
-            "name": self.name,
-            "staged": self.staged,
-            "rows": self.rows,
-            "bytes": self.size,
-            "firstToken": self.first_token,
-            "lastToken": self.last_token,
-            "firstClusterTime": [first.seconds, first.increment],
-            "lastClusterTime": [last.seconds, last.increment],
-            "lastWallTime": None if self.last_wall_time is None else self.last_wall_time.isoformat(),
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> FileEntry:
-        return cls(
-            name=value["name"],
-            staged=value["staged"],
-            rows=value["rows"],
-            size=value["bytes"],
-            first_token=value["firstToken"],
-            last_token=value["lastToken"],
-            last_wall_time=_moment(value.get("lastWallTime")),
+#: A file of the lake is what a task finished, once a commit names it.
+FileEntry = StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A file that compaction has replaced, and when: it is kept for readers that still hold the older log."""
+
+    name: str
+    at: datetime
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMark:
+    """The newest micro-batch that added events: commit ``number``, ``batch`` under ``claim``, the range it was planned
+    for, and what it brought."""
+
+    number: int
+    claim: str
+    batch: int
+    planned: PlannedRange
+    first_token: str
+    last_token: str
+    rows: int
+
+    @property
+    def last_cluster_time(self) -> ClusterTime:
+        return cluster_time_of(self.last_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events that the oplog had lost before the lake got them, and that its owner has accepted to miss: behind
+    ``after_token`` (``None``: the lake held no event) and cluster time ``after``, up to ``until``, where it goes on."""
+
+    after_token: str | None
+    after: ClusterTime
+    until: ClusterTime
+    accepted_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __str__(self) -> str:
+        return (
+            f"events after {_moment(self.after)} (token {self.after_token}) and before {_moment(self.until)} are "
+            f"missing: the oplog had lost them, and this was accepted on {self.accepted_at:%Y-%m-%d at %H:%M} UTC"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One step of the lake: a micro-batch added (``batch`` is its number under ``claim``) or files compacted.
+    """One commit of the lake: it was made (``create``), a micro-batch was added (``append``; ``batch`` is its number
+    under ``claim``), files were merged (``compaction``), or events were given up for lost (``gap``).
 
-    ``files`` ascend in the stream's order; ``removed`` names the files, all of one day, that a compaction replaced by
-    them, ``offline`` that it did so file by file because the file system cannot swap directories.
+    ``files`` ascend in the stream's order; ``removed`` are those that a compaction replaced by them. ``previous`` is
+    the SHA-256 of the commit before, by which a hole in the log shows.
     """
 
     number: int
+    kind: str
     claim: str
-    batch: int | None
-    files: tuple[FileEntry, ...]
-    removed: tuple[str, ...] = ()
-    offline: bool = False
+    previous: str
+    files: tuple[FileEntry, ...] = ()
+    removed: tuple[Removal, ...] = ()
+    batch: int | None = None
+    planned: PlannedRange | None = None
+    gap: Gap | None = None
+    newest: BatchMark | None = None
     committed_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    @property
-    def kind(self) -> str:
-        return "compaction" if self.batch is None else "append"
 
     @property
     def rows(self) -> int:
@@ -111,47 +135,9 @@ class Commit:
     def last_cluster_time(self) -> ClusterTime:
         return cluster_time_of(self.last_token)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "number": self.number,
-            "kind": self.kind,
-            "claim": self.claim,
-            "batch": self.batch,
-            "committedAt": self.committed_at.isoformat(timespec="microseconds"),
-            "rows": self.rows,
-            "files": [file.to_json() for file in self.files],
-            "removed": list(self.removed),
-            "offline": self.offline,
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], where: object) -> Commit:
-        """From a manifest's object; ``where`` names it in errors."""
-        try:
-            check_format(value, where)
-            return cls(
-                number=value["number"],
-                claim=value["claim"],
-                batch=value["batch"],
-                files=tuple(FileEntry.from_json(file) for file in value["files"]),
-                removed=tuple(value["removed"]),
-                offline=bool(value.get("offline", False)),
-                committed_at=datetime.fromisoformat(value["committedAt"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise SinkError(f"{where} is damaged: {error!r}") from error
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
-def check_format(value: Mapping[str, Any], where: object) -> None:
-    """Refuse what a later version of Tailrace has written."""
-    written = value.get("format")
-    if not isinstance(written, int) or written > FORMAT:
-        raise SinkError(f"{where} has format {written!r}, and this version of Tailrace knows formats up to {FORMAT}")
+def _moment(time: ClusterTime) -> str:
+    return f"{datetime.fromtimestamp(time.seconds, UTC):%Y-%m-%d %H:%M:%S} UTC ({time.seconds},{time.increment})"
 
 
 def check_ascending(files: tuple[StagedFile, ...]) -> None:

@@ -1,16 +1,19 @@
-"""Write the events of one partition as Parquet files in ``_staging``: ordered, of one day each, bounded in size.
+"""Write the events of one partition as Parquet files: ordered, of one day each, bounded in size.
 
-Row groups are bounded so that a reader's memory is; a file's footer says which tokens it holds (``tailrace.firstToken``
-and ``tailrace.lastToken``), and Spark's own schema in it lets Spark read VARIANT columns back as such.
+A file is written in ``_staging``, and moved to its place, under the name that it will always have, when it is whole and
+on the device. Nothing refers to it until a commit does. Row groups are bounded so that a reader's memory is; pages
+carry checksums; a file's footer says which tokens it holds (``tailrace.firstToken`` and ``tailrace.lastToken``), and
+Spark's own schema in it lets Spark read VARIANT columns back as such.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +23,12 @@ import pyarrow.parquet as pq
 
 from tailrace.errors import SinkError, invariant
 from tailrace.spark.lake import durable
-from tailrace.spark.lake.layout import cluster_time_of, day_of, first_token_of_next_day
+from tailrace.spark.lake.layout import LakeLayout, cluster_time_of, day_of, first_token_of_next_day, new_name
 from tailrace.spark.lake.manifest import StagedFile
 
 TOKEN: Final = "token"
 WALL_TIME: Final = "wall_time"
+_CLUSTER_TIME: Final = "cluster_time"
 FIRST_TOKEN: Final = b"tailrace.firstToken"
 LAST_TOKEN: Final = b"tailrace.lastToken"
 SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
@@ -55,6 +59,7 @@ class _OpenFile:
     first_token: str
     last_token: str
     last_wall_time: datetime | None = None
+    bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     rows: int = 0
     written: int = 0
     held: list[pa.RecordBatch] = field(default_factory=list)
@@ -63,7 +68,8 @@ class _OpenFile:
 
 
 class PartWriter:
-    """Writes ascending Arrow batches to files named ``<stem>-<n>.staged`` and remembers what it wrote.
+    """Writes ascending Arrow batches to files of the lake at ``root`` and remembers what it wrote. While they are
+    written they are named ``_staging/<stem>-<n>.staged``; ``name`` makes a final name of a first token and a count.
 
     Raises SinkError where the rows do not ascend by token or have none, LakeFullError where there is no room; its own
     files are gone then.
@@ -71,13 +77,16 @@ class PartWriter:
 
     def __init__(
         self,
-        staging: Path,
+        root: Path,
         stem: str,
         *,
         limits: FileLimits = FileLimits(),
         metadata: Mapping[bytes, bytes] | None = None,
+        name: Callable[[str, int], str] = new_name,
     ) -> None:
-        self._staging = staging
+        self._root = root
+        self._staging = LakeLayout(root).staging
+        self._name = name
         self._stem = stem
         self._limits = limits
         self._metadata = dict(metadata or {})
@@ -92,8 +101,8 @@ class PartWriter:
                 for batch in batches:
                     self._write(batch)
                 self._close()
-                if self._done:
-                    durable.sync_directory(self._staging)
+                for day in {(self._root / file.name).parent for file in self._done}:
+                    durable.sync_directory(day)
         except BaseException:
             self._remove_everything()
             raise
@@ -112,6 +121,7 @@ class PartWriter:
             file.held_bytes += rows.nbytes
             file.last_token = _token(rows, -1)
             file.last_wall_time = _wall_time(rows)
+            _widen(file.bounds, rows)
             if file.held_rows >= self._limits.row_group_rows or file.held_bytes >= self._limits.row_group_bytes:
                 self._flush(file)
                 if file.written >= self._limits.file_bytes:
@@ -139,6 +149,7 @@ class PartWriter:
             compression="zstd",
             use_dictionary=[name for name in _DICTIONARY if name in batch.schema.names],
             write_statistics=[name for name in _STATISTICS if name in batch.schema.names],
+            write_page_checksum=True,
             sorting_columns=[pq.SortingColumn(batch.schema.get_field_index(TOKEN))],
         )
         token = _token(batch, 0)
@@ -164,18 +175,23 @@ class PartWriter:
         file.writer.close()
         self._open = None
         durable.sync_file(file.path)
-        size = file.path.stat().st_size
-        self._done.append(
-            StagedFile(
-                staged=file.path.name,
-                day=file.day,
-                rows=file.rows,
-                size=size,
-                first_token=file.first_token,
-                last_token=file.last_token,
-                last_wall_time=file.last_wall_time,
-            )
+        name = self._name(file.first_token, self._count - 1)
+        finished = StagedFile(
+            name=name,
+            rows=file.rows,
+            size=file.path.stat().st_size,
+            sha256=sha256_of(file.path),
+            first_token=file.first_token,
+            last_token=file.last_token,
+            stats=_stats(file),
+            last_wall_time=file.last_wall_time,
         )
+        place = self._root / name
+        if not place.parent.is_dir():
+            place.parent.mkdir(exist_ok=True)
+            durable.sync_directory(self._root)
+        file.path.rename(place)
+        self._done.append(finished)
 
     def _remove_everything(self) -> None:
         if self._open is not None:
@@ -185,6 +201,47 @@ class PartWriter:
             self._open = None
         for index in range(self._count):
             (self._staging / f"{self._stem}-{index:04d}.staged").unlink(missing_ok=True)
+        for finished in self._done:
+            (self._root / finished.name).unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _widen(bounds: dict[str, tuple[Any, Any]], rows: pa.RecordBatch) -> None:
+    """Take ``rows`` into the least and greatest values. They are the columns' own: a pipeline may have changed them."""
+    columns = {}
+    if _CLUSTER_TIME in rows.schema.names and pa.types.is_struct(rows.column(_CLUSTER_TIME).type):
+        columns[_CLUSTER_TIME] = pc.struct_field(rows.column(_CLUSTER_TIME), "t")
+    if WALL_TIME in rows.schema.names:
+        columns[WALL_TIME] = rows.column(WALL_TIME).cast(pa.int64())
+    for name, column in columns.items():
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            least, most = bounds.get(name, (found["min"], found["max"]))
+            bounds[name] = min(least, found["min"]), max(most, found["max"])
+
+
+def _stats(file: _OpenFile) -> str:
+    """The file's statistics as Delta's log keeps them. Moments there have milliseconds: the last is rounded up."""
+    least: dict[str, Any] = {TOKEN: file.first_token}
+    most: dict[str, Any] = {TOKEN: file.last_token}
+    if _CLUSTER_TIME in file.bounds:
+        low, high = file.bounds[_CLUSTER_TIME]
+        least[_CLUSTER_TIME], most[_CLUSTER_TIME] = {"t": low}, {"t": high}
+    if WALL_TIME in file.bounds:
+        low, high = file.bounds[WALL_TIME]
+        with suppress(OverflowError, ValueError):  # a year that ISO 8601 has no four digits for: no bound
+            first, last = _iso(low // 1000), _iso(-(-high // 1000))
+            least[WALL_TIME], most[WALL_TIME] = first, last
+    return json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": {TOKEN: 0}})
+
+
+def _iso(milliseconds: int) -> str:
+    return (datetime(1970, 1, 1) + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds") + "Z"
 
 
 def _token(batch: pa.RecordBatch, index: int) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,15 +25,16 @@ _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 _ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
-    "lake": ("path", "checkpoint", "columns", "documents"),
+    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap"),
     "trigger": ("every", "availableNow"),
     "limits": _LIMITS,
-    "compaction": ("every", "targetBytes", "fanIn"),
+    "compaction": ("every", "targetBytes", "fanIn", "retention"),
     "spark": ("cores", "memory", "config"),
 }
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,6}) *(minute|hour|day)s?")
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -49,6 +51,7 @@ class PipelineSettings:
     cores: int | None
     memory: str
     spark_config: dict[str, str]
+    accept_gap: bool = False
 
 
 def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSettings:
@@ -100,6 +103,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         cores=_whole(spark["cores"], "spark.cores", least=1) if "cores" in spark else None,
         memory=_text(spark.get("memory", "1g"), "spark.memory"),
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
+        accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
     )
 
 
@@ -208,7 +212,15 @@ def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
         target_bytes=_size(given.get("targetBytes", default.target_bytes), "compaction.targetBytes"),
         every=_whole(given.get("every", default.every), "compaction.every", least=0),
         fan_in=_whole(given.get("fanIn", default.fan_in), "compaction.fanIn", least=2),
+        retention=_retention(given["retention"]) if "retention" in given else default.retention,
     )
+
+
+def _retention(value: object) -> timedelta:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise UsageError(f"compaction.retention must be a time such as '7 days' or '12 hours', not {_shown(value)}")
+    return timedelta(**{f"{match[2]}s": int(match[1])})
 
 
 def _shown(value: object) -> str:

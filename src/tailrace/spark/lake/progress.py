@@ -49,7 +49,7 @@ class GrowthWatch:
 
     def __init__(self, root: Path) -> None:
         self._log = CommitLog(root)
-        self._seen = self._log.head().number if self._log.layout.identity.exists() else 0
+        self._seen = max(0, self._log.head().number) if self._log.layout.identity.exists() else 0
         self._recent: deque[tuple[float, int]] = deque()
         self._began = time.monotonic()
         self._events = 0

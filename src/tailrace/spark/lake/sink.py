@@ -1,8 +1,8 @@
-"""The lake as a Spark streaming sink (Python Data Source API): the files that tasks have staged are committed by the
+"""The lake as a Spark streaming sink (Python Data Source API): the files that tasks have written are committed by the
 driver's side.
 
 Use ``tailrace.spark.lake.write_stream``, which opens the lake and hands over the options. The data source is
-registered as ``tailrace-lake``; what it takes are the rows of ``LakeSource``, a staged file each.
+registered as ``tailrace-lake``; what it takes are the rows of ``LakeSource``, a finished file each.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.spark.lake.committer import abort_batch, commit_batch
 from tailrace.spark.lake.compaction_policy import CompactionPolicy
-from tailrace.spark.lake.manifest import StagedFile
+from tailrace.spark.lake.manifest import PlannedRange, StagedFile
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA, from_batches
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class LakeMessage(WriterCommitMessage):
-    """What a task tells the driver: the files it has finished, in the order of the stream."""
+    """What a task tells the driver: the files it has finished, in the order of the stream, and the range that their
+    micro-batch was planned for (``None`` where there are no files)."""
 
     files: tuple[StagedFile, ...]
+    planned: PlannedRange | None = None
 
 
 class LakeStreamWriter(DataSourceStreamArrowWriter):
@@ -52,10 +54,14 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> LakeMessage:
-        return LakeMessage(tuple(from_batches(iterator)))
+        rows = list(from_batches(iterator))
+        return LakeMessage(tuple(file for file, _ in rows), rows[0][1] if rows else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        commit = commit_batch(self.root, self.claim, batchId, _files(messages))
+        files, planned = _files(messages), _planned(messages)
+        if planned is None:
+            return
+        commit = commit_batch(self.root, self.claim, batchId, planned, files)
         if commit is not None and self.policy.due(commit.number):
             from tailrace.spark.lake.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
 
@@ -79,5 +85,13 @@ class LakeSink(DataSource):
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedFile, ...]:
-    """The staged files of all tasks: messages come in the order of the partitions, and those in the stream's order."""
+    """The files of all tasks: messages come in the order of the partitions, and those in the stream's order."""
     return tuple(file for message in messages if isinstance(message, LakeMessage) for file in message.files)
+
+
+def _planned(messages: Sequence[WriterCommitMessage | None]) -> PlannedRange | None:
+    """The range that Spark planned the micro-batch for; ``None`` where no task has written a file."""
+    found = {message.planned for message in messages if isinstance(message, LakeMessage) and message.planned}
+    if len(found) > 1:
+        raise SinkError(f"the tasks of one micro-batch were planned for different ranges: {sorted(map(str, found))}")
+    return next(iter(found), None)

@@ -1,25 +1,31 @@
 """The lake's own streaming source: its tasks read a slice of the stream and write it, and hand on what they wrote.
 
-The same offsets, slices and events as ``format("tailrace")``; what differs is that the rows given to Spark name staged
-files (``staged_rows.py``). Files that are staged and never committed, because a task was tried again or the driver
-died, stay in ``_staging`` until the lake is opened the next time: nothing refers to them.
+The same offsets, slices and events as ``format("tailrace")``; what differs is that the rows given to Spark name files
+of the lake (``staged_rows.py``). Files that are never committed, because a task was tried again or the driver died,
+stay until the lake is opened the next time: no commit names them.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import ChangeStreamHistoryLost, SinkError, UsageError
 from tailrace.spark.data_source import TailraceDataSource
 from tailrace.spark.input_partition import OplogSlice
+from tailrace.spark.lake.gap import HISTORY_HINT
+from tailrace.spark.lake.manifest import PlannedRange
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA
+from tailrace.spark.offset import Offset
 from tailrace.spark.options import ReadOptions
 from tailrace.spark.schema import spark_schema
 from tailrace.spark.stream_reader import TailraceStreamReader
@@ -36,8 +42,16 @@ FILE_BYTES_DEFAULT: Final = 512 << 20
 _BATCH_ID: Final = "streaming.sql.batchId"
 
 
+@dataclass(frozen=True, eq=False)
+class LakeSlice(InputPartition):
+    """A slice of the stream, and the range of the whole micro-batch that it was planned for."""
+
+    oplog: OplogSlice
+    planned: PlannedRange
+
+
 class LakeStreamReader(TailraceStreamReader):
-    """A change stream whose slices are written to ``_staging`` of the lake at ``root`` where they are read."""
+    """A change stream whose slices are written to files of the lake at ``root`` where they are read."""
 
     def __init__(self, options: ReadOptions, root: Path, after: str | None, file_bytes: int) -> None:
         super().__init__(options)
@@ -51,27 +65,39 @@ class LakeStreamReader(TailraceStreamReader):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["arguments"])  # type: ignore[misc]
 
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        with _lake_hint():
+            return super().initialOffset()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        with _lake_hint():
+            return super().latestOffset(start, limit)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        planned = PlannedRange(Offset.from_json(start).cluster_time, Offset.from_json(end).cluster_time)
+        slices = super().partitions(start, end)
+        return [LakeSlice(oplog, planned) for oplog in slices if isinstance(oplog, OplogSlice)]
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Only the workers load the stages, Arrow and Parquet.
-        from tailrace.spark.lake.layout import LakeLayout  # noqa: PLC0415
         from tailrace.spark.lake.part_writer import FileLimits, PartWriter, spark_metadata  # noqa: PLC0415
         from tailrace.spark.lake.staged_rows import to_batch  # noqa: PLC0415
         from tailrace.spark.slice_reader import read_slice  # noqa: PLC0415
 
-        assert isinstance(partition, OplogSlice)
+        assert isinstance(partition, LakeSlice)
         task = TaskContext.get()
         if task is None:
             raise SinkError("the lake is written inside a Spark task only")
         schema = spark_schema(self._options.columns, self._options.documents)
         writer = PartWriter(
-            LakeLayout(self._root).staging,
+            self._root,
             f"{task.getLocalProperty(_BATCH_ID) or 'x'}-{task.partitionId():05d}-{uuid.uuid4().hex}",
             limits=FileLimits(file_bytes=self._file_bytes),
             metadata=spark_metadata(schema.json()),
         )
-        files = writer.write_all(behind(self._after, read_slice(self._options, partition)))
+        files = writer.write_all(behind(self._after, read_slice(self._options, partition.oplog)))
         if files:
-            yield to_batch(files)
+            yield to_batch(files, partition.planned)
 
 
 class LakeSource(TailraceDataSource):
@@ -102,6 +128,15 @@ class LakeSource(TailraceDataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return LakeStreamReader(self._parsed, *self._own)
+
+
+@contextmanager
+def _lake_hint() -> Iterator[None]:
+    """What to do about lost history is another thing for a lake than for a stream of one's own."""
+    try:
+        yield
+    except ChangeStreamHistoryLost as error:
+        raise ChangeStreamHistoryLost(error.message, hint=HISTORY_HINT) from error
 
 
 def behind(after: str | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

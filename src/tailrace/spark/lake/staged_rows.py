@@ -1,57 +1,59 @@
-"""How staged files travel from the tasks that read the stream to the sink: as rows, one for each file.
+"""How finished files travel from the tasks that read the stream to the sink: as rows, one for each file.
 
 The events themselves are in the files by then. Carrying them through Spark as rows (Python to the JVM and back) cost
-as much as reading, transforming and writing them together (``docs/reference/measurements.md``).
+as much as reading, transforming and writing them together (``docs/reference/measurements.md``). Each row also says for
+which range of the stream the micro-batch was planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from tailrace.spark.lake.manifest import StagedFile
+from tailrace.spark.lake.delta_log import guarded, range_from_text, range_to_text
+from tailrace.spark.lake.layout import checked_name
+from tailrace.spark.lake.manifest import PlannedRange, StagedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGED_SCHEMA: Final = StructType(
     [
-        StructField("staged", StringType(), False),
-        StructField("day", StringType(), False),
+        StructField("name", StringType(), False),
         StructField("rows", LongType(), False),
         StructField("size", LongType(), False),
+        StructField("sha256", StringType(), False),
         StructField("first_token", StringType(), False),
         StructField("last_token", StringType(), False),
+        StructField("stats", StringType(), False),
         StructField("last_wall_time", TimestampType(), True),
+        StructField("planned", StringType(), False),
     ]
 )
 
 
-def to_batch(files: Iterable[StagedFile]) -> pa.RecordBatch:
+def to_batch(files: Iterable[StagedFile], planned: PlannedRange) -> pa.RecordBatch:
     """The files as rows of ``STAGED_SCHEMA``, in their order."""
     import pyarrow as pa  # noqa: PLC0415  in the tasks only: the planner's process has no use for it
 
-    texts = pa.field("", pa.string(), nullable=False)
-    types = {
-        "staged": texts.type,
-        "day": texts.type,
-        "rows": pa.int64(),
-        "size": pa.int64(),
-        "first_token": texts.type,
-        "last_token": texts.type,
-        "last_wall_time": pa.timestamp("us", tz="UTC"),
-    }
-    schema = pa.schema([pa.field(name, kind, nullable=name == "last_wall_time") for name, kind in types.items()])
-    rows = list(files)
-    return pa.record_batch(
-        [pa.array([getattr(row, name) for row in rows], kind) for name, kind in types.items()], schema
-    )
+    kinds = {LongType: pa.int64(), StringType: pa.string(), TimestampType: pa.timestamp("us", tz="UTC")}
+    schema = pa.schema([pa.field(f.name, kinds[type(f.dataType)], nullable=f.nullable) for f in STAGED_SCHEMA.fields])
+    text = range_to_text(planned)
+    rows = [{**{name: getattr(file, name) for name in schema.names[:-1]}, "planned": text} for file in files]
+    return pa.RecordBatch.from_pylist(rows, schema)
 
 
-def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[StagedFile]:
-    """The files again, in the order of the rows."""
+def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[StagedFile, PlannedRange]]:
+    """The files again, in the order of the rows, each with its micro-batch's range."""
     for batch in batches:
         for row in batch.to_pylist():
-            yield StagedFile(**row)
+            yield guarded(partial(_read, row), "a row of the lake's source")
+
+
+def _read(row: dict[str, Any]) -> tuple[StagedFile, PlannedRange]:
+    planned = range_from_text(row.pop("planned"))
+    checked_name(row["name"], "a row of the lake's source")
+    return StagedFile(**row), planned

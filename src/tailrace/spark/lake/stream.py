@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import UsageError
 from tailrace.spark import options as source_options
 from tailrace.spark.deployment import open_deployment
 from tailrace.spark.lake.compaction_policy import CompactionPolicy
+from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.identity import Opening, open_lake
-from tailrace.spark.lake.layout import cluster_time_of
+from tailrace.spark.lake.layout import LakeLayout, cluster_time_of
 from tailrace.spark.lake.sink import LakeSink
 from tailrace.spark.lake.source import AFTER, FILE_BYTES, LAKE, TOKEN, LakeSource
+from tailrace.spark.schema import spark_schema
 from tailrace.spark.session import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: Where the checkpoint lies when none is named. Readers skip it, as everything that begins with an underscore.
-DEFAULT_CHECKPOINT = "_checkpoint"
+#: How the documents' columns come in a lake where the source's options do not say: every reader knows text.
+DOCUMENTS = "json"
+_VARIANT: dict[str, Any] = {
+    "type": "struct",
+    "fields": [{"name": name, "type": "binary", "nullable": False, "metadata": {}} for name in ("value", "metadata")],
+}
+#: The name under which a query's progress counts events. Spark itself counts the source's rows, and those are files.
+PROGRESS = "tailrace"
 
 
 def write_stream(
@@ -33,27 +41,40 @@ def write_stream(
     processing_time: str | None = None,
     available_now: bool = False,
     compaction: CompactionPolicy | None = None,
+    accept_gap: bool = False,
     sink: type[LakeSink] = LakeSink,
 ) -> StreamingQuery:
     """Start a query that writes the change stream given by ``source`` into the lake at ``lake``, exactly once.
 
     ``source`` holds the options of ``format("tailrace")`` (``uri``, ``database``, ``fullDocument``, ...); the column
-    ``token`` must be among its ``columns``. ``checkpoint`` is Spark's checkpoint directory, by default
-    ``<lake>/_checkpoint``. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it
-    runs until stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
+    ``token`` must be among its ``columns``, and ``documents`` is ``json`` unless it says otherwise. ``checkpoint`` is
+    Spark's checkpoint directory, by default ``<lake>.checkpoint``, beside the lake. With ``available_now`` the query
+    ends when it has reached the end of the oplog; otherwise it runs until stopped, a micro-batch every
+    ``processing_time`` ("1 second"; default: as soon as there is something).
 
     A lake belongs to one stream and is written by one checkpoint at a time. A fresh checkpoint on a lake that is there
     goes on right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
+
+    Where the oplog has lost events that the lake does not have yet, the query fails with 286. ``accept_gap`` goes on
+    behind them: the gap is written into the lake's log, the checkpoint that cannot go on is moved aside, and the stream
+    begins with the oldest entry that the oplog has. It does nothing where nothing was lost.
+
+    In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
+    ``observedMetrics["tailrace"].events``.
 
     Raises UsageError where the options are wrong or lake and checkpoint do not belong together, SourceError where
     MongoDB cannot be read, LakeFullError and SinkError where the lake cannot be written.
     """
     if processing_time is not None and available_now:
         raise UsageError("processing_time and available_now exclude each other")
+    from pyspark.sql.functions import coalesce, lit  # noqa: PLC0415  so that --help needs no pyspark
+    from pyspark.sql.functions import sum as sum_of  # noqa: PLC0415
+
     root = Path(lake).absolute()
-    where = Path(checkpoint).absolute() if checkpoint is not None else root / DEFAULT_CHECKPOINT
+    where = Path(checkpoint).absolute() if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
-    opening = open_lake(root, where, stream_of(source))
+    source = lake_source(source)
+    opening = _opened(root, where, source, accept_gap=accept_gap)
     register(spark, LakeSource)
     if sink is LakeSink:
         register(spark, sink)
@@ -61,7 +82,8 @@ def write_stream(
         spark.dataSource.register(sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    writer = reader.load().writeStream.format(sink.name()).option("checkpointLocation", str(where))
+    rows = reader.load().observe(PROGRESS, coalesce(sum_of("rows"), lit(0)).alias("events"))
+    writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, **policy.to_options())
     if available_now:
         writer = writer.trigger(availableNow=True)
@@ -70,10 +92,31 @@ def write_stream(
     return writer.start()
 
 
+def lake_source(source: Mapping[str, str]) -> dict[str, str]:
+    """The options of a lake's source: what the user gave, and the lake's own default for the documents' form."""
+    return dict(source) if any(name.lower() == "documents" for name in source) else {**source, "documents": DOCUMENTS}
+
+
+def _opened(root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool) -> Opening:
+    options = source_options.parse(source)
+    stream = stream_of(source)
+    gap = find_gap(root, checkpoint, source) if accept_gap else None
+    if gap is not None:
+        set_aside(checkpoint, gap)
+    return open_lake(root, checkpoint, stream, lake_columns(options.columns, options.documents), gap=gap)
+
+
+def lake_columns(columns: Sequence[str], documents: str) -> list[dict[str, Any]]:
+    """The fields of the lake's table in Spark's JSON form, which is Delta's. VARIANT is a struct of two binaries there:
+    the older readers of Delta have no such type, and Spark finds its own in the files."""
+    fields: list[dict[str, Any]] = spark_schema(columns, documents).jsonValue()["fields"]
+    return [{**field, "type": _VARIANT} if field["type"] == "variant" else field for field in fields]
+
+
 def stream_of(source: Mapping[str, str]) -> dict[str, object]:
     """What makes two lakes hold the same: the stream's identity as its source tells it, and the form of its columns.
     Connects to MongoDB. No address, user or password is in it."""
-    options = source_options.parse(source)
+    options = source_options.parse(lake_source(source))
     if TOKEN not in options.columns:
         raise UsageError("a lake needs the column 'token': its order and its days come from it")
     deployment = open_deployment(options)
@@ -88,11 +131,12 @@ def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:
     """The source's options, with the start replaced where the lake says where to go on.
 
     It starts at the cluster time of the lake's last event, and the sink leaves out what the lake has
-    (``source.behind``): a start by token would need the token's type bits, which no column holds.
+    (``source.behind``): a start by token would need the token's type bits, which no column holds. Behind an accepted
+    gap it starts where the gap ends.
     """
-    if opening.after is None:
+    if opening.after is None and opening.start is None:
         return dict(source)
     starts = {name.lower() for name in source_options.START_OPTIONS}
     kept = {name: value for name, value in source.items() if name.lower() not in starts}
-    time = cluster_time_of(opening.after)
+    time = opening.start if opening.start is not None else cluster_time_of(opening.after or "")
     return {**kept, "startAtOperationTime": f"{time.seconds},{time.increment}"}

@@ -1,0 +1,113 @@
+"""When the oplog has lost events before the lake got them: finding the gap, and the way on behind it.
+
+No checkpoint and no start option helps then, since a lake goes on behind its last event. The owner may accept the gap
+(``acceptGap``): what is missing is written down in the lake's log, and the stream goes on with the oldest entry there
+is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tailrace.errors import ChangeStreamHistoryLost, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark import options as source_options
+from tailrace.spark.deployment import Deployment, open_deployment
+from tailrace.spark.lake.commit_log import CommitLog
+from tailrace.spark.lake.identity import read_identity
+from tailrace.spark.lake.layout import cluster_time_of
+from tailrace.spark.lake.manifest import Gap
+from tailrace.spark.offset import Offset
+from tailrace.spark.options import ReadOptions, Start
+
+HISTORY_HINT: Final = (
+    "The oplog has lost events that the lake does not have yet. To go on without them, start once with acceptGap "
+    "(tailrace run --accept-gap, or lake.acceptGap in the pipeline file): the lake's log then says what is missing, "
+    "and the stream goes on at the oldest entry of the oplog. Load the gap from the collections, and keep a longer "
+    "oplog (replSetResizeOplog, minRetentionHours)"
+)
+
+
+def find_gap(root: Path, checkpoint: Path, source: Mapping[str, str]) -> Gap | None:
+    """What the lake at ``root`` has missed for good, or ``None`` where the oplog still holds what comes next. Connects
+    to MongoDB."""
+    if read_identity(root) is None:
+        return None
+    last_token = CommitLog(root).head().last_token
+    options = source_options.parse(source)
+    deployment = open_deployment(options)
+    try:
+        held = planned_position(checkpoint)
+        if held is not None:
+            after = deployment.offset(held).cluster_time
+        elif last_token is not None:
+            after = cluster_time_of(last_token)
+        else:
+            return None
+        if not _is_lost(deployment, options, after, begun=held is not None):
+            return None
+        return Gap(last_token, after, deployment.oldest())
+    finally:
+        deployment.close()
+
+
+def _is_lost(deployment: Deployment, options: ReadOptions, after: ClusterTime, *, begun: bool) -> bool:
+    try:
+        if begun:
+            deployment.require_history(deployment.at(after))
+        else:
+            _starting_at(options, after)
+    except ChangeStreamHistoryLost:
+        return True
+    return False
+
+
+def _starting_at(options: ReadOptions, time: ClusterTime) -> None:
+    """What a fresh checkpoint does, as far as it can fail for lost history."""
+    again = open_deployment(replace(options, start=Start("startAtOperationTime", time=time)))
+    try:
+        again.start("now")
+    finally:
+        again.close()
+
+
+def planned_position(checkpoint: Path) -> dict[str, object] | None:
+    """The offset behind which a Spark checkpoint reads next: the end of its newest micro-batch if that is committed,
+    of the one before if not. ``None`` where no micro-batch was planned, or only the first was."""
+    planned, done = _numbers(checkpoint / "offsets"), _numbers(checkpoint / "commits")
+    if not planned:
+        return None
+    newest = max(planned)
+    number = newest if newest in done else newest - 1
+    path = checkpoint / "offsets" / str(number)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, IndexError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is damaged: its offset is not a JSON object")
+    Offset.from_json(value)
+    return value
+
+
+def set_aside(checkpoint: Path, gap: Gap) -> Path | None:
+    """Move a checkpoint that cannot go on out of the way, so that a fresh one takes its place. Returns where it is."""
+    if not (checkpoint / "offsets").is_dir():
+        return None
+    place = checkpoint.with_name(f"{checkpoint.name}.before-{gap.until.seconds}-{gap.until.increment}")
+    if place.exists():
+        raise UsageError(f"{place} is in the way of the checkpoint that is set aside", hint="Remove or rename it")
+    checkpoint.rename(place)
+    return place
+
+
+def _numbers(directory: Path) -> set[int]:
+    if not directory.is_dir():
+        return set()
+    return {int(path.name) for path in directory.iterdir() if path.name.isascii() and path.name.isdigit()}
