@@ -213,13 +213,8 @@ def run_native(args: argparse.Namespace) -> int:
     with pymongo.MongoClient[dict[str, Any]](os.environ[URI]) as client:
 
         def work(out: Path) -> int:
-            staging = out / "staging"
-            staging.mkdir(parents=True)
-            files = PartWriter(staging, "native").write_all(native_batches(client, Timestamp(seconds, increment), args))
-            for number, file in enumerate(files):
-                day = out / f"day={file.day}"
-                day.mkdir(exist_ok=True)
-                (staging / file.staged).rename(day / f"{number:05d}.parquet")
+            (out / "_staging").mkdir(parents=True)
+            files = PartWriter(out, "native").write_all(native_batches(client, Timestamp(seconds, increment), args))
             return sum(file.rows for file in files)
 
         twice(work, client, args)

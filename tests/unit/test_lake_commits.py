@@ -16,8 +16,10 @@ from tailrace.spark.lake import commit_log, durable, verify
 from tailrace.spark.lake.commit_log import CommitLog
 from tailrace.spark.lake.committer import abort_batch
 from tailrace.spark.lake.identity import open_lake
+from tailrace.spark.lake.layout import cluster_time_of
+from tailrace.spark.lake.manifest import Gap
 from tailrace.spark.lake.part_writer import FileLimits
-from tests.unit.lake_events import COLUMNS, batch, begin, make, numbers_in, planned_for, put, stage, token
+from tests.unit.lake_events import COLUMNS, STREAM, batch, begin, make, numbers_in, planned_for, put, stage, token
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def test_a_staged_file_that_has_gone_stops_the_commit_before_it_begins(root: Pat
 
 def test_another_streams_settings_are_refused_and_named(root: Path, checkpoint: Path) -> None:
     make(root, checkpoint)
-    other = {"settings": {"scope": "shop.customers"}}
+    other = {**STREAM, "settings": {"scope": "shop.customers"}}
     with pytest.raises(
         UsageError, match=r'another stream: settings\.scope is "shop\.orders" there and "shop\.customers" here'
     ):
@@ -301,6 +303,41 @@ def test_a_checkpoint_torn_by_a_power_cut_is_made_again(
     assert make(root, checkpoint).claim == claim
     assert numbers_in(root) == list(range(120))
     assert verify(root, full=True).problems == []
+
+
+def test_an_accepted_gap_is_in_the_log_and_shown(root: Path, checkpoint: Path, tmp_path: Path) -> None:
+    claim = make(root, checkpoint).claim
+    begin(checkpoint)
+    put(root, claim, 0, stage(root, range(40)))
+    gap = Gap(token(39), cluster_time_of(token(39)), cluster_time_of(token(100)))
+    fresh = open_lake(root, tmp_path / "fresh", STREAM, COLUMNS, gap=gap)
+    assert (fresh.after, fresh.start) == (token(39), gap.until)
+    put(root, fresh.claim, 0, stage(root, range(100, 110), stem="new"))
+    assert numbers_in(root) == [*range(40), *range(100, 110)]
+    report = verify(root, full=True)
+    assert report.problems == []
+    (shown,) = report.gaps
+    assert (shown.after_token, shown.after, shown.until) == (gap.after_token, gap.after, gap.until)
+    assert "2026-11-21 00:00:39 UTC" in str(shown)
+    assert "2026-11-21 00:01:40 UTC" in str(shown)
+    begin(tmp_path / "fresh")
+    again = open_lake(root, tmp_path / "fresh", STREAM, COLUMNS)
+    assert (again.claim, again.start) == (fresh.claim, gap.until), "a restart before the first events starts there too"
+
+
+def test_gaps_outlive_the_commits_that_wrote_them(
+    root: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(commit_log, "COMMITS_KEPT", 5)
+    claim = make(root, checkpoint).claim
+    put(root, claim, 0, stage(root, range(10)))
+    gap = Gap(token(9), cluster_time_of(token(9)), cluster_time_of(token(20)))
+    claim = open_lake(root, checkpoint, STREAM, COLUMNS, gap=gap).claim
+    for number in range(20):
+        put(root, claim, number, stage(root, range(20 + number * 5, 25 + number * 5), stem=str(number)))
+    assert not (root / "_delta_log" / f"{2:020d}.json").exists()
+    assert [shown.until for shown in verify(root).gaps] == [gap.until]
 
 
 def test_files_and_row_groups_are_bounded(root: Path, checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ from tailrace.spark.lake import CompactionPolicy, compact, durable, verify
 from tailrace.spark.lake import files as named_files
 from tailrace.spark.lake.commit_log import CommitLog
 from tailrace.spark.lake.compaction import compact_after
-from tests.unit.lake_events import begin, make, numbers_in, put, stage
+from tests.unit.lake_events import begin, make, numbers_in, put, stage, token
 from tests.unit.test_lake_commits import die_at
 
 STEPS = ["compaction.merged", "commit.log", "commit.head", "compaction.removed"]
@@ -92,6 +92,27 @@ def test_replaced_files_stay_for_readers_until_the_retention_has_passed(lake: tu
     assert present(root) == set(files(root))
     assert sorted(root.glob("day=*")) == [root / "day=2026-11-21", root / "day=2026-11-22"]
     assert verify(root, full=True).problems == []
+
+
+def test_filters_on_any_column_find_their_rows_by_every_reader(lake: tuple[Path, str]) -> None:
+    """Bounds of a column that the log does not hold were NULL for ``deltalake``: pyarrow and DuckDB left out every file
+    for any filter on such a column, and gave no rows and no error."""
+    import duckdb
+    import polars
+    import pyarrow.dataset as ds
+    from deltalake import DeltaTable
+
+    root, _ = lake
+    number, least = EXPECTED[150], token(EXPECTED[150])
+    for _ in range(2):
+        dataset = DeltaTable(str(root)).to_pyarrow_dataset()
+        for column, value in (("number", number), ("token", least)):
+            assert dataset.to_table(filter=ds.field(column) >= value).num_rows == 50
+            assert duckdb.execute(f"SELECT count(*) FROM dataset WHERE {column} >= ?", [value]).fetchone() == (50,)
+            assert polars.scan_delta(str(root)).filter(polars.col(column) >= value).collect().height == 50
+            assert len(DeltaTable(str(root)).to_pandas(filters=[(column, ">=", value)])) == 50
+        assert dataset.to_table(filter=ds.field("number").is_null()).num_rows == 0
+        compact(root)
 
 
 @pytest.mark.parametrize("held", ["opened", "named"])

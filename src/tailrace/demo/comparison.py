@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from pymongo.database import Database
 
 from tailrace.errors import SourceError
+from tailrace.spark.lake import files
 
 _KEPT: Final = 5
 _SILENT_MAX: Final = 60
@@ -53,8 +54,8 @@ def native_events(uri: str, database: str, *, since: Timestamp, until: Timestamp
 
 
 def lake_events(path: Path) -> Iterator[bytes]:
-    """The lake's events as any reader finds them: files in the order of their names, rows from top to bottom."""
-    for file in sorted(path.glob("day=*/*.parquet")):
+    """The lake's events: the files that its log names, in the order of the stream, rows from top to bottom."""
+    for file in files(path):
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(batch_size=4096, columns=["event"]):
                 yield from (value.as_py() for value in batch.column(0))

@@ -205,7 +205,7 @@ class Demo:
         code = running.kill()
         watch.look()
         newest = CommitLog(self._lake).head().newest
-        batch = -1 if newest is None or newest.batch is None else newest.batch
+        batch = -1 if newest is None else newest.batch
         self._crash = Crash(time.monotonic() - began, code, batch)
         self._say(
             f"Killed the Spark process (SIGKILL) after micro-batch {batch}; starting it again from its checkpoint"

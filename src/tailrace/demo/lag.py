@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace.spark.lake import files
 from tailrace.spark.lake.commit_log import CommitLog
 
 
@@ -33,7 +34,7 @@ def lag_of(path: Path) -> Lag | None:
     moments = np.array([_micros(commit.committed_at) for commit in commits])
     first = commits[0].first_token
     lags = []
-    for file in sorted(path.glob("day=*/*.parquet")):
+    for file in files(path):
         table = pq.read_table(file, columns=["token", "wall_time"], partitioning=None)
         tokens = np.array(table.column("token").to_pylist())
         walls = table.column("wall_time").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()

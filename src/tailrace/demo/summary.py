@@ -8,6 +8,12 @@ from rich.table import Table
 from tailrace.demo.comparison import shown
 from tailrace.demo.conductor import DemoResult
 
+#: For DuckDB in Python, over a dataset named ``lake``: what is in the lake.
+SQL = (
+    "SELECT collection, operation_type, count(*) AS events, max(wall_time) AS newest, "
+    "any_value(full_document) AS example FROM lake GROUP BY ALL ORDER BY ALL;"
+)
+
 
 def print_summary(result: DemoResult) -> None:
     """The events by type and collection, throughput, lag, the crash, the differences, and where to look."""
@@ -38,16 +44,8 @@ def print_summary(result: DemoResult) -> None:
         f"[bold {colour}]differences: {comparison.differences}[/] in {comparison.events:,} events, byte for byte"
     )
     console.print(f"lake          {result.lake}")
-    console.print("look at it    " + sql(result), markup=False)
-
-
-def sql(result: DemoResult) -> str:
-    """A line for DuckDB's shell (or ``duckdb.sql``) that shows what is in the lake."""
-    return (
-        "SELECT collection, operation_type, count(*) AS events, max(wall_time) AS newest, "
-        f"any_value(full_document) AS example FROM read_parquet('{result.lake}/day=*/*.parquet') "
-        "GROUP BY ALL ORDER BY ALL;"
-    )
+    console.print(f"look at it    lake = deltalake.DeltaTable('{result.lake}').to_pyarrow_dataset()", markup=False)
+    console.print(f'              duckdb.sql("{SQL}")', markup=False)
 
 
 def _table(result: DemoResult) -> Table:

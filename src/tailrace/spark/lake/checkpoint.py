@@ -99,7 +99,8 @@ def drop_torn(layout: LakeLayout) -> None:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        return list(pq.read_table(path, columns=_COLUMNS).to_pylist())
+        with pq.ParquetFile(path) as file:
+            return list(file.read(columns=_COLUMNS).to_pylist())
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:

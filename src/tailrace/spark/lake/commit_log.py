@@ -175,7 +175,7 @@ class CommitLog:
             if number not in numbers
         ]
         if first > 0 and not any(number >= first - 1 for number in checkpoints):
-            found.append(f"the commits before {self.layout.commit(first)} are missing, and no checkpoint holds them")
+            found.append(f"{self.layout.commit(first - 1)} is missing, and no checkpoint holds what it said")
         before = None
         for number in sorted(numbers):
             content = self._content(number)
