@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tailrace import raw_bson
 from tailrace.kernel import Part, encode_json, encode_variants, gather, is_utf8, locate
 from tailrace.spark import variant
+from tailrace.spark.extended_json import with_lost_types
 from tailrace.spark.schema import DOCUMENT_COLUMNS, spark_schema
 
 #: Batches of 1-5 thousand rows go through Spark fastest (20 thousand: 30 % slower); large events end one earlier.
@@ -197,6 +198,7 @@ def _json_documents(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:
 
 
 def _json_text(kind: int, value: bytes) -> str:
+    kind, value = with_lost_types(kind, value)
     document = bson.decode(raw_bson.encode_document(raw_bson.encode_element(kind, b"", value)), _CODEC)
     return json_util.dumps(document[""], json_options=_JSON)
 
