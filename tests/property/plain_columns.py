@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -65,6 +66,28 @@ def transaction(fields: dict[str, Any]) -> dict[str, Any] | None:
     return {"lsid": lsid, "txn_number": fields.get("txnNumber")}
 
 
+def extended(kind: int, value: bytes) -> Any:
+    """A BSON value as relaxed Extended JSON; of all types but the three that its codec loses ``json_util`` says how."""
+    if kind in (raw_bson.OBJECT, raw_bson.ARRAY):
+        inner = {
+            element.name.decode(errors="replace"): extended(element.type, raw_bson.value(value, element))
+            for element in raw_bson.elements(value)
+        }
+        return inner if kind == raw_bson.OBJECT else [*inner.values()]
+    if kind == raw_bson.SYMBOL:
+        return {"$symbol": value[4:-1].decode(errors="replace")}
+    if kind == raw_bson.UNDEFINED:
+        return {"$undefined": True}
+    if kind == raw_bson.DB_POINTER:
+        return {"$dbPointer": {"$ref": value[4:-13].decode(errors="replace"), "$id": {"$oid": value[-12:].hex()}}}
+    if kind == raw_bson.CODE_WITH_SCOPE:
+        scope = 8 + raw_bson.read_int32(value, 4)
+        code = value[8 : scope - 1].decode(errors="replace")
+        return {"$code": code, "$scope": extended(raw_bson.OBJECT, value[scope:])}
+    decoded = bson.decode(raw_bson.encode_document(raw_bson.encode_element(kind, b"", value)), CODEC)[""]
+    return json.loads(json_util.dumps(decoded, json_options=json_util.RELAXED_JSON_OPTIONS))
+
+
 def document(event: bytes, field: str, documents: str) -> Any:
     element = raw_bson.find(event, field.encode())
     if element is None:
@@ -73,7 +96,6 @@ def document(event: bytes, field: str, documents: str) -> Any:
     if documents == "bson":
         return raw if element.type == raw_bson.OBJECT else None
     if documents == "json":
-        decoded = bson.decode(event, CODEC)[field]
-        return json_util.dumps(decoded, json_options=json_util.RELAXED_JSON_OPTIONS)
+        return json.dumps(extended(element.type, raw))
     encoded, metadata = variant.from_value(element.type, raw)
     return {"value": encoded, "metadata": metadata}

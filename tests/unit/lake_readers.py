@@ -45,8 +45,8 @@ def committed(root: Path) -> int:
 
 
 def read_often(root: Path, read: Callable[[], Seen], times: int) -> tuple[int, int]:
-    """Read ``times`` times, and on until some commits were made meanwhile. Returns how often rows were missing or doubled, and how many commits were made meanwhile.
-    An error of a reader is raised."""
+    """Read ``times`` times, and on until some commits were made meanwhile. Returns how often rows were
+    missing or doubled, and how many commits were made meanwhile. An error of a reader is raised."""
     before, wrong, done = CommitLog(root).head().number, 0, 0
     while done < times or CommitLog(root).head().number < before + 3:
         done += 1
