@@ -208,7 +208,7 @@ def test_the_queries_of_the_page_give_values_on_a_lake_of_the_default_form(fille
     kinds = [("delete", 1), ("insert", 301), ("update", 150)]
     assert duckdb.sql(query).fetchall() == [("orders", *kind) for kind in kinds]
     for column in ("operation_type", "database", "collection", "document_key", "event", "wall_time"):
-        assert duckdb.sql(f"SELECT count(*) FROM lake WHERE {column} IS NOT NULL").fetchone() == (452,), column
+        assert duckdb.sql(f"SELECT count(*) FROM lake WHERE {column} IS NOT NULL").fetchall() == [(452,)], column
     inserts = "SELECT full_document->>'$.pad', full_document->>'$.n' FROM lake WHERE operation_type = 'insert'"
     rows = [row for row in duckdb.sql(inserts).fetchall() if row[1] is not None]
     assert len(rows) == 300

@@ -48,6 +48,7 @@ def commit_batch(
         check_present(log.layout, files)
         for day in {(root / file.name).parent for file in files}:
             durable.sync_directory(day)
+        durable.step("commit.files")
         rows = sum(file.rows for file in files)
         mark = BatchMark(head.number + 1, claim, batch, planned, files[0].first_token, files[-1].last_token, rows)
         commit = append_commit(head, claim, batch, mark, files)
