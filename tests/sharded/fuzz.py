@@ -2,12 +2,14 @@
 
     python -m tests.sharded.fuzz --seed 7              one seed, on a cluster of its own
     python -m tests.sharded.fuzz --seeds 1-20          many, each on a cluster of its own
-    python -m tests.sharded.fuzz --seeds 1-3 --steps 400
+    python -m tests.sharded.fuzz --seeds 1-3 --steps 400 --version 5.0.4
 
-For each seed the events of three scopes are read by us, one of them live while the workload ran and a shard was added,
-and compared as bytes with the union of the shards' own native streams in the order of their tokens; what they say of
-each document is compared with what was written; and streams are resumed at random tokens. Exit code 1 when anything
-differs. The last line gives writes, streams, events and resumes compared.
+For each seed the events of three scopes are read by us, one of them live while the workload ran, a shard was added and
+one removed, and compared as bytes with the union of the shards' own native streams in the order of their tokens; what
+they say of each document is compared with what was written; and streams are resumed at random tokens. Another stream
+looks current documents up meanwhile: without them its events are the shards', and each is a state that the document was
+in at the event or later. Exit code 1 when anything differs. The last line gives writes, streams, events and resumes
+compared.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,13 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 import tailrace
+from tailrace import raw_bson
 from tailrace.embedded import ShardedCluster
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
 from tests.golden.recording import token_time
 from tests.sharded import native
-from tests.sharded.random_workload import Ran, RandomWorkload, history_difference, history_of
+from tests.sharded.random_workload import History, Ran, RandomWorkload, history_difference, history_of
 
 #: Two operations an oplog entry, so that transactions become chains.
 PARAMETERS = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 2}
@@ -178,26 +182,30 @@ class Comparison:
         self._rng = random.Random(f"tailrace sharded cases {workload.seed}")
         database = workload.database
         images = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
-        self.live_case = Case("admin", 1, {"showExpandedEvents": True})
-        self.cases = [
-            self.live_case,
-            Case(database, 1, {"showExpandedEvents": True}),
-            Case(database, "orders", images),
-        ]
+        expanded = {"showExpandedEvents": True}
+        if not workload.has_images:
+            images, expanded = {}, {}
+        self.live_case = Case("admin", 1, expanded)
+        self.cases = [self.live_case, Case(database, 1, expanded), Case(database, "orders", images)]
+        self.looking_up = Case(database, 1, {**expanded, "fullDocument": "updateLookup"})
 
     def __call__(self, *, resumes: int) -> Ran:
         """Run the workload with a stream open, then read and compare every case."""
         start = self._workload.prepare()
         live = OurReader(self._cluster.uri, self.live_case, start_at_operation_time=start)
-        live.start()
-        live.opened.wait(PATIENCE_S)
+        looking_up = OurReader(self._cluster.uri, self.looking_up, start_at_operation_time=start)
+        for reader in (live, looking_up):
+            reader.start()
+            reader.opened.wait(PATIENCE_S)
+        end = Timestamp(0, 1)
         try:
             ran = self._workload.run(start)
-        except BaseException:
-            live.end_at(Timestamp(0, 1))
-            raise
-        live.end_at(ran.end)
-        live.join()
+            end = ran.end
+        finally:
+            for reader in (live, looking_up):
+                reader.end_at(end)
+        for reader in (live, looking_up):
+            reader.join()
         self._totals.seeds += 1
         self._totals.writes += ran.writes
         self._totals.moves += ran.counts.get("moves", 0)
@@ -209,11 +217,14 @@ class Comparison:
                 start,
                 ran.end,
                 for_merge=not case.has_images,
+                former=ran.former,
                 **case.options,
             )
             self._compare_with_the_record(f"the union of the shards, {case}", case, expected, ran)
             if case is self.live_case:
                 self._compare(f"live, {case}", expected, live.stream)
+            if (case.database, case.collection) == (self.looking_up.database, 1):
+                self._compare_lookups(expected, looking_up.stream, ran)
             ours = read_ours(self._cluster.uri, case, ran.end, start_at_operation_time=start)
             self._compare(str(case), expected, ours)
             self._compare_with_the_record(str(case), case, ours.events, ran)
@@ -222,12 +233,19 @@ class Comparison:
 
     def _compare(self, what: str, expected: list[bytes], ours: OurStream) -> None:
         self._totals.streams += 1
-        difference = stream_difference(expected, ours)
+        difference = stream_difference(tied(expected), replace(ours, events=tied(ours.events)))
         if difference is None:
             self._totals.events += len(expected)
             self._totals.bytes += sum(map(len, expected))
         else:
             self._report(what, difference)
+
+    def _compare_lookups(self, expected: list[bytes], looking_up: OurStream, ran: Ran) -> None:
+        bare = OurStream([_without_lookup(event) for event in looking_up.events], failure=looking_up.failure)
+        self._compare(f"live, {self.looking_up}", expected, bare)
+        difference = lookup_difference(looking_up.events, ran.history, ran.database)
+        if difference is not None:
+            self._report(f"live, {self.looking_up}", difference)
 
     def _compare_with_the_record(self, what: str, case: Case, events: list[bytes], ran: Ran) -> None:
         written = ran.history
@@ -251,7 +269,7 @@ class Comparison:
                 behind += 1  # two shards gave it: a resume goes behind both
             rest = read_ours(self._cluster.uri, case, until, resume_after=token)
             self._totals.resumes += 1
-            difference = stream_difference(expected[behind:], rest)
+            difference = stream_difference(tied(expected[behind:]), replace(rest, events=tied(rest.events)))
             if difference is not None:
                 self._report(f"resumed after {token} (event {behind}), {case}", difference)
 
@@ -269,6 +287,12 @@ def _parsed(token: Mapping[str, Any]) -> Any:
     return native.token(bson.encode({"_id": token}))
 
 
+def tied(events: list[bytes]) -> list[bytes]:
+    """The events, those of equal tokens in one order: which shard's comes first is not settled, on a mongos neither."""
+    groups = groupby(events, key=lambda event: bson.decode(event, _RAW)["_id"].raw)
+    return [event for _, group in groups for event in sorted(group)]
+
+
 def stream_difference(expected: list[bytes], ours: OurStream) -> str | None:
     """The first thing in which our stream differs, in words."""
     for place, (event, got) in enumerate(zip(expected, ours.events, strict=False)):
@@ -283,15 +307,44 @@ def stream_difference(expected: list[bytes], ours: OurStream) -> str | None:
     return _why(ours) or None
 
 
+def _without_lookup(event: bytes) -> bytes:
+    operation = raw_bson.find(event, b"operationType")
+    assert operation is not None
+    if raw_bson.value(event, operation) != raw_bson.encode_string(b"update"):
+        return event
+    kept = [event[e.start : e.end] for e in raw_bson.elements(event) if e.name != b"fullDocument"]
+    return raw_bson.encode_document(*kept)
+
+
+def lookup_difference(events: list[bytes], written: History, database: str) -> str | None:
+    """The first current document that its document was not in at the event or later, in words. A writer's numbers
+    ascend, and only what was deleted later may be missing."""
+    for raw in events:
+        event = bson.decode(raw)
+        if event["operationType"] != "update" or event["ns"]["db"] != database:
+            continue
+        number = event["updateDescription"]["updatedFields"]["v"]
+        wrote = written.get((f"{database}.{event['ns']['coll']}", event["documentKey"]["_id"]), [])
+        place = next((at for at, one in enumerate(wrote) if (one.operation, one.number) == ("update", number)), None)
+        if place is None:
+            return f"an update was not written: {event}"
+        document, later = event["fullDocument"], wrote[place:]
+        if document is None and all(one.operation != "delete" for one in later):
+            return f"a document was not found, and lives: {event['documentKey']} at {event['clusterTime']}"
+        if document is not None and document["v"] not in [one.number for one in later]:
+            return f"a document is older than its event: {document} at {event}"
+    return None
+
+
 def _why(ours: OurStream) -> str:
     if ours.failure is None:
         return ""
     return "\n  " + "".join(traceback.format_exception(ours.failure)).strip().replace("\n", "\n  ")
 
 
-def run_seed(totals: Totals, *, seed: int, steps: int, resumes: int) -> Ran:
-    """One seed on a cluster of its own: three shards, and one more half-way."""
-    with ShardedCluster(3, parameters=PARAMETERS) as cluster:
+def run_seed(totals: Totals, *, seed: int, steps: int, resumes: int, version: str | None = None) -> Ran:
+    """One seed on a cluster of its own: three shards, one more half-way, and later one less."""
+    with ShardedCluster(3, version=version, parameters=PARAMETERS) as cluster:
         return Comparison(cluster, RandomWorkload(cluster, seed, steps), totals)(resumes=resumes)
 
 
@@ -301,7 +354,7 @@ def main(arguments: list[str] | None = None) -> int:
     reported = 0
     for seed in options.seeds:
         begun = time.monotonic()
-        ran = run_seed(totals, seed=seed, steps=options.steps, resumes=options.resumes)
+        ran = run_seed(totals, seed=seed, steps=options.steps, resumes=options.resumes, version=options.version)
         print(f"{ran}\n  {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
         for text in totals.differences[reported:]:
             print(text, flush=True)
@@ -320,6 +373,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     chosen.add_argument("--seeds", type=_range, help="A-B, both included")
     parser.add_argument("--steps", type=int, default=150, help="writes or transactions of each of three writers (150)")
     parser.add_argument("--resumes", type=int, default=5, help="resumes of each kind for each stream (5)")
+    parser.add_argument("--version", help="of mongod: 6.0.27 (the default), 5.0.4 or 4.4.2")
     parser.add_argument("--report", type=Path, help="append every difference to this file")
     return parser.parse_args(arguments)
 

@@ -77,16 +77,31 @@ def union(
     end: Timestamp,
     *,
     for_merge: bool = True,
+    former: Mapping[str, Timestamp] = {},
     **options: Any,
 ) -> list[bytes]:
-    """All shards' events up to ``end`` in the order of their tokens, without what is for the merge only."""
+    """All shards' events up to ``end`` in the order of their tokens, without what is for the merge only. ``former``:
+    the URIs of replica sets that were shards, and up to when."""
+    parts = {**{shard.uri: end for shard in cluster.shards.values()}, **former}
     events = [
         event
-        for shard in cluster.shards.values()
-        for event in shard_stream(shard.uri, database, collection, start, end, for_merge=for_merge, **options)
-        if b"kNewShardDetected" not in event and token(event).cluster_time <= _time(end)
+        for uri, until in parts.items()
+        for event in shard_stream(uri, database, collection, start, min(end, until), for_merge=for_merge, **options)
+        if b"kNewShardDetected" not in event and token(event).cluster_time <= _time(min(end, until))
     ]
     return sorted(events, key=lambda event: token(event).sort_key)
+
+
+def removal(cluster: ShardedCluster, name: str) -> Timestamp:
+    """When the shard was last removed, as the config server's oplog says."""
+    query = {"$or": [{"ns": "config.shards", "op": "d"}, {"ns": "config.$cmd", "o.applyOps.ns": "config.shards"}]}
+    found = Timestamp(0, 1)
+    with pymongo.MongoClient(cluster.config.uri) as client:
+        for entry in client.local["oplog.rs"].find(query):
+            operations = entry["o"].get("applyOps", [entry])
+            if any(operation["op"] == "d" and operation["o"]["_id"] == name for operation in operations):
+                found = entry["ts"]
+    return found
 
 
 def _time(timestamp: Timestamp) -> int:

@@ -1,4 +1,4 @@
-"""Random writes and transactions on a live cluster while its chunks move and a shard is added, with a record of them.
+"""Random writes and transactions on a live cluster while its chunks move and shards come and go, with a record of them.
 
 By seed: what each writer does, and where the chunks go. How the threads interleave is the machine's, so a seed does not
 repeat a run, and what is compared is the run's own record. A document belongs to one writer; what that writer was told
@@ -20,9 +20,10 @@ import bson
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError, WriteError
 
-from tailrace.embedded import ShardedCluster
+from tailrace.embedded import EmbeddedError, ReplicaSet, ShardedCluster
 from tailrace.embedded.sharding import Router, Transaction
 from tailrace.embedded.sharding.catalog import position
+from tests.sharded import native
 
 REGIONS: Final = ("a", "c", "g", "k", "n", "r", "t", "x")
 _IDS_A_WRITER: Final = 25  # few, so that documents are deleted and inserted again
@@ -32,6 +33,14 @@ _ROUNDS_MAX: Final = 10_000
 _DUPLICATE_KEY: Final = 11000
 _PATIENCE_S: Final = 120.0
 _Answer = TypeVar("_Answer")
+#: Names that an oplog entry, an event, a token or our own code has for something of its own, and values that such a
+#: field never has there.
+_BORROWED: Final = (
+    *("op", "ns", "ui", "o", "o2", "ts", "wall", "lsid", "txnNumber", "prevOpTime", "fromMigrate", "multiOpType"),
+    *("applyOps", "count", "prepare", "partialTxn", "commitTransaction", "drop", "msg", "diff", "needsRetryImage"),
+    *("operationType", "clusterTime", "documentKey", "fullDocument", "updateDescription", "token", "_data", "host"),
+)
+_ODD: Final = ("three", -(10**9), float("nan"), True, None, [], [{"op": "d"}], {}, {"_data": "82"}, {"_id._data": 1})
 _RANGED, _HASHED, _PLAIN = "orders", "items", "plain"
 
 
@@ -59,6 +68,8 @@ class Ran:
     end: Timestamp
     history: History
     counts: Mapping[str, int]
+    #: The URIs of replica sets that were shards, and up to when.
+    former: Mapping[str, Timestamp] = field(default_factory=dict)
 
     @property
     def writes(self) -> int:
@@ -194,7 +205,10 @@ class _Writer:
         self._number += 1
         number, routed_by = self._number, dict(document.routed_by)
         namespace = f"{self._database}.{document.collection}"
-        whole = {**routed_by, "v": number, "text": "x" * self._rng.randint(0, 60)}
+        borrowed = {
+            name: self._rng.choice(_ODD) for name in self._rng.sample(_BORROWED, self._rng.choice((0, 0, 1, 4)))
+        }
+        whole = {**routed_by, "v": number, "text": "x" * self._rng.randint(0, 60), **borrowed}
         if not document.alive:
             document.alive = True
             if self._rng.random() < 0.2:
@@ -208,7 +222,7 @@ class _Writer:
             return self._deletion(document)
         if kind < 0.4:
             return _done(document, "replace", number, lambda to: to.replace_one(namespace, routed_by, whole))
-        change = {"$set": {"v": number, f"f{number % 5}": [number]}}
+        change = {"$set": {"v": number, f"f{number % 5}": [number], **borrowed}}
         return _done(document, "update", number, lambda to: to.update_one(namespace, routed_by, change))
 
     def _deletion(self, document: _Document) -> _Statement:
@@ -228,7 +242,8 @@ def _done(
 class RandomWorkload:
     """One seed's workload on one cluster, in a database of its own.
 
-    ``steps`` for each of the ``writers``; ``adds_shard`` adds one shard half-way; ``definitions`` creates, spreads and
+    ``steps`` for each of the ``writers``; ``adds_shard`` adds one shard half-way; ``removes_shard`` then takes one
+    away, and may turn it off, and may add another replica set under its name; ``definitions`` creates, spreads and
     drops collections beside, which log equal times on several shards.
     """
 
@@ -237,14 +252,23 @@ class RandomWorkload:
     steps: int = 150
     writers: int = 3
     adds_shard: bool = True
+    removes_shard: bool = True
     definitions: bool = True
     database: str = ""
     _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _failures: list[BaseException] = field(default_factory=list)
     _done: int = 0
+    _leaving: str | None = None
+    _former: dict[str, ReplicaSet] = field(default_factory=dict)
+    _removed_at: dict[str, Timestamp] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.database = self.database or f"fuzz{self.seed}"
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the servers have pre- and post-images, and events of definitions."""
+        return int(self.cluster.version.partition(".")[0]) >= 6
 
     def prepare(self) -> Timestamp:
         """Create the collections; the time at which the workload begins."""
@@ -255,8 +279,8 @@ class RandomWorkload:
         router.shard_collection(f"{self.database}.{_HASHED}", {"sku": "hashed"}, initial_chunks=2 * len(shards))
         # A transaction over shards must not create a collection: the server refuses it at the commit (263).
         router.insert_one(f"{self.database}.{_PLAIN}", {"_id": "first"})
-        images = {"changeStreamPreAndPostImages": {"enabled": True}}
-        router.coll_mod(f"{self.database}.{_RANGED}", **images)
+        if self.has_images:
+            router.coll_mod(f"{self.database}.{_RANGED}", changeStreamPreAndPostImages={"enabled": True})
         for region in REGIONS[2::2]:
             router.split(f"{self.database}.{_RANGED}", {"region": region})
         begin = router.fence()
@@ -281,7 +305,16 @@ class RandomWorkload:
             history |= writer.history
             for name, count in writer.counts.items():
                 self._counts[name] += count
-        return Ran(self.seed, self.database, start, self.cluster.router.fence(), history, dict(self._counts))
+        self._wake()
+        end = self.cluster.router.fence()
+        return Ran(self.seed, self.database, start, end, history, dict(self._counts), dict(self._removed_at))
+
+    def _wake(self) -> None:
+        """Let the former shards run again: they are asked for what they wrote."""
+        for former in self._former.values():
+            for number, member in enumerate(former.members):
+                if not member.is_running:
+                    former.restart(number)
 
     def _guarded(self, action: Callable[[Any], None], argument: object) -> None:
         try:
@@ -299,9 +332,9 @@ class RandomWorkload:
     def _move(self, ended: threading.Event) -> None:
         """Chunks to and fro, a shard more half-way, collections that come and go; at least a few of them."""
         rng = random.Random(f"tailrace sharded mover {self.seed}")
-        adds = self.adds_shard
+        adds, removes = self.adds_shard, self.removes_shard
         rounds = 0
-        while not self._failures and (adds or not ended.is_set() or self._counts["moves"] < _MOVES_MIN):
+        while not self._failures and (adds or removes or not ended.is_set() or self._counts["moves"] < _MOVES_MIN):
             rounds += 1
             assert rounds < _ROUNDS_MAX, f"chunks do not move: {dict(self._counts)}"
             if adds and (self._done >= self.steps * self.writers // 2 or ended.is_set()):
@@ -309,9 +342,36 @@ class RandomWorkload:
                 added = self.cluster.add_shard()
                 self._counts["shards added"] += 1
                 self._move_one(rng, to=added)
+            elif not adds and removes and (self._done >= self.steps * self.writers * 2 // 3 or ended.is_set()):
+                removes = not self._remove_one(rng)
             if self.definitions and rng.random() < 0.15:
                 self._come_and_go(rng)
             self._move_one(rng)
+
+    def _remove_one(self, rng: random.Random) -> bool:
+        """Take a shard away, turn it off or not, and bring another under its name or not; false where it is not let go
+        yet."""
+        router = self.cluster.router
+        primary = router.catalog.database(self.database)["primary"]
+        if self._leaving is None:
+            self._leaving = rng.choice([shard for shard in self.cluster.shards if shard != primary])
+        name = self._leaving
+        try:
+            former = self.cluster.remove_shard(name)
+        except EmbeddedError:
+            self._counts["removals put off"] += 1  # transactions hold its chunks: the draining goes on next time
+            return False
+        self._counts["shards removed"] += 1
+        self._former[former.uri], self._removed_at[former.uri] = former, native.removal(self.cluster, name)
+        if rng.random() < 0.5:
+            time.sleep(rng.random())  # the streams have passed the removal by then, or have not
+            former.kill()
+            self._counts["former shards turned off"] += 1
+        if rng.random() < 0.6:
+            self.cluster.add_shard(name)
+            self._counts["shards replaced"] += 1
+            self._move_one(rng, to=name)
+        return True
 
     def _move_one(self, rng: random.Random, *, to: str | None = None) -> None:
         router = self.cluster.router
@@ -342,7 +402,7 @@ class RandomWorkload:
         for low, shard in ((0, first), (10, second)):
             router.move_chunk(namespace, {"_id": low}, to=shard)
             router.insert_many(namespace, [{"_id": low + place} for place in range(3)])
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and self.cluster.router.dialect.coordinated:
             router.rename(namespace, f"{namespace}_renamed")
             namespace = f"{namespace}_renamed"
         router.drop_collection(namespace)
@@ -367,7 +427,9 @@ def history_of(events: list[bytes], database: str) -> History:
         namespace = f"{database}.{event['ns']['coll']}"
         key = event["documentKey"]
         transaction = (event["lsid"]["id"], event["txnNumber"]) if "lsid" in event else None
-        history[namespace, key["_id"]].append(Wrote(operation, number, key.get("region"), transaction))
+        # 5.0 gives inserts without their shard key.
+        region = key.get("region") or (event.get("fullDocument") or {}).get("region")
+        history[namespace, key["_id"]].append(Wrote(operation, number, region, transaction))
     return dict(history)
 
 

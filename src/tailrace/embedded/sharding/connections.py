@@ -21,7 +21,8 @@ MAJORITY: Final[Mapping[str, object]] = {"w": "majority", "wtimeout": 60_000}
 #: A primary that is going or gone, as a reply says it (the codes that drivers retry on).
 _GONE = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 #: The sender's routing table is out of date, or a range's ownership is changing hands at this moment.
-STALE: Final = frozenset({63, 150, 249, 13388})
+_SHARD_NOT_FOUND: Final = 70
+STALE: Final = frozenset({63, 150, 249, 13388, _SHARD_NOT_FOUND})
 _STEP_S = 0.03
 _Answer = TypeVar("_Answer")
 
@@ -76,13 +77,16 @@ class Connections:
         self._replica_sets = replica_sets
         self._key = key
         self._clients: dict[str, pymongo.MongoClient[dict[str, Any]]] = {}
+        self._forgotten: list[pymongo.MongoClient[dict[str, Any]]] = []
         self._lock = threading.Lock()
 
     def client(self, member: str) -> pymongo.MongoClient[dict[str, Any]]:
         """The client for a shard or for ``config``; it finds the primary by itself."""
         with self._lock:
             if member not in self._clients:
-                replica_set = self._replica_sets()[member]
+                replica_set = self._replica_sets().get(member)
+                if replica_set is None:
+                    raise OperationFailure(f"Shard {member} not found", _SHARD_NOT_FOUND)
                 hosts = ",".join(one.host for one in replica_set.members)
                 user = "" if self._key is None else f"__system:{quote_plus(self._key)}@"
                 source = "" if self._key is None else "&authSource=local"
@@ -130,17 +134,20 @@ class Connections:
         return found
 
     def forget(self, member: str) -> None:
-        """Close the client of a member that is none any more: another may come under its name."""
+        """Use the client of a member no more that is none any more: another may come under its name. What is under way
+        to it ends as it ends."""
         with self._lock:
             client = self._clients.pop(member, None)
-        if client is not None:
-            client.close()
+            if client is not None:
+                self._forgotten.append(client)
 
     def close(self) -> None:
         """Close every client."""
         with self._lock:
             while self._clients:
                 self._clients.popitem()[1].close()
+            while self._forgotten:
+                self._forgotten.pop().close()
 
 
 def is_gone(error: PyMongoError) -> bool:
