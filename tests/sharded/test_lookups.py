@@ -10,7 +10,7 @@ import pytest
 
 import tailrace
 from tailrace.embedded import ShardedCluster
-from tailrace.errors import ServerError
+from tailrace.errors import RESUMABLE_LABEL, ServerError, SourceError
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import by_document, operation_of, spread, writers
 
@@ -127,6 +127,32 @@ def test_documents_are_looked_up_on_shards_that_were_added_meanwhile(
     gone = {number for number, operation, _ in expected if operation == "delete"}
     shown = [event for event in events if event["operationType"] == "update"]
     assert all(event["fullDocument"] is not None or event["documentKey"]["_id"] in gone for event in shown)
+
+
+def test_what_cannot_be_looked_up_for_now_is_an_error_that_a_resume_heals(sharded_cluster: ShardedCluster) -> None:
+    """As when a chunk lies on a shard that is being removed at this moment, for longer than anybody waits."""
+    namespace = spread(sharded_cluster, "nowhere")
+    router, key = sharded_cluster.router, {"region": "a", "_id": 1}
+    router.insert_one(namespace, {**key, "v": 0})
+    start = router.fence()
+    router.update_one(namespace, key, {"$set": {"v": 1}})
+    looking_up: dict[str, Any] = {"full_document": "updateLookup", "start_at_operation_time": start}
+    with tailrace.connect(sharded_cluster.uri) as client, pymongo.MongoClient(sharded_cluster.config.uri) as config:
+        chunks = config.config.chunks
+        uuid = config.config.collections.find_one({"_id": namespace})["uuid"]
+        owned = [chunk["_id"] for chunk in chunks.find({"uuid": uuid, "shard": "shard0"})]
+        chunks.update_many({"_id": {"$in": owned}}, {"$set": {"shard": "nowhere"}})
+        try:
+            with (
+                client["nowhere"]["orders"].watch(UPDATES, **looking_up) as stream,
+                pytest.raises(SourceError) as caught,
+            ):
+                take(stream, 1)
+        finally:
+            chunks.update_many({"_id": {"$in": owned}}, {"$set": {"shard": "shard0"}})
+        assert RESUMABLE_LABEL in caught.value.labels
+        with client["nowhere"]["orders"].watch(UPDATES, **looking_up) as stream:
+            assert take(stream, 1)[0]["fullDocument"] == {**key, "v": 1}
 
 
 def test_pre_images_come_from_the_shard_that_had_the_event(sharded_cluster: ShardedCluster) -> None:
