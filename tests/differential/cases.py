@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import bson
@@ -25,6 +26,20 @@ SPLIT = ({"$changeStreamSplitLargeEvent": {}},)
 #: Options that the server's rewriting of a ``$match`` does not know of: it loses events of a stream on a system
 #: collection (by ``ns``) and of updates shown raw (by ``updateDescription``).
 REWRITTEN_WRONGLY = frozenset(("allowToRunOnSystemNS", "showRawUpdateDescription"))
+#: Options that came after 4.4, and those of them that each older version knows.
+_NEW_OPTIONS = frozenset(
+    (
+        "fullDocumentBeforeChange",
+        "showExpandedEvents",
+        "showSystemEvents",
+        "showRawUpdateDescription",
+        "matchCollectionUUIDForUpdateLookup",
+        "allowToRunOnSystemNS",
+    )
+)
+#: There an option that is null is one that was not said.
+_NULL_IS_UNSAID = "4.4"
+_KNOWN: dict[str, frozenset[str]] = {"4.4": frozenset(), "5.0": frozenset(("allowToRunOnSystemNS",))}
 _EXPANDED = {"showExpandedEvents": True}
 _SYSTEM = {"showSystemEvents": True}
 _BATCH_SIZES = (EVERYTHING, EVERYTHING, 100, 7, 2, 1)
@@ -105,15 +120,16 @@ def resume_cases(rng: random.Random, base: Case, read: Compared, count: int) -> 
         )
 
 
-def match_cases(rng: random.Random, base: Case, read: Compared, count: int) -> Iterator[Case]:
+def match_cases(rng: random.Random, base: Case, read: Compared, count: int, version: str) -> Iterator[Case]:
     """The same stream with a random ``$match``, sometimes behind or before a stage that changes the event. What can
     fail is left out: where a failing expression is asked for less often, no error is no difference."""
     predicates = EventPredicates(rng, read.native.events)
     for number in range(count):
-        match = accepted_match(predicates)
+        match = accepted_match(predicates, version)
         stages = rng.choice(
-            ((match,), (match,), (match, accepted_match(predicates)), ({"$set": {"x.y": "$ns.db"}}, match),
-             ({"$unset": ["wallTime", "fullDocument.a"]}, match), ({"$project": {"operationType": 1, "ns": 1}}, match))
+            ((match,), (match,), (match, accepted_match(predicates, version)), ({"$set": {"x.y": "$ns.db"}}, match),
+             ({"$unset": ["wallTime", "fullDocument.a"]}, match), ({"$project": {"operationType": 1, "ns": 1}}, match),
+             (_redact(rng),), (match, _redact(rng)))
         )  # fmt: skip
         images: dict[str, Any] = {}
         if rng.random() < 0.4:
@@ -128,7 +144,13 @@ def match_cases(rng: random.Random, base: Case, read: Compared, count: int) -> I
         yield Case(base.scope, {**base.stage, **images}, base.v2, stages, entries_max=size, live=number % 3 == 0)
 
 
-def accepted_match(predicates: EventPredicates) -> dict[str, Any]:
+def _redact(rng: random.Random) -> dict[str, Any]:
+    """Leaves events out by their type."""
+    types = rng.sample(("insert", "update", "replace", "delete", "drop", "rename"), rng.randint(1, 3))
+    return {"$redact": {"$cond": [{"$in": [{"$ifNull": ["$operationType", ""]}, types]}, "$$PRUNE", "$$KEEP"]}}
+
+
+def accepted_match(predicates: EventPredicates, version: str) -> dict[str, Any]:
     """A ``$match`` that the server would take."""
     while True:
         stage = {"$match": RawBSONDocument(predicates.query())}
@@ -136,7 +158,43 @@ def accepted_match(predicates: EventPredicates) -> dict[str, Any]:
             compile_stages([bson.encode(stage)])
         except UsageError:
             continue
+        # On 4.4.2 null among other values of $in is not undefined, as it is alone and from 5.0 on.
+        if version.startswith("4.") and _null_beside_others(stage["$match"]):
+            continue
         return stage
+
+
+def _null_beside_others(value: Any, name: str = "") -> bool:
+    """Whether a query has ``$in`` or ``$nin`` of null and something else."""
+    if isinstance(value, Mapping):
+        return any(_null_beside_others(inner, key) for key, inner in value.items())
+    if isinstance(value, list):
+        if name in ("$in", "$nin") and None in value and len(value) > 1:
+            return True
+        return any(_null_beside_others(inner) for inner in value)
+    return False
+
+
+def for_version(case: Case, version: str) -> Case | None:
+    """The case as a server of that version understands it; ``None`` where it would understand nothing of it.
+
+    Before 6.0 there are no images but ``updateLookup``: streams that ask for others, or for expanded events, look up.
+    """
+    known = _KNOWN.get(version[:3])
+    if known is None:
+        return case
+    stage = {
+        name: value
+        for name, value in case.stage.items()
+        if name not in _NEW_OPTIONS - known and (value is not None or version[:3] != _NULL_IS_UNSAID)
+    }
+    asks = case.stage.get("showExpandedEvents") is True or case.stage.get("fullDocument") in FULL_DOCUMENT[2:]
+    if asks:
+        stage["fullDocument"] = "updateLookup"
+    if (case.scope[1] or "").startswith("system.") and "allowToRunOnSystemNS" not in known:
+        return None
+    pipeline = tuple(one for one in case.pipeline if one not in SPLIT)
+    return replace(case, stage=stage, v2=False, pipeline=pipeline)
 
 
 def after_invalidate(case: Case, token: bytes) -> Case:

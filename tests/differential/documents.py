@@ -46,6 +46,43 @@ ODD_NAMES = (
     b"with space",
     b"x" * 130,
 )
+#: Names that an oplog entry, an event, a token or a column of ours has too.
+BORROWED_NAMES = (
+    b"count",
+    b"ts",
+    b"applyOps",
+    b"prepare",
+    b"partialTxn",
+    b"commitTransaction",
+    b"token",
+    b"_data",
+    b"_id._data",
+    b"o",
+    b"o2",
+    b"ui",
+    b"op",
+    b"ns",
+    b"wall",
+    b"lsid",
+    b"txnNumber",
+    b"prevOpTime",
+    b"fromMigrate",
+    b"multiOpType",
+    b"drop",
+    b"create",
+    b"renameCollection",
+    b"to",
+    b"type",
+    b"diff",
+    b"$set",
+    b"operationType",
+    b"clusterTime",
+    b"documentKey",
+    b"fullDocument",
+    b"updateDescription",
+    b"splitEvent",
+    b"event",
+)
 PLAIN_NAMES = (b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"name", b"total", b"items")
 #: The largest of the small integers that most documents have for an ``_id``.
 SMALL_IDS = 15
@@ -57,7 +94,10 @@ def string(text: str | bytes) -> bytes:
 
 
 def field_name(rng: random.Random) -> bytes:
-    return rng.choice(ODD_NAMES) if rng.random() < 0.3 else rng.choice(PLAIN_NAMES)
+    kind = rng.random()
+    if kind < 0.15:
+        return rng.choice(BORROWED_NAMES)
+    return rng.choice(ODD_NAMES) if kind < 0.4 else rng.choice(PLAIN_NAMES)
 
 
 def _double(rng: random.Random) -> bytes:
@@ -154,10 +194,17 @@ def array(rng: random.Random, *, depth: int = 0) -> bytes:
     return rb.encode_document(*parts)
 
 
-def document(rng: random.Random, *, depth: int = 0, fields_max: int = 6) -> bytes:
-    """A document; in one of twenty two fields may share a name (the format allows it, and the server stores it)."""
-    parts, seen = [], set[bytes]()
-    duplicates = rng.random() < 0.05
+class UniqueNames(random.Random):
+    """Draws documents in which no two fields share a name."""
+
+
+def document(
+    rng: random.Random, *, depth: int = 0, fields_max: int = 6, taken: frozenset[bytes] = frozenset()
+) -> bytes:
+    """A document; in one of twenty two fields may share a name (the format allows it, and the server stores it). Names
+    that are ``taken`` are not among them."""
+    parts, seen = [], set(taken)
+    duplicates = rng.random() < 0.05 and not isinstance(rng, UniqueNames)
     for _ in range(rng.randint(0, fields_max)):
         name = field_name(rng)
         if name in seen and not duplicates:
@@ -181,6 +228,9 @@ def identifier(rng: random.Random) -> bytes:
         type_, data = value(rng, depth=1)
         if type_ not in (rb.ARRAY, rb.REGEX, rb.UNDEFINED):
             return rb.encode_element(type_, b"_id", data)
+
+
+_EVERYDAY_NAMES = frozenset((b"n", b"scores", b"lines", b"o", b"5", b"pad"))
 
 
 def everyday_document(rng: random.Random, id_element: bytes) -> bytes:
@@ -208,7 +258,7 @@ def everyday_document(rng: random.Random, id_element: bytes) -> bytes:
         rb.encode_element(rb.OBJECT, b"o", inner),
         rb.encode_element(rb.OBJECT, b"5", document(rng, depth=2, fields_max=4)),
         rb.encode_element(rb.STRING, b"pad", string("p" * rng.choice((0, 50, 400)))),
-        document_body(document(rng, fields_max=4)),
+        document_body(document(rng, fields_max=4, taken=_EVERYDAY_NAMES)),
     )
 
 

@@ -3,6 +3,7 @@
     python -m tests.differential.fuzz --seed 7 --ops 2000            one seed; the same again replays a difference
     python -m tests.differential.fuzz --seeds 1-50 --ops 2000        many, in one server
     python -m tests.differential.fuzz --seeds 1-9999 --ops 500 --until-minutes 60
+    python -m tests.differential.fuzz --seed 7 --version 4.4.2       a server of another version
 
 Exit code 1 when anything differs. The last line gives operations, streams, events and bytes compared.
 """
@@ -81,24 +82,37 @@ class Run:
     """One seed: workload, then every case of it."""
 
     def __init__(
-        self, wire: Wire, source: MongodSource, totals: Totals, *, seed: int, ops: int, matches: int = 2
+        self,
+        wire: Wire,
+        source: MongodSource,
+        totals: Totals,
+        *,
+        seed: int,
+        ops: int,
+        matches: int = 2,
+        version: str = SERVER,
     ) -> None:
         self.matches = matches
-        self.workload = Workload(seed)
+        self._version = version
+        self._seen: set[tuple[str, str]] = set()
+        self.workload = Workload(seed, version)
         self.ops = ops
         self.totals = totals
         self._wire = wire
         self._rng = random.Random(f"tailrace cases {seed}")
         self.executed: Executed = execute(wire, self.workload, ops)
         self.memory: MemoryOplog = read_into_memory(wire, source, self.executed.start, self.executed.end)
-        self.bench = Bench(wire, self.memory, SourceOplog(source), SERVER, self.executed.end)
+        self.bench = Bench(wire, self.memory, SourceOplog(source), version, self.executed.end)
         totals.operations += ops
         totals.seeds += 1
 
     def __call__(self) -> None:
         rng = self._rng
         start = self.executed.start.to_timestamp()
-        for case in cases.base_cases(rng, self.workload, start):
+        for wanted in cases.base_cases(rng, self.workload, start):
+            case = cases.for_version(wanted, self._version)
+            if case is None or self._was_seen(case):
+                continue
             read = self._compare(case)
             if read is None or read.difference is not None:
                 continue
@@ -107,9 +121,16 @@ class Run:
                 for resumed in cases.resume_cases(rng, case, read, 2):
                     self._compare(resumed)
                 if not case.stage.keys() & cases.REWRITTEN_WRONGLY:
-                    for matched in cases.match_cases(rng, case, read, self.matches):
+                    for matched in cases.match_cases(rng, case, read, self.matches, self._version):
                         self._match(matched, read)
         self._openings()
+
+    def _was_seen(self, case: Case) -> bool:
+        """Whether the version knows too little for the case to be another one than an earlier one was."""
+        key = (str(case.scope), str(dict(case.stage)))
+        known = key in self._seen and self._version != SERVER
+        self._seen.add(key)
+        return known
 
     def _match(self, case: Case, whole: Compared) -> None:
         """A stream with a ``$match``, and resumes of it at its own tokens and at those of the stream without it."""
@@ -128,7 +149,10 @@ class Run:
         """Leave nothing behind."""
         clear(self._wire, self.workload)
 
-    def _compare(self, case: Case) -> Compared | None:
+    def _compare(self, wanted: Case) -> Compared | None:
+        case = cases.for_version(wanted, self._version)
+        if case is None:
+            return None
         self.totals.streams += 1
         try:
             result = self.bench.compare(case)
@@ -145,7 +169,7 @@ class Run:
     def _chain(self, case: Case, read: Compared) -> None:
         """Go on behind each invalidation until the end of the workload."""
         for _ in range(cases.INVALIDATE_CHAIN_MAX):
-            if read.difference is not None or not read.native.invalidated:
+            if read.difference is not None or not read.native.ends_with_invalidate:
                 return
             following = self._compare(cases.after_invalidate(case, read.native.resume_token))
             if following is None:
@@ -179,7 +203,10 @@ class Run:
                 result.append(bson.decode(read.native.resume_token))
         return result
 
-    def _open(self, case: Case) -> None:
+    def _open(self, wanted: Case) -> None:
+        case = cases.for_version(wanted, self._version)
+        if case is None:
+            return
         self.totals.openings += 1
         try:
             difference = self.bench.compare_opening(case)
@@ -199,9 +226,18 @@ class Run:
         self.totals.differences.append("\n  ".join(lines))
 
 
-def run_seed(wire: Wire, source: MongodSource, totals: Totals, *, seed: int, ops: int, matches: int = 2) -> None:
+def run_seed(
+    wire: Wire,
+    source: MongodSource,
+    totals: Totals,
+    *,
+    seed: int,
+    ops: int,
+    matches: int = 2,
+    version: str = SERVER,
+) -> None:
     """Execute and compare one seed; every stream also with ``matches`` random ``$match`` stages."""
-    run = Run(wire, source, totals, seed=seed, ops=ops, matches=matches)
+    run = Run(wire, source, totals, seed=seed, ops=ops, matches=matches, version=version)
     run()
     run.finish()
 
@@ -211,12 +247,12 @@ def main(arguments: list[str] | None = None) -> int:
     totals = Totals()
     reported = 0
     deadline = time.monotonic() + 60 * options.until_minutes if options.until_minutes else None
-    with server() as (wire, source):
+    with server(options.version) as (wire, source):
         for seed in options.seeds:
             if deadline is not None and time.monotonic() > deadline:
                 break
             begun = time.monotonic()
-            run_seed(wire, source, totals, seed=seed, ops=options.ops, matches=options.matches)
+            run_seed(wire, source, totals, seed=seed, ops=options.ops, matches=options.matches, version=options.version)
             print(f"seed {seed}: {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
             for text in totals.differences[reported : reported + options.show]:
                 print(text, flush=True)
@@ -236,6 +272,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     chosen.add_argument("--seed", type=lambda text: [int(text)], dest="seeds", help="one seed")
     chosen.add_argument("--seeds", type=_range, help="A-B, both included")
     parser.add_argument("--ops", "--operations", type=int, default=2000, help="operations a seed (2000)")
+    parser.add_argument("--version", default=SERVER, help=f"of the server: 4.4.2, 5.0.4 or {SERVER} (default)")
     parser.add_argument("--matches", type=int, default=2, help="random $match stages for each stream (2)")
     parser.add_argument("--until-minutes", type=float, help="begin no further seed after this time")
     parser.add_argument("--show", type=int, default=3, help="differences to print a seed (3)")

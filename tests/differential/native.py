@@ -9,6 +9,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.wire import CommandError, Wire
 from tests.golden.recording import StreamError, error_of, token_time
@@ -33,14 +34,23 @@ class NativeStream:
 
     @property
     def resume_token(self) -> bytes:
-        return self.replies[-1][1]
+        """The last one; empty where no reply had one."""
+        return self.replies[-1][1] if self.replies else b""
+
+    @property
+    def ends_with_invalidate(self) -> bool:
+        """Whether it was closed, and the token is the invalidate's (before 6.0 not where its pipeline hides that)."""
+        return self.invalidated and bool(self.replies) and ResumeToken.parse(self.resume_token).from_invalidate
 
     def take(self, reply: RawBSONDocument) -> None:
         self.raw_replies.append(reply)
         cursor = reply["cursor"]
         batch = cursor["firstBatch"] if "firstBatch" in cursor else cursor["nextBatch"]
         self.events.extend(bytes(event.raw) for event in batch)
-        self.replies.append((len(self.events), bytes(cursor["postBatchResumeToken"].raw)))
+        # Before 6.0 the reply that closes an invalidated stream may have none, where no event is in it.
+        token = cursor.get("postBatchResumeToken")
+        if token is not None:
+            self.replies.append((len(self.events), bytes(token.raw)))
         self.invalidated = cursor["id"] == 0
 
     def fail(self, error: CommandError) -> None:

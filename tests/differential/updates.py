@@ -56,6 +56,20 @@ ANY_PATHS = (
     "01",
     "10.1",
     "ключ.x",
+    "ts",
+    "applyOps",
+    "applyOps.0.op",
+    "prepare",
+    "token",
+    "o2",
+    "ui",
+    "op",
+    "ns.db",
+    "_data",
+    "diff.u",
+    "lsid.id",
+    "operationType",
+    "documentKey._id",
 )
 ARRAY_PATHS = ("scores", "scores", "lines", "tags", "o.tags", "5.list")
 

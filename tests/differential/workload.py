@@ -46,13 +46,17 @@ class Operation:
 
 
 class Workload:
-    """The operations of one seed on two databases named after it."""
+    """The operations of one seed on two databases named after it, for a server of that version."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, version: str = "6.0.27") -> None:
         self.seed = seed
+        # A prepared transaction that wrote nothing: a stream that reads its commit ends the process of a mongod 4.4.2.
+        self._prepares_nothing = not version.startswith("4.4")
         self.databases = (f"fuzz{seed}", f"fuzz{seed}x")
         self.settings = f"settings{seed}"
-        self._rng = random.Random(f"tailrace workload {seed}")
+        # A pipeline's update of a document with two fields of one name ends the process of a mongod 5.0.4.
+        draw = docs.UniqueNames if version.startswith("5.") else random.Random
+        self._rng = draw(f"tailrace workload {seed}")
         # Not from the seed: the server remembers a session's transaction numbers, and a replay must not meet them.
         self._session = Binary.from_uuid(uuid.uuid4(), uuid_representation=UuidRepresentation.STANDARD)
         self._transaction_number = 0
@@ -85,6 +89,7 @@ class Workload:
             "transaction": (self._transaction, 7),
             "prepared transaction": (self._prepared, 3),
             "definition": (plain(self._definition), 9),
+            "made again": (plain(self._made_again), 1.5),
             "drop database": (plain(self._drop_database), 0.15),
             "applyOps": (plain(self._apply_ops), 1),
             "system": (plain(self._system), 0.5),
@@ -237,7 +242,11 @@ class Workload:
     def _prepared(self) -> tuple[list[Command], list[Command]]:
         """Prepared, then other writes, then committed or aborted: the events carry the time of the commit."""
         rng = self._rng
-        inside, fields = self._in_transaction(self._writes(rng.choice((1, 2, 4, 8))))
+        writes = self._writes(rng.choice((1, 2, 4, 8)))
+        if not self._prepares_nothing:
+            fresh = {"_id": rng.getrandbits(60), "by": "prepared"}
+            writes.insert(0, (self.databases[0], {"insert": COLLECTIONS[0], "documents": [fresh]}))
+        inside, fields = self._in_transaction(writes)
         majority = {"writeConcern": {"w": "majority"}}
         prepare = Command("admin", {"prepareTransaction": 1, **fields, **majority})
         between = [_command(database, command) for database, command in self._writes(rng.randint(0, 3), beside=True)]
@@ -254,6 +263,39 @@ class Workload:
         other = self.databases[1] if database == self.databases[0] else self.databases[0]
         made = ddl.definition(self._rng, database, collection, self._namespace()[1], other)
         return [_command(on, command) for on, command in made]
+
+    def _made_again(self) -> list[Command]:
+        """A document is updated, and its collection then dropped, or renamed, and made again with the same ``_id``, or
+        as a view: what a look-up finds behind it depends on the server's version."""
+        rng = self._rng
+        database = self.databases[0]
+        kind = rng.random()
+        # No stream is opened on what may be a view.
+        name, other = rng.sample(("again0", "again1") if kind > 0.7 else ("c2", "c10", "tmp3"), 2)
+        id_ = rng.randint(0, docs.SMALL_IDS)
+        by_id = {"_id": id_}
+        upsert = {"q": by_id, "u": {"$set": {"n": rng.randint(0, 9)}}, "upsert": True}
+        update = {"q": by_id, "u": {"$inc": {"n": 1}}}
+        commands: list[tuple[str, dict[str, Any]]] = [
+            (database, {"update": name, "updates": [upsert, update]}),
+            rng.choice(
+                (
+                    (database, {"drop": name}),
+                    (
+                        "admin",
+                        {"renameCollection": f"{database}.{name}", "to": f"{database}.{other}", "dropTarget": True},
+                    ),
+                    ("admin", {"renameCollection": f"{database}.{name}", "to": f"{self.databases[1]}.{other}"}),
+                )
+            ),
+        ]
+        if kind < 0.6:
+            commands.append((database, {"insert": name, "documents": [{**by_id, "made": "again"}]}))
+        elif kind < 0.7:
+            commands.append((database, {"create": name, "collation": {"locale": "de", "strength": 2}}))
+        elif kind > 0.9:
+            commands.append((database, {"create": name, "viewOn": "c0", "pipeline": []}))
+        return [_command(on, command) for on, command in commands]
 
     def _drop_database(self) -> list[Command]:
         return [_command(self._namespace()[0], {"dropDatabase": 1})]

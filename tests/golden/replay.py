@@ -117,6 +117,7 @@ class OurStream:
         self.tokens: list[bytes] = []
         self.error: StreamError | None = None
         self.raised: TailraceError | None = None
+        self.server = server
         self._oplog = oplog
         self._pipeline: ChangeStreamPipeline | None = None
         try:
@@ -147,7 +148,7 @@ class OurStream:
         if self.closed:
             return
         assert self._pipeline is not None
-        oplog_filter = self._pipeline.pushdown.oplog_filter
+        oplog_filter = self._pipeline.oplog_filter
         for batch in self._oplog.batches(self.position, until, entries_max, oplog_filter):
             if self.closed:
                 return

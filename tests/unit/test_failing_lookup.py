@@ -25,6 +25,8 @@ from tailrace.pipeline.plan import build_plan
 from tailrace.pipeline.request import DocumentLookup, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.source.drive import drive
+from tests.golden.cursors import Cursors, MemorySource, batch_of
+from tests.golden.replay import MemoryOplog
 
 UI = Binary(uuid.UUID(int=7).bytes, 4)
 
@@ -78,6 +80,37 @@ def test_the_events_before_a_refused_look_up_are_given(refused: int) -> None:
     assert given == list(range(1, refused))
     assert error is not None
     assert error.code == 201
+
+
+def _replies(source: _Refusing, batch_size: int) -> tuple[list[list[int]], int | None]:
+    """The ``_id`` of the events in each reply of a cursor, and the code of the one that fails."""
+    oplog = MemoryOplog([_update(number) for number in range(1, 6)], (), source.documents)
+    at = Cursors(MemorySource(oplog))
+    stage = {"startAtOperationTime": Timestamp(9, 1), "fullDocument": "updateLookup"}
+    reply = at.aggregate("d", {"aggregate": "c", "pipeline": [{"$changeStream": stage}], "cursor": {"batchSize": 0}})
+    given: list[list[int]] = []
+    for _ in range(10):
+        more = at.get_more(reply, batchSize=batch_size)
+        if more["ok"] != 1:
+            return given, more["code"]
+        given.append([bson.decode(event)["documentKey"]["_id"] for event in batch_of(more)])
+    return given, None
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "replies"), [(1, [[1], [2], [3]]), (2, [[1, 2]]), (3, [[1, 2, 3]]), (0, [])], ids=str
+)
+def test_a_cursor_gives_the_replies_that_were_full_before_a_refused_look_up(
+    batch_size: int, replies: list[list[int]]
+) -> None:
+    """As the server does; the reply that was being filled is lost with the error, there too. Cursors were tried with
+    look-ups that succeed, and ``drive`` with some that fail: never both."""
+    assert _replies(_Refusing(4), batch_size) == (replies, 201)
+
+
+def test_a_cursor_without_a_refused_look_up_gives_them_all() -> None:
+    given, code = _replies(_Refusing(None), 2)
+    assert (given[:3], code) == ([[1, 2], [3, 4], [5]], None)
 
 
 def test_a_batch_without_trouble_is_asked_for_at_once() -> None:

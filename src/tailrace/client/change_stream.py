@@ -128,10 +128,10 @@ class OplogChangeStream(ChangeStream):
         self._tail = partial(
             source.tail,
             await_ms=max(1, int(self._await_s * 1000)),
-            oplog_filter=self._pipeline.pushdown.oplog_filter,
             batch_size=request.batch_size,
             comment=request.comment,
         )
+        self._oplog_filter = self._pipeline.oplog_filter
         self._read_up_to = plan.read_after or ClusterTime(0)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
@@ -202,9 +202,14 @@ class OplogChangeStream(ChangeStream):
         return None
 
     def _read(self) -> OplogBatch:
-        """The next batch. An open read that has met the end of the caller's time is opened anew behind the last one."""
+        """The next batch. An open read that has met the end of the caller's time, or whose filter leaves in what is no
+        longer needed, is opened anew behind the last one."""
+        if self._open and self._pipeline.oplog_filter != self._oplog_filter:
+            _close_all(self._open)
+            self._open.clear()
         if not self._open:
-            self._open.append(self._tail(self._read_up_to))
+            self._oplog_filter = self._pipeline.oplog_filter
+            self._open.append(self._tail(self._read_up_to, oplog_filter=self._oplog_filter))
         try:
             batch = next(self._open[0])
         except TimeLimitError:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tailrace.cursor.action import Action, NeedOldest, OldestEntry, OplogRead, ReadOplog
 from tailrace.cursor.batch import Batch
-from tailrace.errors import ChangeStreamHistoryLost, ServerError
+from tailrace.errors import ChangeStreamHistoryLost, ServerError, TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.plan import Plan
@@ -94,19 +94,27 @@ class ChangeStreamCursor:
         return read.at_end, read.now_ms
 
     def _run_on(self) -> Generator[Action, Any, None]:
-        """Let the pipeline work until it gives events or is through with what it was fed."""
+        """Let the pipeline work until it gives events or is through with what it was fed.
+
+        What the driver throws in place of an answer is the pipeline's to deal with: it gives the events that come
+        before, and then raises.
+        """
         answer: Answer = None
+        failure: TailraceError | None = None
         while self._running is not None and not self._events:
             try:
-                request = self._running.send(answer)
+                request = self._running.send(answer) if failure is None else self._running.throw(failure)
             except StopIteration:
                 self._running = None
                 return
-            answer = None
+            answer = failure = None
             if isinstance(request, Emit):
                 self._events.extend(request.events)
-            else:
+                continue
+            try:
                 answer = yield request
+            except TailraceError as error:
+                failure = error
 
     def _overtaken(self) -> ServerError:
         """The oplog was truncated past a cursor that was reading it: the client resumes, and is then told 286."""

@@ -58,7 +58,8 @@ class ChangeEvent:
     ``namespace``        (database, collection or ``None``) in bytes, or ``None`` where the event has no ``ns``
     ``shows_wall_time``  whether this server version's events carry ``wallTime``
     ``image_key``        where the pre-image is filed; ``None`` for events that have none
-    ``bypasses``         a message of the cluster to the merge, which no stage of the user's sees
+    ``bypasses``         no stage of the user's sees it: a message of the cluster to the merge, or a witness
+    ``witness``          stands for an event in the search for the one resumed from, and is never given
     ``replaced_by``      the bytes that the user's stages made of the event, or a fragment of it; wins over all fields
     """
 
@@ -88,6 +89,7 @@ class ChangeEvent:
         "update_description",
         "update_is_raw",
         "wall_time_ms",
+        "witness",
     )
 
     def __init__(self, operation_type: str, cluster_time: ClusterTime, token_bson: bytes) -> None:
@@ -115,6 +117,7 @@ class ChangeEvent:
         self.from_invalidate = False
         self.swallow = False
         self.bypasses = False
+        self.witness = False
         self.replaced_by: bytes | None = None
 
     @property

@@ -18,10 +18,14 @@ class PreImageKey(NamedTuple):
 
 class DocumentLookup(NamedTuple):
     """A current document (``fullDocument: "updateLookup"``): namespace, document key (BSON), the event's cluster time
-    (read after it, at majority) and the collection's UUID where it must match (else ``None``)."""
+    (read after it, at majority) and the collection's UUID where it must match (else ``None``).
+
+    ``by_uuid``  the collection is the one with the UUID, whatever it is called now in its database
+    """
 
     database: str
     collection: str
     document_key: bytes
     after: ClusterTime
     collection_uuid: bytes | None
+    by_uuid: bool = False

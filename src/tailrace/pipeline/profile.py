@@ -44,9 +44,19 @@ class ServerProfile:
     )
     always_shows_new_shards: bool = _column("a shard's streams show `kNewShardDetected` without `needsMerge` too")
     shard_part_ends: bool = _column("a shard's stream with `needsMerge` ends with its invalidate")
+    looks_up_by_uuid: bool = _column(
+        "`updateLookup` finds the event's collection by its UUID: under its new name after a rename, and never one "
+        "made anew under the old name"
+    )
+    searches_before_user_stages: bool = _column(
+        "the event that a stream is resumed from is looked for before the user's stages, so they may leave it out"
+    )
     match_sees_session_of_entry: bool = _column(
         "a `$match` on `lsid` or `txnNumber` alone also looks at the oplog entry: it takes a retryable write for one "
         "that has them, although its event shows neither"
+    )
+    ends_with_token_of_invalidate: bool = _column(
+        "a stream ends with its invalidate's resume token although its pipeline leaves that event out"
     )
     reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
@@ -69,7 +79,10 @@ SERVER_4_4: Final = ServerProfile(
     insert_keys_from_catalog=True,
     always_shows_new_shards=True,
     shard_part_ends=False,
+    looks_up_by_uuid=True,
+    searches_before_user_stages=True,
     match_sees_session_of_entry=False,
+    ends_with_token_of_invalidate=False,
     reply_says_invalidated=False,
     messages_end_with_full_stop=True,
     measured=True,
@@ -80,9 +93,12 @@ SERVER_6_0: Final = replace(
     version=(6, 0),
     wall_time=True,
     expanded_events_and_images=True,
+    looks_up_by_uuid=False,
+    searches_before_user_stages=False,
     match_sees_session_of_entry=True,
     always_shows_new_shards=False,
     shard_part_ends=True,
+    ends_with_token_of_invalidate=True,
     reply_says_invalidated=True,
     messages_end_with_full_stop=False,
 )

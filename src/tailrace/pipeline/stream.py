@@ -62,7 +62,7 @@ class ChangeStreamPipeline:
     ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog (``NeedShardKeys``)
     ``pushes_down``  whether the user's ``$match`` is asked of entries before they are transformed; without it the
                      stream gives the same and costs more
-    ``pushdown``     what is asked where; its ``oplog_filter`` is for the source that the entries come from
+    ``pushdown``     what is asked where
     ``invalidated``  the invalidate event has passed: the stream is over
     ``high_water``   cluster time up to which every entry has been seen
     ``searching``    the event resumed from has not been met yet
@@ -85,17 +85,21 @@ class ChangeStreamPipeline:
         self._token = plan.first_token
         self._user = compiled(plan.options, plan.options.pipeline)
         self.pushdown = plan_pushdown(plan, self._user, enabled=pushes_down)
-        self._oplog_match = OplogMatch(plan.options, plan.profile, self.pushdown.entry_test)
+        searches = not mid_stream and must_search(plan)
+        # With needsMerge a shard leaves the search to others.
+        witnesses = plan.profile.searches_before_user_stages and (shard_part or not plan.options.needs_merge)
+        self._resumability = CheckResumability(token_of(plan), witnesses=witnesses) if searches else None
+        asked = None if self._searches_unmatched else self.pushdown.entry_test
+        self._oplog_match = OplogMatch(plan.options, plan.profile, asked)
         self._unwind = UnwindTransaction(
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
         self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
         self._check_invalidate = CheckInvalidate(plan, goes_on=self._goes_on)
         self._catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
-        self._searches = not mid_stream and must_search(plan)
         self._shard_part = shard_part
         # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
-        ensures = self._searches and not plan.options.needs_merge
+        ensures = searches and not plan.options.needs_merge
         self._router = RouterPipeline(plan, ensures=ensures)
         self._stages = self._build_stages()
 
@@ -107,8 +111,8 @@ class ChangeStreamPipeline:
         stages: list[Stage] = [Transform(plan).process, self._check_invalidate.process]
         if not options.show_expanded_events:
             stages.append(MatchClassicEvents().process)
-        if self._searches:
-            stages.append(CheckResumability(token_of(plan)).process)
+        if self._resumability is not None:
+            stages.append(self._resumability.process)
         if options.needs_merge:
             stages.append(CheckTopologyChange().process)
         if moves and pushdown.before_images:
@@ -116,7 +120,7 @@ class ChangeStreamPipeline:
         if BEFORE_CHANGE in pushdown.looks_up:
             stages.append(AddPreImage(options).process)
         if FULL_DOCUMENT in pushdown.looks_up:
-            stages.append(AddPostImage(options).process)
+            stages.append(AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid).process)
         if pushdown.behind_images:
             stages.append(MatchAhead(pushdown.behind_images, pushdown.order).process)
         if user.stages:
@@ -126,6 +130,19 @@ class ChangeStreamPipeline:
             if options.needs_merge:
                 stages.append(AddSortKey().process)
         return tuple(stages)
+
+    @property
+    def oplog_filter(self) -> bytes | None:
+        """The query by which the source of the entries may leave some out from here on; ``None``: it gives all.
+
+        Before 6.0 it does not ask the user's ``$match`` until the event resumed from was found.
+        """
+        return self.pushdown.scope_filter if self._searches_unmatched else self.pushdown.oplog_filter
+
+    @property
+    def _searches_unmatched(self) -> bool:
+        search = self._resumability
+        return search is not None and search.witnesses and not search.done
 
     @property
     def stage_names(self) -> list[str]:
@@ -214,6 +231,8 @@ class ChangeStreamPipeline:
             except TailraceError as error:
                 # What this stage had given comes before its error; an error further down comes earlier in the stream.
                 failure, invalidate = error, None
+            if self._resumability is not None and stage == self._resumability.process and not self._searches_unmatched:
+                self._oplog_match.may_pass = self.pushdown.entry_test
             if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
                 # The stream is over here: what failed in a stage above stands behind it.
                 invalidate, failure = ending, None
@@ -225,7 +244,8 @@ class ChangeStreamPipeline:
             raise failure
         if invalidate is not None:
             self.invalidated = True
-            self._token = invalidate.token
+            if self.plan.profile.ends_with_token_of_invalidate:
+                self._token = invalidate.token
             self.high_water = invalidate.cluster_time
 
     def _promise(self, high_water: ClusterTime) -> None:

@@ -22,6 +22,8 @@ from tailrace.source.connection import Connection
 from tailrace.source.failure import is_transient
 
 _CHUNK: Final = 500
+#: Attempts to read from a collection that is renamed meanwhile.
+_RENAMES_MAX: Final = 20
 #: A ``$in`` on the clustered key scans from its smallest to its largest key (explain, 6.0.27), so keys that lie further
 #: apart than this are asked for separately.
 _GAP_SECONDS_MAX: Final = 10
@@ -94,24 +96,68 @@ def pre_image(stored: bytes) -> tuple[PreImageKey, bytes]:
 
 
 def current_documents(connection: Connection, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
-    """The current document of each lookup, by namespace; ``None`` where there is none or the collection is another.
+    """The current document of each lookup, by namespace or by UUID; ``None`` where there is none or the collection is
+    another.
 
-    Raises ServerError 166 where the namespace is a view now, as the server does.
+    Raises ServerError 166 where a namespace is a view now, as the server does.
     """
     answer: list[bytes | None] = [None] * len(lookups)
-    order = sorted(range(len(lookups)), key=lambda index: lookups[index][:2])
-    for (database, collection), indexes in groupby(order, key=lambda index: lookups[index][:2]):
+    order = sorted(range(len(lookups)), key=lambda index: collection_of(lookups[index]))
+    for (database, name, uuid), indexes in groupby(order, key=lambda index: collection_of(lookups[index])):
         wanted = list(indexes)
-        target = connection.retrying(partial(_look_up_collection, connection, database, collection))
-        if target is None:
-            continue
-        known = [index for index in wanted if lookups[index].collection_uuid in (None, target.uuid)]
-        for start in range(0, len(known), _CHUNK):
-            chunk = known[start : start + _CHUNK]
-            documents = connection.retrying(partial(_find_or_refuse, connection, target, [lookups[i] for i in chunk]))
-            for index, document in zip(chunk, documents, strict=True):
-                answer[index] = document
+        of_one = [lookups[index] for index in wanted]
+        found = _by_uuid(connection, database, uuid, of_one) if uuid else _by_name(connection, database, name, of_one)
+        for index, document in zip(wanted, found, strict=True):
+            answer[index] = document
     return answer
+
+
+def collection_of(lookup: DocumentLookup) -> tuple[str, str, bytes]:
+    """How the collection is named: by its name, or by its UUID."""
+    if lookup.by_uuid:
+        return lookup.database, "", lookup.collection_uuid or b""
+    return lookup.database, lookup.collection, b""
+
+
+def _by_name(connection: Connection, database: str, name: str, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+    answer: list[bytes | None] = [None] * len(lookups)
+    target = connection.retrying(partial(_look_up_collection, connection, database, {"name": name}))
+    if target is None:
+        return answer
+    known = [index for index, one in enumerate(lookups) if one.collection_uuid in (None, target.uuid)]
+    documents = _in_chunks(connection, target, [lookups[index] for index in known])
+    for index, document in zip(known, documents, strict=True):
+        answer[index] = document
+    return answer
+
+
+def _by_uuid(
+    connection: Connection, database: str, uuid: bytes, lookups: Sequence[DocumentLookup]
+) -> list[bytes | None]:
+    """The documents of the collection that has the UUID. A query by UUID would need a right that few users have, so its
+    name is looked up before and after: if it is the same by both looks, the documents are that collection's."""
+    look = partial(_look_up_collection, connection, database, {"info.uuid": Binary(uuid, _UUID_SUBTYPE)})
+    target = connection.retrying(look)
+    for _ in range(_RENAMES_MAX):
+        if target is None:
+            return [None] * len(lookups)
+        documents = _in_chunks(connection, target, lookups)
+        now = connection.retrying(look)
+        if now == target:
+            return documents
+        target = now
+    raise SourceError(
+        f"a collection of {database} was renamed at each of {_RENAMES_MAX} attempts to look up a document",
+        hint="Resume the stream when it keeps its name",
+    )
+
+
+def _in_chunks(connection: Connection, target: _Target, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+    documents: list[bytes | None] = []
+    for start in range(0, len(lookups), _CHUNK):
+        chunk = lookups[start : start + _CHUNK]
+        documents += connection.retrying(partial(_find_or_refuse, connection, target, chunk))
+    return documents
 
 
 def refuse_view(connection: Connection, database: str, collection: str) -> None:
@@ -120,35 +166,36 @@ def refuse_view(connection: Connection, database: str, collection: str) -> None:
     A user who may read the oplog but not list this database's collections is let through: nothing would come.
     """
     try:
-        connection.retrying(partial(_look_up_collection, connection, database, collection))
+        connection.retrying(partial(_look_up_collection, connection, database, {"name": collection}))
     except SourceError as error:
         if error.code not in _RIGHTS_CODES:
             raise
 
 
 class _Target(NamedTuple):
+    """A collection as it is now."""
+
     database: str
     collection: str
     uuid: bytes | None
     has_collation: bool
 
 
-def _look_up_collection(connection: Connection, database: str, collection: str) -> _Target | None:
+def _look_up_collection(connection: Connection, database: str, query: dict[str, Any]) -> _Target | None:
+    """The one collection of the database that the query of ``listCollections`` finds."""
     try:
         target = connection.client[database]
     except InvalidName:
         return None  # "$x": the server opens a stream on it, but stores nothing there
-    reply = target.command(
-        "listCollections", filter={"name": collection}, read_preference=connection.client.read_preference
-    )
+    reply = target.command("listCollections", filter=query, read_preference=connection.client.read_preference)
     for entry in reply["cursor"]["firstBatch"]:
         if entry["type"] != "collection":
             kind = "a timeseries collection" if entry["type"] == "timeseries" else "a view, not a collection"
-            raise ServerError(f"Namespace {database}.{collection} is {kind}", code=166)
+            raise ServerError(f"Namespace {database}.{entry['name']} is {kind}", code=166)
         uuid = entry.get("info", {}).get("uuid")
         return _Target(
             database,
-            collection,
+            entry["name"],
             None if uuid is None else bytes(getattr(uuid, "bytes", uuid)),
             "collation" in entry.get("options", {}),
         )

@@ -25,7 +25,7 @@ from tailrace.errors import RESUMABLE_LABEL, SourceError
 from tailrace.event.keystring import encode_object
 from tailrace.pipeline.request import DocumentLookup
 from tailrace.source.connection import RETRY_SECONDS, Connection
-from tailrace.source.lookup import current_documents
+from tailrace.source.lookup import collection_of, current_documents
 from tailrace.source.shard_key import shard_key
 from tailrace.source.topology import Cluster
 
@@ -93,10 +93,11 @@ class OwnerLookup:
     def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
         """The current document of each lookup, ``None`` where there is none. Raises as ``current_documents`` does."""
         answer: list[bytes | None] = [None] * len(lookups)
-        order = sorted(range(len(lookups)), key=lambda index: lookups[index][:2])
-        for (database, collection), indexes in groupby(order, key=lambda index: lookups[index][:2]):
+        order = sorted(range(len(lookups)), key=lambda index: collection_of(lookups[index]))
+        for (database, name, uuid), indexes in groupby(order, key=lambda index: collection_of(lookups[index])):
             wanted = list(indexes)
-            found = self._of_namespace(database, collection, [lookups[index] for index in wanted])
+            query = {"uuid": Binary(uuid, 4)} if uuid else {"_id": f"{database}.{name}"}
+            found = self._of_collection(database, query, [lookups[index] for index in wanted])
             for index, document in zip(wanted, found, strict=True):
                 answer[index] = document
         return answer
@@ -125,13 +126,14 @@ class OwnerLookup:
     def _config(self) -> Connection:
         return self._to(self._cluster.config_client(), self._retry_seconds)
 
-    def _of_namespace(self, database: str, name: str, lookups: list[DocumentLookup]) -> list[bytes | None]:
-        namespace = f"{database}.{name}"
+    def _of_collection(self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None]:
+        """The documents of one collection, which ``query`` finds in ``config.collections`` where it is sharded."""
+        namespace = f"{database}.{lookups[0].collection}"
         deadline = time.monotonic() + self._retry_seconds
         moved = 0
         while True:
             try:
-                found = self._once(database, namespace, lookups)
+                found = self._once(database, query, lookups)
             except SourceError as error:
                 # The shard is away. It may never be back: its chunks may lie elsewhere by now.
                 if RESUMABLE_LABEL not in error.labels or self._interrupted or time.monotonic() >= deadline:
@@ -149,23 +151,21 @@ class OwnerLookup:
             _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)
             time.sleep(_PAUSE_S * moved)
 
-    def _once(self, database: str, namespace: str, lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+    def _once(self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None] | None:
         """The documents; ``None`` where what they were read by changed meanwhile."""
-        placement = self._placement(database, namespace)
+        placement = self._placement(database, query)
         if placement.primary is None:
             return [None] * len(lookups)
         if placement.collection is None:
             found = self._read(placement.primary, lookups)
         else:
             found = self._of_owners(placement.collection, lookups)
-        return found if self._placement(database, namespace) == placement else None
+        return found if self._placement(database, query) == placement else None
 
-    def _placement(self, database: str, namespace: str) -> _Placement:
+    def _placement(self, database: str, query: dict[str, Any]) -> _Placement:
         def read() -> _Placement:
             found = self._cluster.config_collection("databases").find_one({"_id": database})
-            collection = self._cluster.config_collection("collections").find_one(
-                {"_id": namespace, "dropped": {"$ne": True}}
-            )
+            collection = self._cluster.config_collection("collections").find_one({**query, "dropped": {"$ne": True}})
             primary = None if found is None else str(found["primary"])
             if collection is not None and primary is None:  # the config database itself
                 primary = ""

@@ -162,7 +162,7 @@ class _KernelPart:
         self.is_over = False
         self._name = shard.name
         self._pipeline = ChangeStreamPipeline(replace(plan, start=shard.after.tick()), mid_stream=True)
-        wanted = self._pipeline.pushdown.oplog_filter if slice_.filtered else None
+        wanted = self._pipeline.oplog_filter if slice_.filtered else None
         self._batches = source.read(shard.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted)
         self._run = partial(drive, source=source)
 

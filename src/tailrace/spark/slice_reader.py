@@ -51,7 +51,7 @@ def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource)
     """The events of a replica set's slice, in blocks."""
     pipeline = ChangeStreamPipeline(slice_plan(options, slice_), mid_stream=slice_.resume is None)
     run = partial(drive, source=source)
-    wanted = pipeline.pushdown.oplog_filter if slice_.filtered else None
+    wanted = pipeline.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
         for events in process_batch(pipeline, batch, run):
             yield EventBlock(events.buffer, events.offsets)

@@ -15,15 +15,17 @@ from tailrace.stage.add_pre_image import request_pre_images
 
 
 class AddPostImage:
-    """``updateLookup`` reads the current document; ``whenAvailable`` and ``required`` apply the delta to the pre-image.
+    """``updateLookup`` reads the current document, from the collection of that name or with that UUID (by the server's
+    version); ``whenAvailable`` and ``required`` apply the delta to the pre-image.
 
     Not found: null, but with ``required`` ``ServerError`` 47 at that event.
     """
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, *, looks_up_by_uuid: bool = False) -> None:
         self._looks_up = options.full_document == "updateLookup"
         self._required = options.full_document == "required"
-        self._match_uuid = options.match_collection_uuid_for_update_lookup
+        self._by_uuid = looks_up_by_uuid
+        self._match_uuid = looks_up_by_uuid or options.match_collection_uuid_for_update_lookup
         # A pre-image that the stage before has looked up, found or not, is not looked up again.
         self._has_pre_images = options.full_document_before_change != "off"
 
@@ -77,6 +79,7 @@ class AddPostImage:
             event.document_key or raw_bson.EMPTY_DOCUMENT,
             event.cluster_time,
             event.lookup_uuid if self._match_uuid else None,
+            self._by_uuid,
         )
 
     def _post_image(self, event: ChangeEvent, pre_image: bytes | None) -> bytes:

@@ -2,6 +2,10 @@
 
 Comparing an event with the token has three outcomes: check the next one (the event is before the token), found, and
 surpassed. Found and surpassed pass on; ``EnsureResumeTokenPresent`` decides about them.
+
+From 6.0 on the user's stages stand between the two, and may leave out the event that is looked for. Before, they stood
+behind both. Here they stand between in any case (in a shard's part of a merged stream they have to), and before 6.0 a
+*witness* of each event that the search depends on passes by them.
 """
 
 from __future__ import annotations
@@ -39,18 +43,35 @@ def compare_with_token(event: ChangeEvent, token: ResumeToken) -> ResumeStatus:
 
 
 class CheckResumability:
-    """Lets pass the event of the start token and everything after it. ``done`` once that place is reached."""
+    """Lets pass the event of the start token and everything after it.
 
-    def __init__(self, token: ResumeToken) -> None:
+    ``witnesses``  a witness goes ahead of the first event behind the token, and stands in for the token's own, which
+                   is not given in any case
+    ``done``       that place is reached; with witnesses, it is passed
+    """
+
+    def __init__(self, token: ResumeToken, *, witnesses: bool = False) -> None:
         self._token = token
+        self.witnesses = witnesses
         self.done = False
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
-        if self.done:
-            out.extend(events)
-            return
         for position, event in enumerate(events):
-            if compare_with_token(event, self._token) is not ResumeStatus.CHECK_NEXT:
-                self.done = True
+            if self.done:
                 out.extend(events[position:])
                 return
+            status = compare_with_token(event, self._token)
+            if status is ResumeStatus.CHECK_NEXT:
+                continue
+            if self.witnesses:
+                out.append(_witness(event))
+            self.done = status is ResumeStatus.SURPASSED or not self.witnesses
+            if self.done:
+                out.append(event)
+
+
+def _witness(event: ChangeEvent) -> ChangeEvent:
+    """What the search needs to know of an event: its place."""
+    witness = ChangeEvent(event.operation_type, event.cluster_time, event.token_bson)
+    witness.witness = witness.bypasses = True
+    return witness

@@ -2,8 +2,8 @@
 
 Two shards that drop a collection at the same cluster time give the same token: all events that have it are swallowed.
 
-A leading ``$match`` of the user's runs before this stage, as on the server: if it excludes the event resumed from, the
-resume fails at the first later event that passes (semantics 8).
+The user's stages run before this one, as on the server from 6.0 on: if they leave out the event resumed from, the
+resume fails at the first later event that passes (semantics 8). Before 6.0 witnesses of events came past them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class EnsureResumeTokenPresent:
         self._passed = False
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
-        if self._passed:
-            out.extend(events)
-            return
-        for position, event in enumerate(events):
+        for event in events:
+            if self._passed:
+                if not event.witness:
+                    out.append(event)
+                continue
             status = compare_with_token(event, self._token)
             if status is ResumeStatus.CHECK_NEXT:
                 continue
@@ -41,7 +42,8 @@ class EnsureResumeTokenPresent:
                     hint="The token is of another stream, or the pipeline excludes its event: start a new stream",
                 )
             self.searching = False
+            if event.witness:
+                continue
             if status is ResumeStatus.SURPASSED or self._token.fragment_num is not None:
                 self._passed = True
-                out.extend(events[position:])
-                return
+                out.append(event)

@@ -34,7 +34,7 @@ class HandleTopologyChange:
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> Generator[NeedShard, Answer, None]:
         for event in events:
-            if not event.bypasses:
+            if event.witness or not event.bypasses:
                 out.append(event)
             elif event.namespace == _CONFIG_SHARDS:
                 yield from self._follow(event)

@@ -37,6 +37,7 @@ class Pushdown:
     ``order``           how values are compared: by their bytes, or by a collation
     ``oplog_filter``    query document for ``local.oplog.rs``, to be joined with conditions on ``ts``; ``None``: the
                         stream wants nearly everything, so it reads everything
+    ``scope_filter``    the same query without the ``$match``
     ``entry_test``      whether an entry's event may pass; ``None``: nothing could be left out
     ``looks_up``        the image fields that are looked up: ``fullDocument`` of updates, ``fullDocumentBeforeChange``
     """
@@ -47,6 +48,7 @@ class Pushdown:
     behind_images: tuple[Conjunct, ...]
     order: Order
     oplog_filter: bytes | None
+    scope_filter: bytes | None
     entry_test: EntryTest | None
     looks_up: frozenset[bytes]
 
@@ -75,14 +77,15 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
         sessions = [one.node for one in conjuncts if _asks_for_session(one)]
     # The server compares by the bytes in its oplog query, so what a collation decides is not asked there.
     queried = nodes if order.simple else []
-    narrows = enabled and bool(queried or plan.options.scope.kind != "cluster")
+    scoped = enabled and plan.options.scope.kind != "cluster"
     return Pushdown(
         conjuncts=conjuncts,
         on_entries=asked,
         before_images=before,
         behind_images=behind,
         order=order,
-        oplog_filter=oplog_filter(plan, queried) if narrows else None,
+        oplog_filter=oplog_filter(plan, queried) if queried or scoped else None,
+        scope_filter=oplog_filter(plan, ()) if scoped else None,
         entry_test=EntryTest(plan, nodes, sessions, order) if nodes or sessions else None,
         looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
     )

@@ -1,0 +1,236 @@
+"""What 4.4 and 5.0 do otherwise than 6.0, beside each of the three: look-ups by UUID, and resuming where the pipeline
+leaves out the token's event. The fuzzing had run on 6.0 alone, so nothing had compared the older ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import bson
+import bson.json_util
+import pymongo
+import pytest
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import ChangeStreamFatal
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.mongod import MongodSource
+from tailrace.spark.input_partition import OplogSlice
+from tailrace.spark.offset import Resume
+from tailrace.spark.options import parse
+from tailrace.spark.slice_reader import slice_events
+from tests.differential.compare import Bench, Case, Compared
+from tests.differential.cursors import Pair, Sides
+from tests.differential.execute import note
+from tests.differential.native import aggregate
+from tests.differential.ours import SourceOplog, read_into_memory
+from tests.differential.test_watch_live import both
+from tests.differential.wire import ANY_VALUE, Wire
+
+pytestmark = pytest.mark.mongod
+
+_NEWEST = "6.0.27"
+_BY_NAME = "6."
+
+
+class Server(NamedTuple):
+    """A server of one version, and the ways to it."""
+
+    version: str
+    uri: str
+    wire: Wire
+    source: MongodSource
+    mongo: pymongo.MongoClient[dict[str, Any]]
+
+    def compare(self, case: Case, start: ClusterTime, end: ClusterTime) -> Compared:
+        """The case's stream by the server and by us, from memory and live, with pushdown and without."""
+        memory = read_into_memory(self.wire, self.source, ClusterTime(start - 1), end)
+        bench = Bench(self.wire, memory, SourceOplog(self.source), self.version, end)
+        for live in (False, True):
+            result = bench.compare(Case(case.scope, case.stage, pipeline=case.pipeline, live=live))
+            assert result.difference is None
+        return result
+
+    def cursor_events(self, case: Case) -> list[dict[str, Any]]:
+        """What a cursor gives in two replies, which are the same bytes on both sides; nothing where it fails."""
+        database, command = aggregate(case.scope, case.stage, pipeline=case.pipeline)
+        pair = Sides(self.uri, self.wire, self.source).open(database, command)
+        if not isinstance(pair, Pair):
+            return []
+        if not pair.closed:
+            pair.get_more(maxTimeMS=1)
+            if not pair.closed:
+                pair.kill()
+        return [bson.decode(event, ANY_VALUE) for event in pair.events]
+
+
+@pytest.fixture(scope="module", params=[_NEWEST, "5.0.4", "4.4.2"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with ReplicaSet(1, version=request.param) as running:
+        source = MongodSource(running.uri)
+        with Wire.to(running.uri) as wire, pymongo.MongoClient(running.uri) as mongo:
+            yield Server(request.param, running.uri, wire, source, mongo)
+        source.close()
+
+
+def _updated(server: Server, namespace: str) -> Timestamp:
+    """The time of an update of ``{_id: 1}`` in a new collection."""
+    database, _, collection = namespace.partition(".")
+    server.mongo[database][collection].insert_one({"_id": 1, "v": 0})
+    update = {"q": {"_id": 1}, "u": {"$set": {"v": 1}}}
+    reply = server.mongo[database].command("update", collection, updates=[update], writeConcern={"w": "majority"})
+    time: Timestamp = reply["operationTime"]
+    return time
+
+
+def _rename(server: Server, source: str, target: str) -> None:
+    server.mongo.admin.command("renameCollection", source, to=target)
+
+
+OLD, NEW = {"_id": 1, "v": 1}, {"_id": 1, "made": "again"}
+
+
+@pytest.mark.parametrize(
+    ("what", "by_name", "by_uuid"),
+    [
+        ("dropped", None, None),
+        ("dropped and made again", NEW, None),
+        ("renamed", None, OLD),
+        ("renamed and made again", NEW, OLD),
+        ("renamed to another database", None, None),
+        ("the database dropped and made again", NEW, None),
+        ("dropped, and a view now", 166, None),
+        ("renamed, and a view now", 166, OLD),
+    ],
+)
+def test_a_look_up_finds_what_the_servers_finds(
+    server: Server, what: str, by_name: dict[str, Any] | int | None, by_uuid: dict[str, Any] | None
+) -> None:
+    database = "look" + "".join(word[0] for word in what.split()) + str(len(what))
+    base = server.mongo[database]
+    start = _updated(server, f"{database}.c")
+    if "database dropped" in what:
+        server.mongo.drop_database(database)
+    elif "dropped" in what:
+        base.drop_collection("c")
+    elif "another" in what:
+        _rename(server, f"{database}.c", f"{database}x.d")
+    else:
+        _rename(server, f"{database}.c", f"{database}.d")
+    if "made again" in what:
+        base.c.insert_one(dict(NEW))
+    elif "view" in what:
+        base.create_collection("c", viewOn="other", pipeline=[])
+    end = note(server.wire, "end")
+    expected = by_name if server.version.startswith(_BY_NAME) else by_uuid
+    case = Case((database, None), {"startAtOperationTime": start, "fullDocument": "updateLookup"})
+    result = server.compare(case, ClusterTime.from_timestamp(start), end)
+    if isinstance(expected, int):
+        assert [error.code for error in result.errors_met][:1] == [expected]
+        return
+    assert bson.decode(result.native.events[0])["fullDocument"] == expected
+    assert server.cursor_events(case)[0]["fullDocument"] == expected
+    watched = both(
+        server.uri, (database,), end.to_timestamp(), start_at_operation_time=start, full_document="updateLookup"
+    )
+    assert watched[0] == watched[1]
+    assert bson.decode(watched[1][0])["fullDocument"] == expected
+    assert _slice(server, database, (ClusterTime.from_timestamp(start), end))[0]["fullDocument"] == expected
+
+
+def _slice(
+    server: Server,
+    database: str,
+    span: tuple[ClusterTime, ClusterTime],
+    *,
+    pipeline: tuple[dict[str, Any], ...] = (),
+    resume: Resume | None = None,
+) -> list[dict[str, Any]]:
+    """The events of one slice, as a worker of Spark reads it."""
+    told = {"uri": server.uri, "database": database, "fullDocument": "updateLookup"}
+    if pipeline:
+        told["pipeline"] = bson.json_util.dumps(list(pipeline))
+    slice_ = OplogSlice(ClusterTime(span[0] - 1), span[1], server.version, 1, resume)
+    found: list[dict[str, Any]] = []
+    for block in slice_events(parse(told), slice_, server.source):
+        data = block.buffer.tobytes()
+        ends = [int(offset) for offset in block.offsets]
+        found += [bson.decode(data[first:last]) for first, last in itertools.pairwise(ends)]
+    return found
+
+
+_KEPT = [5, 6, 7]
+_LEAVE_OUT: dict[str, tuple[dict[str, Any], ...]] = {
+    "$match that is pushed down": ({"$match": {"documentKey._id": {"$gt": 4}}},),
+    "$match of what is no field of an entry": ({"$match": {"$expr": {"$gt": ["$documentKey._id", 4]}}},),
+    "$addFields and $match": (
+        {"$addFields": {"big": {"$gt": ["$documentKey._id", 4]}}},
+        {"$match": {"big": True}},
+    ),
+    "$redact": ({"$redact": {"$cond": [{"$gt": ["$documentKey._id", 4]}, "$$KEEP", "$$PRUNE"]}},),
+    "a failing expression at the token's event": (
+        {"$match": {"$expr": {"$gt": [{"$divide": [12, {"$subtract": ["$documentKey._id", 2]}]}, 0]}}},
+        {"$match": {"documentKey._id": {"$gt": 4}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["resumeAfter", "startAfter"])
+@pytest.mark.parametrize("leaves_out", _LEAVE_OUT)
+def test_a_resume_goes_on_where_the_servers_does_although_the_pipeline_leaves_out_the_tokens_event(
+    server: Server, leaves_out: str, how: str
+) -> None:
+    database, start, end = _numbered(server)
+    token = _token_of(server, database, start, 2)
+    pipeline = _LEAVE_OUT[leaves_out]
+    case = Case((database, None), {how: token}, pipeline=pipeline)
+    result = server.compare(case, start, end)
+    options: dict[str, Any] = {"resume_after" if how == "resumeAfter" else "start_after": token}
+    goes_on = not server.version.startswith(_BY_NAME)
+    resume = Resume(how, ResumeToken.parse(bytes(token.raw)))
+    shown = [event["documentKey"]["_id"] for event in server.cursor_events(case)]
+    assert shown == (_KEPT if goes_on else [])
+    assert (result.errors_met == []) == goes_on
+    if goes_on:
+        assert [bson.decode(event)["documentKey"]["_id"] for event in result.native.events] == shown
+        theirs, mine = both(server.uri, (database,), end.to_timestamp(), pipeline=list(pipeline), **options)
+        assert theirs == mine
+        assert len(mine) == len(_KEPT)
+        found = _slice(server, database, (start, end), pipeline=pipeline, resume=resume)
+        assert [event["documentKey"]["_id"] for event in found] == _KEPT
+    elif "failing" not in leaves_out:
+        with pytest.raises(ChangeStreamFatal):
+            _slice(server, database, (start, end), pipeline=pipeline, resume=resume)
+
+
+def test_a_token_of_another_stream_ends_the_stream_at_the_servers_event(server: Server) -> None:
+    """Before 6.0 at the first event behind it, whatever the pipeline says of that one."""
+    database, start, end = _numbered(server)
+    server.mongo[database].other.insert_one({"_id": 2})
+    end = note(server.wire, "end")
+    token = _token_of(server, database, start, 3)
+    for pipeline in _LEAVE_OUT.values():
+        result = server.compare(Case((database, "other"), {"resumeAfter": token}, pipeline=pipeline), start, end)
+        assert [error.code for error in result.errors_met] == ([] if server.version.startswith(_BY_NAME) else [280])
+
+
+def _numbered(server: Server) -> tuple[str, ClusterTime, ClusterTime]:
+    """A database with the inserts 1 to 7 into ``c``, and the times around them."""
+    database = "numbers"
+    server.mongo.drop_database(database)
+    start = note(server.wire, "start")
+    for number in range(1, 8):
+        server.mongo[database].c.insert_one({"_id": number})
+    return database, start, note(server.wire, "end")
+
+
+def _token_of(server: Server, database: str, start: ClusterTime, number: int) -> RawBSONDocument:
+    stage = {"$changeStream": {"startAtOperationTime": start.to_timestamp()}}
+    reply = server.wire.run(database, {"aggregate": 1, "pipeline": [stage], "cursor": {}})
+    events = [event for event in reply["cursor"]["firstBatch"] if event["operationType"] == "insert"]
+    token: RawBSONDocument = events[number - 1]["_id"]
+    return token
