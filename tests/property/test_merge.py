@@ -17,6 +17,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
 from tailrace.pipeline.options import StreamOptions
 from tailrace.pipeline.plan import Plan, build_plan
+from tailrace.pipeline.profile import profile_for
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,
@@ -443,3 +444,60 @@ def test_a_shard_that_is_not_open_cannot_be_fed() -> None:
     merged = stream("a")
     with pytest.raises(InternalError, match="the shard b is not open"):
         merged.promise("b", at(5))
+
+
+@STEADY
+@given(st.lists(writes, min_size=1, max_size=3), st.integers(0, 30), st.sets(st.integers(0, 2)), st.booleans())
+def test_before_6_0_a_merged_stream_goes_on_behind_a_token_whose_event_the_pipeline_leaves_out(
+    shards: list[list[tuple[int, int]]], chosen: int, kept: set[int], pushed: bool
+) -> None:
+    """From 6.0 on it ends with 280 where anything passes behind it. Every earlier resume kept the token's own event."""
+    union = sorted(written for shard, entries in enumerate(shards) for written in alone(entries, shard))
+    if not union:
+        return
+    token = union[chosen % len(union)]
+    behind = [one for one in union if one.order > token.order and bson.decode(one.event)["documentKey"]["_id"] in kept]
+    wanted = {"documentKey._id": {"$in": sorted(kept)}} if pushed else {"$expr": {"$in": ["$documentKey._id", [*kept]]}}
+    stages = [bson.encode({"$match": wanted})]
+    given, error = _resumed("5.0", shards, _token(token), stages)
+    assert [ResumeToken.parse(_id_of(event)).data for event in given] == [_data(one.event) for one in behind]
+    assert error is None
+    hidden = bson.decode(token.event)["documentKey"]["_id"] not in kept
+    given, error = _resumed("6.0", shards, _token(token), stages)
+    assert (given == [], error) == ((True, 280) if hidden and behind else (not behind, None))
+
+
+@pytest.mark.parametrize(("version", "code"), [("6.0", None), ("5.0", 280), ("4.4", 280)])
+def test_before_6_0_an_unknown_token_is_missed_at_the_first_later_event_whatever_the_pipeline_says_of_it(
+    version: str, code: int | None
+) -> None:
+    (foreign,) = alone([(3, 7)], 0)
+    nothing = [bson.encode({"$match": {"operationType": "delete"}})]
+    assert _resumed(version, [[(2, 0)], [(5, 1)]], _token(foreign), nothing) == ([], code)
+
+
+def _resumed(
+    version: str, shards: list[list[tuple[int, int]]], token: bytes, stages: list[bytes]
+) -> tuple[list[bytes], int | None]:
+    """What a merged stream resumed at the token gives, and the code that it ends with."""
+    options = StreamOptions.parse(SCOPE, {"resumeAfter": bson.decode(token)}, stages)
+    names = [str(shard) for shard in range(len(shards))]
+    merged = MergedChangeStream(build_plan(options, profile_for(version)), names)
+    for name, entries in zip(names, shards, strict=True):
+        # Twice: what is asked of entries before and behind the token may differ.
+        for first, last in ((0, LAST // 2), (LAST // 2, LAST)):
+            part = [insert(tick, key, shard=int(name)) for tick, key in entries if first < tick <= last]
+            run(merged.process(name, batch(part, last)))
+    try:
+        return run(merged.take())[0], None
+    except ChangeStreamFatal as error:
+        return [], error.code
+
+
+def _id_of(event: bytes) -> bytes:
+    identifier = RawBSONDocument(event)["_id"]
+    return bytes(identifier.raw)
+
+
+def _data(event: bytes) -> str:
+    return ResumeToken.parse(_id_of(event)).data
