@@ -141,3 +141,34 @@ def test_what_is_null_or_no_string_is_found_in_the_servers_order(replica_set: Re
                 wrong.append((given, theirs, mine))
         client.drop_database("date_texts")
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@9999999999999",
+        "@-999999999999999",
+        "@" + "9" * 5000,
+        "+99999999-01-01",
+        "-99999-01-01",
+        "2020-01-01 +9999999 years",
+        "2020-01-01 +9999999999999 sec",
+        "2020-01-01 +9999999999999 months",
+    ],
+)
+def test_dates_out_of_reach_end_with_the_servers_code(replica_set: ReplicaSet, text: str) -> None:
+    stages = [{"$replaceWith": {"r": {"$dateFromString": {"dateString": {"$literal": text}}}}}]
+    with pymongo.MongoClient[Any](replica_set.uri) as client:
+        collection = client["date_texts"]["three"]
+        collection.replace_one({"_id": 1}, {}, upsert=True)
+        with pytest.raises(pymongo.errors.OperationFailure) as theirs:
+            collection.aggregate(stages)
+        client.drop_database("date_texts")
+    with pytest.raises(TailraceError) as mine:
+        compile_stages([bson.encode(stage) for stage in stages])
+    assert mine.value.code == theirs.value.code
+
+
+def test_offsets_in_minutes_that_do_not_fit_wrap_around_as_on_the_server(replica_set: ReplicaSet) -> None:
+    numbers = ["9" * size for size in (5, 8, 9, 10, 15, 19, 20, 5000)]
+    check(replica_set, [(f"2020-01-01 {sign}{n}", "%Y-%m-%d %Z") for n in numbers for sign in "+-"], refused=0)

@@ -27,8 +27,11 @@ _KNOWN = """\
 
 * Collations other than the simple one need the extra `icu`; without it they are refused when the stream is opened. The
   order is that of the installed ICU, which for a few strings is not mongod's ([how few](differences.md#collations)).
-* Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event: the server's last
-  digit is its library's own. Addition, multiplication, division, remainder, square root and rounding are exact.
+* Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event. The server turns them
+  into binary numbers of 113 bits, computes there by a library of its own and turns the result back: of 400 random
+  arguments each, its last digit was not that of the exact result in 9 % (`$acos`) to 42 % (`$tan`), and a model of that
+  arithmetic still missed 0.8 % (`$atan`, `$tanh`, by tiny arguments) to 58 %. Addition, multiplication, division,
+  remainder, square root, rounding, and degrees and radians are exact.
 * `$dateFromString` and `$toDate` read what 6.0.27 reads. Texts that move a date by weekdays ("next monday",
   "5 weekdays", "next week"), `back of` and `front of` are refused on the event. 4.4 and 5.0 know fewer notations: no
   hour alone ("T05"), no offset with seconds ("+013000").

@@ -66,8 +66,8 @@ def _parts(text: str, layout: str) -> Parts:
             found = _MINUTES.match(text, at)
             if found is None:
                 raise _wrong(text, f"{at}: Invalid timezone offset in minutes")
-            minutes = int(found[2] or found[3] or 0)
-            parts.offset, at = (-minutes if found[1] == "-" else minutes) * 60, found.end(2)
+            seconds = _minutes(found[2] or found[3] or "0")
+            parts.offset, at = (-seconds if found[1] == "-" else seconds), found.end(2)
         elif text[at] == layout[place - 1]:
             at += 1
         else:
@@ -77,6 +77,13 @@ def _parts(text: str, layout: str) -> Parts:
     if place < len(layout):
         raise _wrong(text, f"{at}: Not enough data available to satisfy format")
     return parts
+
+
+def _minutes(digits: str) -> int:
+    """Minutes as seconds: the library reads 64 bits, and keeps 32."""
+    minutes = int(digits) if len(digits) < 20 else (1 << 63) - 1
+    seconds = min(minutes, (1 << 63) - 1) * 60 & 0xFFFFFFFF
+    return seconds - (1 << 32) if seconds >> 31 else seconds
 
 
 def _number(letter: str, text: str, at: int, parts: Parts) -> int:

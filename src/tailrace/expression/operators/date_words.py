@@ -23,6 +23,11 @@ _ROMAN: Final = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "X
 _WEEKDAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 #: Microseconds of a time of day that was written without colons: the library forgets to set them.
 _FORGOTTEN: Final = -99999
+#: The year that the library takes for none.
+_NO_YEAR: Final = -99999
+#: The microseconds that 64 bits hold, and how many digits a number may have without reaching them.
+_MOST: Final = (1 << 63) - 1
+_DIGITS: Final = 18
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class _Date:
         self.dates = 1
         self.month, self.day = month, day
         if year is not None:
+            if len(year) > _DIGITS + 1:
+                raise not_exact(f"the date text {self.text!r}")
             number = int(year)
             short = len(year.lstrip("+-")) < 4 and 0 <= number < 100
             self.year = number + (2000 if number < 70 else 1900) if short else number
@@ -105,7 +112,10 @@ def read(text: str) -> tuple[int, int, int | None]:
             raise date.wrong(f"{at}: Unexpected character")
         best[1](date, best[0])
         at = best[0].end()
-    return (*divmod(_moment(date), 1000), date.offset)
+    moment = _moment(date)
+    if abs(moment - (date.offset or 0) * 1000000) > _MOST:
+        raise failure(159, "Overflow casting from a lower-precision duration to a higher-precision duration")
+    return (*divmod(moment, 1000), date.offset)
 
 
 def _moment(date: _Date) -> int:
@@ -114,7 +124,7 @@ def _moment(date: _Date) -> int:
     if hour > 23 or second > 59:
         raise date.wrong("The parsed time was invalid")
     year, month, day = date.year, date.month, date.day
-    if year is None or month is None or day is None:
+    if year is None or year == _NO_YEAR or month is None or day is None:
         raise failure(241, f'an incomplete date/time string has been found, with elements missing: "{date.text}"')
     valid_days(year, month, day, date.text)
     years, months, days, microseconds = date.moves or (0, 0, 0, 0)
@@ -246,9 +256,8 @@ def _timestamp(date: _Date, found: re.Match[str]) -> None:
     date.year, date.month, date.day = 1970, 1, 1
     date.set_zone("UTC")
     part = int((found["f"] or "").ljust(6, "0"))
-    if abs(int(found["r"])) > 1 << 53:
-        raise not_exact(f"the date text {date.text!r}")
-    date.move(microseconds=int(found["r"]) * 1000000 + (-part if found["r"][0] == "-" else part))
+    seconds = int(found["r"]) if len(found["r"]) <= _DIGITS else _MOST
+    date.move(microseconds=seconds * 1000000 + (-part if found["r"][0] == "-" else part))
 
 
 @_notation("(?P<edge>(?i:first|last))(?i: day of)")
