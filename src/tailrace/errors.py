@@ -55,6 +55,10 @@ def code_name(code: int) -> str:
     return CODE_NAMES.get(code, f"Location{code}")
 
 
+#: The server's code for what has none of its own: it tells a reader nothing.
+_UNKNOWN_ERROR = 8
+
+
 class TailraceError(Exception):
     """Root of every error that Tailrace raises on purpose.
 
@@ -84,7 +88,7 @@ class TailraceError(Exception):
 
     def __str__(self) -> str:
         text = self.message
-        if self.code is not None:
+        if self.code not in (None, _UNKNOWN_ERROR):
             text = f"{text} ({self.code} {self.code_name})"
         return f"{text}. {self.hint}" if self.hint else text
 

@@ -7,6 +7,10 @@ Streams had been used by one thread each, without limits, and closed by who read
 from __future__ import annotations
 
 import itertools
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -274,4 +278,112 @@ def test_the_command_says_so_too_and_does_not_end_well(guarded: Mongod, argument
     assert done.returncode == 1
     assert done.stdout == ""
     assert "may not read the oplog" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+class _Terminal:
+    """``tailrace watch`` on a pseudo-terminal; ``read_until`` gives what it has written."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self._near, far = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tailrace", "watch", *arguments],
+            stdin=far,
+            stdout=far,
+            stderr=far,
+            env={**os.environ, **environment},
+        )
+        os.close(far)
+        self.text = ""
+
+    def read_until(self, words: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while words not in self.text:
+            assert time.monotonic() < deadline, self.text
+            if select.select([self._near], [], [], 1.0)[0]:
+                try:
+                    self.text += os.read(self._near, 4096).decode()
+                except OSError:
+                    assert words in self.text, self.text
+        assert "Traceback" not in self.text
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        self.read_until("stopped. To go on")
+        status = self.process.wait(_PATIENCE_S)
+        os.close(self._near)
+        return status
+
+
+def test_a_quiet_terminal_says_what_it_watches_and_the_interrupt_how_to_go_on(replica_set: ReplicaSet) -> None:
+    """The terminal stayed empty, and the place in the stream was lost with Ctrl-C."""
+    terminal = _Terminal("quiet.c", TAILRACE_URI=replica_set.uri, COLUMNS="10", LANG="C")
+    terminal.read_until("watching quiet.c; nothing has happened yet")
+    with MongoClient[Any](replica_set.uri) as client:
+        client.quiet.c.insert_one({"_id": "the first"})
+        terminal.read_until("the first")
+        time.sleep(0.5)  # an event that is not wholly written comes again
+        assert terminal.interrupt() == 130
+        token = terminal.text.rpartition("--resume-after ")[2].split()[0]
+        client.quiet.c.insert_one({"_id": "the second"})
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tailrace",
+            "watch",
+            "--until",
+            "1",
+            "--resume-after",
+            token,
+            replica_set.uri,
+            "quiet.c",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "the second" in done.stdout
+    assert "the first" not in done.stdout
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.3, 0.6, 1.2])
+def test_an_interrupt_at_any_moment_is_quiet(replica_set: ReplicaSet, moment_s: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", "watch", replica_set.uri, "quiet"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(moment_s)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    if moment_s >= 0.6:  # before, Python itself may not have begun with us
+        assert "Traceback" not in err
+        assert process.returncode == 130
+    assert out == ""
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command(replica_set: ReplicaSet) -> None:
+    with MongoClient[Any](replica_set.uri) as client:
+        start = client.admin.command("ping")["operationTime"]
+        client.quiet.many.insert_many([{"n": number, "text": "x" * 500} for number in range(2000)])
+    for form in ("json", "pretty", "bson"):
+        script = (
+            f'"{sys.executable}" -m tailrace watch "{replica_set.uri}" quiet.many --format {form} '
+            f"--start-at-operation-time {start.time},{start.inc} | head -c 2000 >/dev/null; echo ${{PIPESTATUS[0]}}"
+        )
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_tls_to_a_server_without_it_is_told_as_that(replica_set: ReplicaSet) -> None:
+    uri = f"{replica_set.uri}&tls=true&serverSelectionTimeoutMS=2000"
+    command = [sys.executable, "-m", "tailrace", "watch", uri]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "TLS" in done.stderr
+    assert "tls=true" in done.stderr
     assert len(done.stderr.splitlines()) == 1

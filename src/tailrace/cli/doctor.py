@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(finding: Finding) -> None:
     mark = _MARKS[finding.status]
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         mark = f"\x1b[{_COLOURS[finding.status]}m{mark}\x1b[0m"
     print(f"{mark}  {finding.check}: {finding.found}", flush=True)
     if finding.advice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 from abc import ABC, abstractmethod
@@ -78,7 +79,8 @@ class _PrettyWriter(EventWriter):
         if sys.stdout.isatty():
             from rich.console import Console  # noqa: PLC0415  costs 50 ms that a pipe need not pay
 
-            self._console = Console(soft_wrap=True)
+            # NO_COLOR takes the colours; without the system of colours bold goes too.
+            self._console = Console(soft_wrap=True, no_color=_no_color(), color_system=None if _no_color() else "auto")
 
     def write(self, event: bytes) -> None:
         document = _decoded(event)
@@ -94,6 +96,10 @@ class _PrettyWriter(EventWriter):
         self._console.print(Text(title, style=_COLOURS.get(kind, "cyan")))
         self._console.print(JSON(body, indent=2))
         self._console.print()
+
+
+def _no_color() -> bool:
+    return bool(os.environ.get("NO_COLOR"))
 
 
 def new_writer(form: str | None) -> EventWriter:

@@ -127,7 +127,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _fail(message: str, note: str = "") -> int:
     _discard_output()
-    print(f"tailrace: {redact_uri(message).rstrip('.')}.{note}", file=sys.stderr)
+    sentence = redact_uri(message).rstrip(".")
+    print(f"tailrace: {sentence}{'' if sentence.endswith(('?', '!')) else '.'}{note}", file=sys.stderr)
     return 1
 
 

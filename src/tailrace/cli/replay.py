@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tailrace.cli.event_writer import EventWriter, new_writer
@@ -10,7 +15,7 @@ from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.profile import PROFILES, profile_for
+from tailrace.pipeline.profile import PROFILES, chosen_profile
 
 if TYPE_CHECKING:
     from tailrace.pipeline.plan import Plan
@@ -30,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("dump", metavar="DUMP", help="an oplog.bson or a dump directory")
+    parser.add_argument("dump", metavar="DUMP", help="an oplog.bson or a dump directory; - reads standard input")
     add_stream_arguments(parser)
     parser.add_argument(
         "--server-version",
@@ -52,13 +57,28 @@ def run(args: argparse.Namespace) -> int:
     options = StreamOptions.parse(
         Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
     )
-    plan = build_plan(options, profile_for(args.server_version))
+    plan = build_plan(options, chosen_profile(args.server_version))
     if args.explain:
         print_explanation(explain(plan, reads="dump"), args.format)
         return 0
     until = Until.parse(args.until, None)
-    source = DumpSource(args.dump)
     writer = new_writer(args.format)
+    with contextlib.ExitStack() as stack:
+        source = DumpSource(stack.enter_context(_standard_input()) if args.dump == "-" else args.dump)
+        _replay(plan, source, writer, until)
+    return 0
+
+
+@contextlib.contextmanager
+def _standard_input() -> Iterator[str]:
+    """A file with what comes on standard input: a dump is read more than once."""
+    with tempfile.NamedTemporaryFile(prefix="tailrace-replay-", suffix=".bson") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield file.name
+
+
+def _replay(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -> None:
     oldest, complete = source.oldest()
     if plan.read_after is None:
         plan = plan.start_at(oldest)
@@ -68,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
         _print_events(plan, source, writer, until)
     finally:
         writer.flush()
-    return 0
 
 
 def _print_events(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -> None:

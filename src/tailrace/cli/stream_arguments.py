@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import bson
@@ -59,13 +62,19 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "namespace", nargs="?", metavar="db[.coll]", help="a database or a collection (default: the whole cluster)"
     )
     parser.add_argument("--format", choices=FORMATS, help="default: pretty on a terminal, json elsewhere")
-    parser.add_argument("--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON")
+    parser.add_argument(
+        "--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON, or @FILE with it"
+    )
     parser.add_argument(
         "--collation",
         metavar="JSON",
         help="""how the stages compare strings, such as '{"locale": "en", "strength": 2}'""",
     )
-    parser.add_argument("--until", metavar="now|TIME|N", help="where to end: now, at a time, or after N events")
+    parser.add_argument(
+        "--until",
+        metavar="now|TIME|5m|N",
+        help="where to end: now, at a time, after a duration (s, m, h, d), or after N events",
+    )
     parser.add_argument(
         "--explain", action="store_true", help="print the stream's plan and what it has to read instead of events"
     )
@@ -120,16 +129,30 @@ def collation_of(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _from_json(flag: str, text: str, hint: str) -> Any:
+    if text.startswith("@"):
+        text = _file_text(flag, text[1:])
     try:
         return loads(text, json_options=_ANY_DATE)
     except (ValueError, TypeError, ArithmeticError, BSONError, RecursionError) as error:
         raise UsageError(f"{flag} is not JSON: {error}", hint=hint) from None
 
 
+def _file_text(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or error) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{flag} cannot be read from the file {name!r}: {reason}") from None
+
+
 def read_time(text: str) -> ClusterTime:
     """``T,I`` or an ISO 8601 date and time."""
     head = text.partition(",")[0]
     return parse_timestamp(text) if head.strip().isdigit() and "," in text else parse_time(text)
+
+
+_DURATION: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass
@@ -150,7 +173,17 @@ class Until:
             if len(text) > _COUNT_DIGITS_MAX:
                 raise UsageError(f"--until: {len(text)} digits are too many for a number of events")
             return cls(events=int(text))
-        return cls(time=read_time(text))
+        span = _DURATION.fullmatch(text)
+        if span is not None:
+            seconds = int(span[1]) * _SECONDS[span[2]]
+            return cls(time=ClusterTime.of(min(int(time.time()) + seconds, 0xFFFFFFFF), 0))
+        try:
+            return cls(time=read_time(text))
+        except UsageError as error:
+            raise UsageError(
+                f"--until: {error.message}",
+                hint="Give now, a number of events, a time, or a duration such as 30s or 5m",
+            ) from None
 
     def is_before(self, event_token: bytes) -> bool:
         """Whether the event with this token lies behind the end."""

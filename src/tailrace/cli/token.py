@@ -14,7 +14,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS, dumps, loads
 
-from tailrace.errors import OplogFormatError, UsageError
+from tailrace.errors import InvalidResumeToken, OplogFormatError, UsageError
 from tailrace.event.resume_token import EVENT, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 
@@ -58,7 +58,11 @@ def read_token(text: str) -> ResumeToken:
     """The token of a hex string or of a token document in extended JSON."""
     text = text.strip()
     if not text.startswith("{"):
-        return ResumeToken.from_hex(text.strip("\"'"))
+        try:
+            return ResumeToken.from_hex(text.strip("\"'"))
+        except InvalidResumeToken as error:
+            error.hint = error.hint or "Copy the whole _data: a piece of a token is none"
+            raise
     try:
         document = loads(text)
         return ResumeToken.parse(bson.encode(document))

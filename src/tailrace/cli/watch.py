@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
+from bson.json_util import CANONICAL_JSON_OPTIONS, dumps
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
@@ -31,6 +35,8 @@ Print the change events of a cluster, a database or a collection as they come. T
 unless --engine server asks for the server's own change stream. Ends at an invalidation, at --until, or with Ctrl-C."""
 #: With an end in sight, looks are short.
 _AWAIT_MS_WITH_END: Final = 100
+#: After so long without an event it is said what is watched.
+_QUIET_S: Final = 2.0
 #: The stage's options that watch() has parameters for.
 _PARAMETERS = {
     "fullDocument": "full_document",
@@ -90,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             if args.explain:
                 print_explanation(stream.explain(), args.format)
             else:
-                _print_events(stream, writer, until)
+                _print_events(stream, writer, until, str(scope) if args.namespace else "the whole deployment")
     return 0
 
 
@@ -102,8 +108,10 @@ def _target(client: Client, scope: Scope) -> Client:
     return target
 
 
-def _print_events(stream: ChangeStream, writer: EventWriter, until: Until) -> None:
+def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what: str) -> None:
     first, found_nothing = stream.resume_token, False
+    shown = None if first is None else bytes(first.raw)
+    quiet_since: float | None = time.monotonic()
     try:
         while stream.alive and not until.all_counted and not _is_past(stream, until, first if found_nothing else None):
             event = stream.try_next()
@@ -112,16 +120,42 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until) -> No
                 writer.flush()
                 if writer.reader_is_gone():
                     break
+                token = stream.resume_token
+                shown = shown if token is None else bytes(token.raw)
+                if quiet_since is not None and time.monotonic() - quiet_since >= _QUIET_S:
+                    quiet_since = None
+                    _say_watching(what)
                 continue
+            quiet_since = None
             raw = bytes(event.raw)
             if until.is_before(_token_of(raw)):
                 break
             writer.write(raw)
+            shown = _token_of(raw)
             until.count()
             if not stream.has_next:
                 writer.flush()
+    except KeyboardInterrupt:
+        writer.flush()
+        if shown is not None:
+            print(f"tailrace: stopped. To go on: --resume-after {_token_argument(shown)}", file=sys.stderr)
+        raise
     finally:
         writer.flush()
+
+
+def _say_watching(what: str) -> None:
+    """So that nobody takes a quiet terminal for one that hangs; a log or a script need not hear it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"tailrace: watching {what}; nothing has happened yet (Ctrl-C ends)", file=sys.stderr, flush=True)
+
+
+def _token_argument(token: bytes) -> str:
+    """The token as an argument of ``--resume-after``: its ``_data``, or quoted JSON where there is more in it."""
+    parsed = ResumeToken.parse(token)
+    if parsed.type_bits is None:
+        return parsed.data
+    return shlex.quote(dumps(parsed.to_document(), json_options=CANONICAL_JSON_OPTIONS))
 
 
 def _token_of(event: bytes) -> bytes:

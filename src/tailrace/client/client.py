@@ -20,7 +20,7 @@ from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.profile import profile_for
+from tailrace.pipeline.profile import chosen_profile
 from tailrace.source.connection import open_client
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
@@ -169,7 +169,7 @@ class Client(_Watchable):
         self._options = options if isinstance(options, ClientOptions) else ClientOptions(options)
         self._cluster: Cluster | None = None
         self._discovered = False
-        self._profile = None if server_version is None else profile_for(server_version)
+        self._profile = None if server_version is None else chosen_profile(server_version)
         self.engine: Engine = engine
         self.pymongo: MongoClient[Any] = open_client(self._uris[0], **options)
         self._native: MongoClient[Any] | None = None

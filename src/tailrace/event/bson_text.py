@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
 
 _ANY_DATE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
@@ -21,7 +22,10 @@ _BYTES_SHOWN: Final = 70
 
 def document_text(document: bytes) -> str:
     """A document the way messages about tokens and events write it: ``{_data: "82"}``."""
-    return _text(bson.decode(document, codec_options=_ANY_DATE), spaced=False)
+    try:
+        return _text(bson.decode(document, codec_options=_ANY_DATE), spaced=False)
+    except (BSONError, ValueError, OverflowError, RecursionError):
+        return "a damaged document"
 
 
 def spaced_document_text(document: bytes) -> str:

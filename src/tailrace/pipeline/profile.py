@@ -140,6 +140,18 @@ def profile_for(version: str | Sequence[int]) -> ServerProfile:
     return fitting[-1]
 
 
+def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
+    """As ``profile_for``, for a version that somebody asks for by name: one that nobody knows yet is a UsageError."""
+    profile = profile_for(version)
+    parts = version.split(".") if isinstance(version, str) else version
+    if int(parts[0]) > PROFILES[-1].version[0]:
+        raise UsageError(
+            f"nothing is known of the events of MongoDB {'.'.join(map(str, parts))}",
+            hint=f"{PROFILES[-1].name} is the newest version that can be asked for",
+        )
+    return profile
+
+
 def differences() -> list[tuple[str, dict[str, str]]]:
     """The table in words: what differs, and for each version's name how it is there."""
     columns = [column for column in fields(ServerProfile) if "says" in column.metadata]

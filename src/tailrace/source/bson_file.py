@@ -50,6 +50,12 @@ def documents(path: Path, *, start: int = 0) -> Iterator[Document]:
     position where it is damaged or ends in the middle of a document.
     """
     try:
+        if not path.is_file():
+            kind = "a directory" if path.is_dir() else "no regular file"
+            path.stat()
+            raise SourceError(
+                f"{path} is {kind}, which cannot be read twice", hint="Give a file, or - and the dump on standard input"
+            )
         with path.open("rb") as file:
             yield from _split(path, _chunks(path, file, start), start)
     except OSError as error:

@@ -89,7 +89,7 @@ def _unusable(said: str | None) -> UsageError | SourceError:
     if said is not None and "DNS" in said:
         return SourceError(
             f"the name in the mongodb+srv:// URI was not found: {said.rstrip('. ')}",
-            hint="mongodb+srv:// needs an SRV record of that name in the DNS; a server is named by mongodb://host:port",
+            hint="mongodb+srv:// needs an SRV record of that name in the DNS; a server is named by mongodb://host:27017",
         )
     if said is None or _UNESCAPED.search(said):
         return UsageError(

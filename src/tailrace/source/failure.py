@@ -155,6 +155,11 @@ def _reason(error: Exception) -> str:
         ("No address associated", "unknown host name"),
         ("timed out", "no answer in time"),
         ("connection closed", "connection closed"),
+        ("record layer failure", "this server speaks without TLS (tls=true)"),
+        ("WRONG_VERSION_NUMBER", "this server speaks without TLS (tls=true)"),
+        ("UNEXPECTED_EOF_WHILE_READING", "the TLS handshake was cut off: a server without TLS? (tls=true)"),
+        ("EOF occurred in violation of protocol", "the TLS handshake was cut off: a server without TLS? (tls=true)"),
+        ("CERTIFICATE_VERIFY_FAILED", "its TLS certificate cannot be verified (tlsCAFile)"),
         ("SSL", "TLS handshake failed"),
     ):
         if known in text:

@@ -219,6 +219,11 @@ class Offset:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
         """``UsageError`` for JSON that no version of this source known here has written."""
+        if not isinstance(value, Mapping):
+            raise UsageError(
+                f"this checkpoint holds an offset that is not ours or is damaged: {_brief(value)}",
+                hint="Restore the checkpoint, or use a new checkpointLocation",
+            )
         if value.get("version", VERSION) != VERSION:
             raise UsageError(
                 f"this checkpoint has offsets of version {value['version']}; this release reads version {VERSION}",
@@ -235,11 +240,16 @@ class Offset:
                 resume=Resume.from_json(value["resume"]) if "resume" in value else None,
                 opened=_times_from_json(value.get("opened", {})),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, InvalidResumeToken) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidResumeToken) as error:
             raise UsageError(
                 f"this checkpoint holds an offset that is not ours or is damaged ({type(error).__name__}: {error})",
                 hint="Restore the checkpoint, or use a new checkpointLocation",
             ) from None
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _times_to_json(times: tuple[tuple[str, ClusterTime], ...]) -> dict[str, list[int]]:

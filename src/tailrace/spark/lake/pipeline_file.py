@@ -66,7 +66,10 @@ def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> Pipel
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"cannot read {file}: {reason}") from None
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, Loader=_Loader)
+    except (RecursionError, ValueError, OverflowError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+        raise UsageError(f"{file} cannot be used: {reason}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -75,6 +78,21 @@ def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> Pipel
         return _settings(document, file.absolute().parent, environment)
     except UsageError as error:
         raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own rule, which PyYAML does not ask for: a key stands once. The last of two would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key '{key.value}' stands there twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _settings(document: object, base: Path, environment: Mapping[str, str]) -> PipelineSettings:
