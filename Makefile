@@ -48,7 +48,7 @@ fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n repla
 fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n N=n replays a case
 	$(BIN)/python -m tests.differential.fuzz_expressions --seed $(SEED) --n $(N) $(ARGS)
 
-fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move; SEED=n or SEEDS=a-b
+fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move and shards come and go; SEED=n or SEEDS=a-b
 	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
 record: $(INSTALLED) ## record the golden workloads again from a live server

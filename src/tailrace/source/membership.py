@@ -148,7 +148,7 @@ def beginning(cluster: Cluster, view: OpenView, after: ClusterTime, *, ignore_re
         for shard in removed:
             begin = after if shard.since is None else shard.since
             _log.warning(
-                "the shard %s was removed at %s: what it wrote behind %s is not given", shard.name, shard.until, begin
+                "the shard %s was removed at %s: what it wrote after %s is not given", shard.name, shard.until, begin
             )
         # The last of several of one name is the one that is a shard now.
         last = {change.name: change.time for change in found if change.host is not None}
@@ -172,7 +172,7 @@ def reachable(cluster: Cluster, shard: Removed, after: ClusterTime) -> MongoClie
         f"Start its servers again until the stream has passed {shard.until}. If they are gone for good, "
         "ignoreRemovedShards leaves out what it wrote up to then"
     )
-    what = f"the shard {shard.name} was removed from the cluster at {shard.until}, behind the stream's start ({after})"
+    what = f"the shard {shard.name} was removed from the cluster at {shard.until}, after the stream's start ({after})"
     if shard.host is None:
         raise SourceError(f"{what}, and config.changelog does not say where it was", hint=hint)
     client = cluster.client_at(ShardAddress(shard.name, shard.host))
