@@ -15,6 +15,7 @@ from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential import native
 from tests.differential.wire import Wire
+from tests.golden.recording import token_time
 
 
 @dataclass
@@ -90,6 +91,7 @@ def server_events(
 
 
 def _time_of(event: bytes) -> ClusterTime:
-    element = raw_bson.find(event, b"clusterTime")
-    assert element is not None
-    return ClusterTime.from_bytes_le(raw_bson.value(event, element))
+    # By the token: a user's stage may have put anything under "clusterTime".
+    token = raw_bson.find(event, b"_id")
+    assert token is not None
+    return token_time(raw_bson.value(event, token))

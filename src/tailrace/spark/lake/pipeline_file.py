@@ -18,6 +18,7 @@ from bson import json_util
 from tailrace.errors import UsageError
 from tailrace.source.uri import URI_VARIABLE, find_uri
 from tailrace.spark.lake.compaction_policy import CompactionPolicy
+from tailrace.spark.lake.local_path import local_path
 from tailrace.spark.options import KNOWN
 
 _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
@@ -113,8 +114,8 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         raise UsageError("trigger.every and trigger.availableNow exclude each other")
     return PipelineSettings(
         source={name: _option(name, value) for name, value in options.items()},
-        lake=base / _text(lake["path"], "lake.path"),
-        checkpoint=base / _text(lake["checkpoint"], "lake.checkpoint") if "checkpoint" in lake else None,
+        lake=_path(lake, "path", base),
+        checkpoint=_path(lake, "checkpoint", base) if "checkpoint" in lake else None,
         processing_time=_interval(trigger["every"]) if "every" in trigger else None,
         available_now=available_now,
         compaction=_compaction(parts["compaction"]),
@@ -196,6 +197,10 @@ def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise UsageError(f"{name} must be a text, not {_shown(value)}")
     return value
+
+
+def _path(lake: Mapping[str, Any], key: str, base: Path) -> Path:
+    return local_path(_text(lake[key], f"lake.{key}"), f"lake.{key}", base)
 
 
 def _flag(value: object, name: str) -> bool:

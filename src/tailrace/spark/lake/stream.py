@@ -13,6 +13,7 @@ from tailrace.spark.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.identity import Opening, open_lake
 from tailrace.spark.lake.layout import LakeLayout, cluster_time_of
+from tailrace.spark.lake.local_path import local_path
 from tailrace.spark.lake.sink import LakeSink
 from tailrace.spark.lake.source import AFTER, FILE_BYTES, LAKE, TOKEN, LakeSource
 from tailrace.spark.schema import spark_schema
@@ -48,9 +49,9 @@ def write_stream(
 
     ``source`` holds the options of ``format("tailrace")`` (``uri``, ``database``, ``fullDocument``, ...); the column
     ``token`` must be among its ``columns``, and ``documents`` is ``json`` unless it says otherwise. ``checkpoint`` is
-    Spark's checkpoint directory, by default ``<lake>.checkpoint``, beside the lake. With ``available_now`` the query
-    ends when it has reached the end of the oplog; otherwise it runs until stopped, a micro-batch every
-    ``processing_time`` ("1 second"; default: as soon as there is something).
+    Spark's checkpoint directory, by default ``<lake>.checkpoint``, beside the lake; both on a local or shared POSIX file
+    system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until
+    stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
 
     A lake belongs to one stream and is written by one checkpoint at a time. A fresh checkpoint on a lake that is there
     goes on right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
@@ -70,8 +71,8 @@ def write_stream(
     from pyspark.sql.functions import coalesce, lit  # noqa: PLC0415  so that --help needs no pyspark
     from pyspark.sql.functions import sum as sum_of  # noqa: PLC0415
 
-    root = Path(lake).absolute()
-    where = Path(checkpoint).absolute() if checkpoint is not None else LakeLayout(root).default_checkpoint
+    root = local_path(lake, "the lake")
+    where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(source)
     opening = _opened(root, where, source, accept_gap=accept_gap)

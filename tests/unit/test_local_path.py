@@ -1,0 +1,79 @@
+"""Where a lake may lie. No test had given it anything but a plain path, so a bucket's URI became a local folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.errors import UsageError
+from tailrace.spark.lake.local_path import local_path
+from tailrace.spark.lake.pipeline_file import load
+from tailrace.spark.lake.stream import write_stream
+
+ELSEWHERE = [
+    "s3a://bucket/lake",
+    "S3://bucket/lake",
+    "hdfs://namenode:8020/lake",
+    "hdfs:///lake",
+    "abfss://container@account.dfs.core.windows.net/lake",
+    "gs://bucket/lake",
+    "dbfs:/lake",
+    "https://host/lake",
+    "file://other-host/lake",
+    "file:////other-host/share",
+    "s3a://key:s3cret@bucket/lake",
+]
+
+
+@pytest.mark.parametrize("text", ELSEWHERE)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_uri_of_anything_but_a_local_file_is_refused(text: str, kind: Any, tmp_path: Path) -> None:
+    if kind is Path and text.startswith("file://"):
+        pytest.skip("pathlib has made a local path of it")
+    with pytest.raises(
+        UsageError, match=r"the lake is a URI that begins with '\w+:', and must be a directory"
+    ) as found:
+        local_path(kind(text), "the lake", tmp_path)
+    assert "s3cret" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("file:///data/lake", "/data/lake"),
+        ("file://localhost/data/lake", "/data/lake"),
+        ("file:/data/a%20b", "/data/a b"),
+        (Path("file:///data/lake"), "/data/lake"),
+        ("/data/lake", "/data/lake"),
+        ("lake", "/base/lake"),
+        ("./a:b", "/base/a:b"),
+        ("C:/lake", "/base/C:/lake"),
+        ("day=2026-11-22T10:00/x", "/base/day=2026-11-22T10:00/x"),
+    ],
+    ids=str,
+)
+def test_what_is_local_is_taken(given: Any, path: str) -> None:
+    assert local_path(given, "the lake", Path("/base")) == Path(path)
+
+
+@pytest.mark.parametrize("key", ["path", "checkpoint"])
+def test_the_pipeline_file_refuses_it_by_its_key(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    places = {"path": "lake", "checkpoint": "checkpoint", key: "s3a://bucket/lake"}
+    file.write_text("source: {uri: 'mongodb://h'}\nlake: " + str(places).replace("'", '"'))
+    with pytest.raises(UsageError, match=rf"pipeline\.yaml: lake\.{key} is a URI that begins with 's3a:'"):
+        load(file)
+
+
+@pytest.mark.parametrize("which", ["lake", "checkpoint"])
+def test_write_stream_refuses_it_before_it_asks_anybody(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nobody: Any = None
+    places = {"lake": "lake", "checkpoint": "checkpoint", which: "s3a://bucket/lake"}
+    with pytest.raises(UsageError, match=f"the {which} is a URI that begins with 's3a:'"):
+        write_stream(nobody, {"uri": "mongodb://127.0.0.1:1"}, places["lake"], checkpoint=places["checkpoint"])
+    assert list(tmp_path.iterdir()) == []
