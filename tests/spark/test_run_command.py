@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pymongo
 import pytest
 
+from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.spark.lake import files, verify
@@ -93,6 +95,52 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
     assert "missing in the directory" in out
 
 
+@pytest.mark.spark
+@pytest.mark.mongod
+def test_that_java_has_died_is_told_in_one_sentence(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    """No test had killed the JVM alone, which PySpark's own threads tell in tracebacks."""
+    path = pipeline_file(tmp_path, "javadies")
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client.javadies.orders.insert_one({})
+    process = tailrace("run", str(path), "--progress", "json", TEST_URI=replica_set.uri)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["events"] > 0
+    for java in child_processes(process.pid, "java"):
+        os.kill(java, signal.SIGKILL)
+    code, _, err = finished(process)
+    assert code == 1
+    assert err.startswith("tailrace: Java, which runs Spark, has died, killed by SIGKILL."), err
+    assert err.count("\n") == 1, err
+
+
+def child_processes(parent: int, name: str) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            command, _, rest = status.read_text().rpartition(")")
+            if command.endswith(f"({name}") and int(rest.split()[1]) == parent:
+                found.append(int(status.parent.name))
+    assert found, f"{name} is no child of {parent}"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--compact", "--verify"), "--compact and --verify exclude each other"),
+        (("--verify", "--available-now"), "--verify and --available-now exclude each other"),
+        (("--compact", "--accept-gap"), "--compact and --accept-gap exclude each other"),
+        (("--full",), "--full says how --verify works, and --verify is not given"),
+    ],
+)
+def test_flags_that_say_different_things_are_told_before_anything_is_read(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No test had given two of them: the first one won in silence."""
+    assert main(["run", "missing.yaml", *flags]) == 1
+    assert capsys.readouterr().err.startswith(f"tailrace: {message}")
+
+
 @pytest.mark.mongod
 def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(replica_set: ReplicaSet, tmp_path: Path) -> None:
     good = pipeline_file(tmp_path, "nothing")
@@ -118,7 +166,9 @@ def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(replica_se
 @pytest.mark.spark
 @pytest.mark.mongod
 def test_a_lake_of_another_stream_is_told_in_one_sentence(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    path = pipeline_file(tmp_path, "first")
+    # The flag wins over the file's trigger; no test had given both.
+    more = FAST + "trigger: {every: 1 second}\n"
+    path = pipeline_file(tmp_path, "first", more)
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client["first"].orders.insert_one({})
     code, _, err = finished(tailrace("run", str(path), "--available-now", TEST_URI=replica_set.uri))

@@ -12,10 +12,11 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from tailrace.errors import TailraceError
+from tailrace.errors import TailraceError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -38,7 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pipeline", metavar="pipeline.yaml", help="the pipeline file")
-    parser.add_argument("--available-now", action="store_true", help="exit when the end of the oplog is reached")
+    parser.add_argument(
+        "--available-now", action="store_true", help="exit when the end of the oplog is reached, whatever the file says"
+    )
     parser.add_argument(
         "--progress", choices=("line", "json", "none"), default="line", help="how to print the progress (default: line)"
     )
@@ -62,12 +65,25 @@ def run(args: argparse.Namespace) -> int:
     TailraceError for whatever else is wrong."""
     from tailrace.spark.lake.pipeline_file import load  # noqa: PLC0415  so that --help needs no pyspark
 
+    _check_flags(args)
     settings = load(args.pipeline)
+    if args.available_now:
+        settings = replace(settings, available_now=True, processing_time=None)  # what is typed wins over the file
     if args.compact:
         return _compact(settings)
     if args.verify:
         return _verify(settings, full=args.full)
     return _stream(settings, args)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises UsageError for flags that say different things."""
+    jobs = [flag for flag in ("--compact", "--verify") if getattr(args, flag[2:])]
+    jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
+    if len(jobs) > 1:
+        raise UsageError(f"{jobs[0]} and {jobs[1]} exclude each other", hint="Run the command once for each")
+    if args.full and not args.verify:
+        raise UsageError("--full says how --verify works, and --verify is not given")
 
 
 def _compact(settings: PipelineSettings) -> int:
@@ -132,11 +148,11 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     settings.lake,
                     checkpoint=settings.checkpoint,
                     processing_time=settings.processing_time,
-                    available_now=settings.available_now or args.available_now,
+                    available_now=settings.available_now,
                     compaction=settings.compaction,
                     accept_gap=settings.accept_gap or args.accept_gap,
                 )
-                ended = _follow(query, watch, stop, args.progress)
+                ended = _follow(query, watch, stop, _Shower(args.progress, log.stderr))
         except Exception as error:  # noqa: BLE001  whatever Spark raises becomes one sentence
             if not stop.is_set():
                 found = query_error(error)
@@ -154,9 +170,8 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(query: StreamingQuery, watch: Any, stop: threading.Event, progress: str) -> str:
+def _follow(query: StreamingQuery, watch: Any, stop: threading.Event, show: _Shower) -> str:
     """Tell the progress until the query ends or ``stop`` is set. Returns why it ended; raises what Spark raised."""
-    show = _Shower(progress)
     while query.isActive and not stop.wait(_LOOK_S):
         show.grown(watch)
         if _invalidated(query):
@@ -188,9 +203,10 @@ def _invalidated(query: StreamingQuery) -> bool:
 class _Shower:
     """Writes the progress: a line that is rewritten on a terminal, a new one now and then elsewhere, or JSON lines."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, stderr: TextIO) -> None:
         self._form = form
-        self._terminal = sys.stderr.isatty()
+        self._stderr = stderr
+        self._terminal = stderr.isatty()
         self._open = False
         self._lines = 0
 
@@ -204,15 +220,15 @@ class _Shower:
     def _line(self, text: str) -> None:
         self._lines += 1
         if self._terminal:
-            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{text}\x1b[K", end="", file=self._stderr, flush=True)
             self._open = True
         elif self._lines % 20 == 1:
-            print(text, file=sys.stderr, flush=True)
+            print(text, file=self._stderr, flush=True)
 
     def end(self, watch: Any) -> None:
         self.grown(watch)
         if self._open:
-            print(file=sys.stderr)
+            print(file=self._stderr)
 
 
 @contextlib.contextmanager
@@ -229,8 +245,11 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 class _SparkLog:
-    def __init__(self, path: Path | None) -> None:
+    """Where Spark's own output goes. ``stderr`` is the command's standard error, for our lines."""
+
+    def __init__(self, path: Path | None, stderr: TextIO) -> None:
         self.path = path
+        self.stderr = stderr
         self.kept = False
 
     def keep_for(self, error: TailraceError) -> None:
@@ -243,17 +262,18 @@ class _SparkLog:
 
 @contextlib.contextmanager
 def _spark_log(verbose: bool) -> Iterator[_SparkLog]:
-    """Send what Spark's JVM and Python workers print to a file: they inherit standard output and error from us, so both
-    are pointed there for the JVM's start, and back for our own lines. The file goes unless there was an error."""
+    """Send what Spark prints to a file: its JVM and Python workers inherit standard output and error from us, and
+    PySpark's threads write tracebacks to ``sys.stderr`` when the JVM dies. Our own lines go to ``sys.stdout`` and
+    ``log.stderr``. The file goes unless there was an error."""
     if verbose:
-        yield _SparkLog(None)
+        yield _SparkLog(None, sys.stderr)
         return
     descriptor, name = tempfile.mkstemp(prefix="tailrace-spark-", suffix=".log")
-    log = _SparkLog(Path(name))
     sys.stdout.flush()
     sys.stderr.flush()
     out, err = os.dup(1), os.dup(2)
-    sys.stdout, sys.stderr = os.fdopen(out, "w", buffering=1), os.fdopen(err, "w", buffering=1)
+    sys.stdout = os.fdopen(out, "w", buffering=1)
+    log = _SparkLog(Path(name), os.fdopen(err, "w", buffering=1))
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -262,8 +282,9 @@ def _spark_log(verbose: bool) -> Iterator[_SparkLog]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        log.stderr.flush()
         os.dup2(out, 1)
         os.dup2(err, 2)
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        sys.stdout = sys.__stdout__
         if not log.kept:
             Path(name).unlink(missing_ok=True)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+from typing import Final
+
+from pyspark import SparkContext
 
 import tailrace.errors
 from tailrace.errors import SinkError, TailraceError
@@ -12,6 +17,8 @@ _OURS = re.compile(r"^tailrace\.(?P<module>(?:\w+\.)*)(?P<name>\w+): (?P<text>.+
 _FOREIGN = re.compile(r"^(?:\w+\.)*(?P<name>\w+(?:Error|Exception|Failure|Lost)): (?P<text>.+)$", re.MULTILINE)
 #: How ``TailraceError`` shows a code of the server.
 _CODE = re.compile(r"(?P<message>.*) \((?P<code>\d+) \w+\)(?:\. (?P<hint>.*))?")
+#: A process that closes its connections because it dies is gone soon after.
+_EXIT_S: Final = 3
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too large")
 
 
@@ -19,6 +26,9 @@ def query_error(error: BaseException) -> TailraceError:
     """The error of ours that is inside ``error``, or one that says in a sentence what Spark reported."""
     if isinstance(error, TailraceError):
         return error
+    gone = _java_is_gone(error)
+    if gone is not None:
+        return gone
     text = str(error)
     ours = list(_OURS.finditer(text))
     if ours:
@@ -33,6 +43,36 @@ def query_error(error: BaseException) -> TailraceError:
     if foreign:
         return TailraceError(f"Spark stopped: {foreign[-1]['name']}: {foreign[-1]['text']}")
     return TailraceError(f"Spark stopped: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}")
+
+
+def _java_is_gone(error: BaseException) -> TailraceError | None:
+    """What is to be said where ``error`` comes from speaking to a Java that has died, else ``None``."""
+    kind = type(error)
+    lost = isinstance(error, ConnectionError) or kind.__name__ == "Py4JNetworkError"
+    if not lost and (kind.__module__, kind.__name__) != ("py4j.protocol", "Py4JError"):
+        return None
+    how = ""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        try:
+            status = process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        how = f", killed by {_signal_name(-status)}" if status < 0 else f" with exit status {status}"
+    elif not lost:
+        return None
+    return TailraceError(
+        f"Java, which runs Spark, has died{how}",
+        hint="It is often killed because memory ran out: see spark.memory, and the kernel's log. What was committed is "
+        "intact; start again",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _rebuilt(module: str, name: str, text: str) -> TailraceError:

@@ -49,8 +49,8 @@ def write_stream(
 
     ``source`` holds the options of ``format("tailrace")`` (``uri``, ``database``, ``fullDocument``, ...); the column
     ``token`` must be among its ``columns``, and ``documents`` is ``json`` unless it says otherwise. ``checkpoint`` is
-    Spark's checkpoint directory, by default ``<lake>.checkpoint``, beside the lake; both on a local or shared POSIX file
-    system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until
+    Spark's checkpoint directory, by default ``<lake>.checkpoint``, beside the lake; both lie on a local or shared POSIX
+    file system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until
     stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
 
     A lake belongs to one stream and is written by one checkpoint at a time. A fresh checkpoint on a lake that is there
