@@ -146,6 +146,10 @@ class ChangeStreamHistoryLost(NonResumableError):
         super().__init__(message, code=286, hint=hint)
 
 
+class StreamInvalidated(TailraceError):
+    """The operator starts a new stream: what this one watched was dropped or renamed. Raised where it was asked for."""
+
+
 class ServerError(TailraceError):
     """The server's stream would end with this code too, and no label tells the client to go on (47, 166, 10334)."""
 

@@ -244,6 +244,54 @@ def test_a_dropped_collection_ends_the_stream_at_the_right_event_with_partitions
     assert len(expected) == 10_002
 
 
+def test_a_stream_that_has_ended_fails_behind_its_last_event_where_that_is_wanted(
+    spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
+) -> None:
+    """No test had waited behind an invalidate without availableNow: the query idles for ever, without a word."""
+    start = newest(replica_set.uri)
+    fill(database, 3)
+    database.c.drop()
+    options = {"uri": replica_set.uri, "database": database.name, "collection": "c", "failOnInvalidate": "true"}
+    batches = Batches()
+    for _ in range(2):  # the second time at once
+        query = (
+            spark.readStream.format("tailrace")
+            .options(**options, **at(start), columns="event")
+            .load()
+            .writeStream.foreachBatch(batches.take)
+            .option("checkpointLocation", str(tmp_path))
+            .start()
+        )
+        with pytest.raises(Exception, match=r"StreamInvalidated: the stream has ended at .*\(invalidate\)"):
+            query.awaitTermination(300)
+        assert [bson.decode(event)["operationType"] for event in batches.events] == [
+            *["insert"] * 3,
+            "drop",
+            "invalidate",
+        ]
+
+
+def test_a_stream_that_has_ended_says_so_once(
+    replica_set: ReplicaSet, database: Database[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    start = newest(replica_set.uri)
+    fill(database, 3)
+    database.c.drop()
+    reader = TailraceStreamReader(
+        parse({"uri": replica_set.uri, "database": database.name, "collection": "c", **at(start)})
+    )
+    try:
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert end["invalidated"] is True
+        assert caplog.messages == []
+        assert [reader.latestOffset(end, ReadAllAvailable()) for _ in range(2)] == [end, end]
+    finally:
+        reader.stop()
+    (message,) = caplog.messages
+    assert message.startswith("the stream has ended at ")
+    assert "dropped or renamed (invalidate). The query stays idle" in message
+
+
 def test_a_dropped_database_ends_a_database_stream_and_leaves_a_cluster_stream(
     spark: SparkSession, replica_set: ReplicaSet, database: Database[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def _counted(number: int, noun: str) -> str:
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     # PySpark looks at pandas when it is imported, which the pipeline does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    from tailrace.spark import options as source_options  # noqa: PLC0415
     from tailrace.spark.lake.failure import query_error  # noqa: PLC0415
     from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
     from tailrace.spark.lake.progress import GrowthWatch  # noqa: PLC0415
@@ -152,7 +153,9 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     compaction=settings.compaction,
                     accept_gap=settings.accept_gap or args.accept_gap,
                 )
-                ended = _follow(query, watch, stop, _Shower(args.progress, log.stderr))
+                show = _Shower(args.progress, log.stderr)
+                fails = source_options.parse(settings.source).fails_on_invalidate
+                ended = _follow(query, watch, stop, show, fails_on_invalidate=fails)
         except Exception as error:  # noqa: BLE001  whatever Spark raises becomes one sentence
             if not stop.is_set():
                 found = query_error(error)
@@ -170,11 +173,13 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(query: StreamingQuery, watch: Any, stop: threading.Event, show: _Shower) -> str:
+def _follow(
+    query: StreamingQuery, watch: Any, stop: threading.Event, show: _Shower, *, fails_on_invalidate: bool
+) -> str:
     """Tell the progress until the query ends or ``stop`` is set. Returns why it ended; raises what Spark raised."""
     while query.isActive and not stop.wait(_LOOK_S):
         show.grown(watch)
-        if _invalidated(query):
+        if not fails_on_invalidate and _invalidated(query):
             query.stop()
             show.end(watch)
             return "The stream has ended: its collection or database was dropped or renamed (invalidate)."

@@ -72,6 +72,7 @@ KNOWN: Final = (
     "maxBytesPerTrigger",
     "partitions",
     "filterPushdown",
+    "failOnInvalidate",
 )
 #: Without a limit the first micro-batch after a long pause is the whole oplog, and a crash in it loses all its work.
 MAX_BYTES_DEFAULT: Final = 256 << 20
@@ -107,6 +108,7 @@ class ReadOptions:
     ``max_events``  bound of a micro-batch; ``None``: none
     ``max_bytes``   bound of a micro-batch in bytes of oplog
     ``filters``     whether a batch read takes Spark's filters on its columns into the read
+    ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, behind its last event
     """
 
     uri: str = field(repr=False)
@@ -123,6 +125,7 @@ class ReadOptions:
     max_bytes: int
     partitions: int
     filters: bool = False
+    fails_on_invalidate: bool = False
 
     @property
     def splits_events(self) -> bool:
@@ -173,6 +176,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         max_bytes=_read(given, "maxBytesPerTrigger", _size) or MAX_BYTES_DEFAULT,
         partitions=_read(given, "partitions", _count) or os.cpu_count() or 1,
         filters=_read(given, "filterPushdown", _flag) or False,
+        fails_on_invalidate=_read(given, "failOnInvalidate", _flag) or False,
     )
     options_read.stream_options(options_read.start)  # the server's own rules, before anything runs
     return options_read

@@ -6,6 +6,7 @@ on an unpickled copy. What ``latestOffset`` learns is therefore passed on in off
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tailrace.errors import StreamInvalidated
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.deployment import Deployment, open_deployment
 from tailrace.spark.input_partition import OplogSlice
@@ -29,6 +31,7 @@ from tailrace.spark.planner import Limits
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger("tailrace.spark")
 #: How long ``latestOffset`` waits for something new, and how often it looks meanwhile (0.2 ms of work each).
 _WAIT_S: Final = 0.5
 _LOOK_S: Final = 0.01
@@ -46,6 +49,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._pinned = False
         self._target: ClusterTime | None = None
+        self._told_of_end = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
@@ -88,6 +92,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
         position = self.deployment.offset(start)
         if position.invalidated:
+            self._tell_of_end(position)
             time.sleep(0 if self._target is not None else _WAIT_S)
             return start
         newest = self._wait(position)
@@ -99,6 +104,20 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             None if isinstance(limit, ReadAllAvailable) else Limits(self._options.max_events, self._options.max_bytes)
         )
         return self.deployment.end(position, newest, limits).to_json()
+
+    def _tell_of_end(self, position: Offset) -> None:
+        """What the stream watched is gone, and the sink has the ``invalidate`` event: a line in the log, once, and an
+        error where the user wants one. (A Python source has no other way to end its query.)"""
+        message = (
+            f"the stream has ended at {position.cluster_time}: its collection or database was dropped or renamed "
+            "(invalidate)"
+        )
+        hint = "Continue with a new checkpoint and startAfter the token of its last event"
+        if self._options.fails_on_invalidate:
+            raise StreamInvalidated(message, hint=hint)
+        if not self._told_of_end:
+            self._told_of_end = True
+            _log.warning("%s. The query stays idle; with failOnInvalidate it fails. %s", message, hint)
 
     def _wait(self, position: Offset) -> ClusterTime:
         """The newest time that is worth a micro-batch; the position's own where waiting brought none."""
