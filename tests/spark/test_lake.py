@@ -46,7 +46,11 @@ def change(uri: str, database: str, first: int, count: int, *, pad: int = 60) ->
     """Some inserts, updates and a transaction; gives the cluster time behind them."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         orders = client[database]["orders"]
-        orders.insert_many([{"_id": float(n), "n": n, "pad": os.urandom(pad)} for n in range(first, first + count)])
+        # Fields that a transaction's commit has too: here they are a user's.
+        named: list[dict[str, Any]] = [{"count": "three"}, {"count": -(10**9)}, {"prepare": True}, {"applyOps": [{}]}]
+        orders.insert_many(
+            [{"_id": float(n), "n": n, "pad": os.urandom(pad), **named[n % 4]} for n in range(first, first + count)]
+        )
         orders.update_many({"n": {"$gte": first, "$lt": first + count // 2}}, {"$inc": {"times": 1}})
         with client.start_session() as session, session.start_transaction():
             orders.delete_one({"_id": float(first)}, session=session)

@@ -21,6 +21,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.options import parse
 from tailrace.spark.stream_reader import TailraceStreamReader
+from tests.differential import named_fields
 from tests.spark.streams import Batches, available_now, newest, offsets, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -57,6 +58,7 @@ def wait_until(done: Callable[[], bool], query: StreamingQuery, patience_s: floa
 def mixed(database: Database[dict[str, Any]]) -> None:
     """Some of everything that gives events."""
     fill(database, 50)
+    database.c.insert_many(named_fields.lookalikes("6.0"))
     database.c.update_many({"_id": {"$lt": 10}}, {"$set": {"a.b": 1}})
     database.c.replace_one({"_id": 11}, {"new": True})
     database.c.delete_many({"_id": {"$gt": 40}})
@@ -64,6 +66,7 @@ def mixed(database: Database[dict[str, Any]]) -> None:
         database.c.insert_one({"_id": "in a transaction"}, session=session)
         database.other.insert_one({"_id": 1}, session=session)
         database.c.update_one({"_id": 12}, {"$set": {"t": 1}}, session=session)
+    database.c.update_one({"_id": "like 3"}, {"$set": {"count": "three", "o.prepare": True}})
     database.other.insert_one({"_id": 2})
 
 
