@@ -12,7 +12,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from tailrace.event.change_event import ChangeEvent
+from tailrace.expression.match import tree
+from tailrace.kernel.arrays import gather
 from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, Bytes, KernelBatch, KernelSettings, Offsets, transform_batch
+from tailrace.kernel.match import FAILS, PASSES, UNKNOWN
+from tailrace.kernel.match_program import MatchProgram, match_program
 from tailrace.oplog.cluster_time import ZERO
 from tailrace.pipeline.plan import Plan
 from tailrace.pipeline.request import OplogBatch, Running
@@ -44,12 +48,13 @@ class EventRun(NamedTuple):
         return [data[start:end] for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
 
 
-def settings_for(plan: Plan) -> KernelSettings | None:
+def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings | None:
     """What the kernel must know of a plan; ``None`` where every entry needs the plain stages: images to look up, user's
-    stages, system or migration events, paths to disambiguate, a shard's part of a merged stream."""
+    stages, system or migration events, paths to disambiguate, a shard's part of a merged stream. ``without_stages``:
+    of the events before the user's stages."""
     options, profile = plan.options, plan.profile
     if (
-        options.pipeline
+        (options.pipeline and not without_stages)
         or options.full_document != "default"
         or options.full_document_before_change != "off"
         or options.show_system_events
@@ -74,11 +79,14 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -
     Ends early when the pipeline is invalidated. What the source and the plain stages raise passes through, after the
     events that come before it.
     """
-    settings = settings_for(pipeline.plan)
+    matching = _matching(pipeline)
+    settings = settings_for(pipeline.plan, without_stages=matching is not None)
     if settings is None or not batch.raw or not _is_under_way(pipeline):
         yield from _plain(pipeline, batch, run)
         return
     made = transform_batch(batch.raw, settings)
+    if matching is not None:
+        made = _matched(made, matching)
     *stretches, last = _stretches(made)
     for entries in stretches:
         if made.kind[entries[0]] == EVENT:
@@ -89,6 +97,29 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -
         if pipeline.invalidated:
             return
     yield from _plain(pipeline, OplogBatch(_entries(made, last), batch.high_water), run)
+
+
+def _matching(pipeline: ChangeStreamPipeline) -> MatchProgram | None:
+    """The program of the user's stages, where they are nothing but ``$match`` by the bytes of strings."""
+    user, options = pipeline.user_stages, pipeline.plan.options
+    nodes = [stage.parsed for stage in user.stages if stage.name == "$match"]
+    if not nodes or len(nodes) < len(user.stages) or user.split_large_event or options.collation is not None:
+        return None
+    return match_program(tree.And(tuple(nodes)))  # type: ignore[arg-type]
+
+
+def _matched(made: KernelBatch, matching: MatchProgram) -> KernelBatch:
+    """The batch after the user's ``$match``: events that fail it are skipped, and entries of which the program does not
+    know are left to the plain stages."""
+    answers = matching.answers(made.events, made.event_start)
+    is_event = made.kind == EVENT
+    passes = is_event & (answers == PASSES)
+    kind = made.kind.copy()
+    kind[is_event & (answers == FAILS)] = SKIPPED
+    kind[is_event & (answers == UNKNOWN)] = PLAIN
+    starts = np.where(passes, made.event_start[:-1], 0)
+    events, offsets = gather(made.events, starts, np.where(passes, made.event_start[1:], 0))
+    return KernelBatch(made.raw, kind, made.entry_start, made.entry_end, events, offsets.astype(np.int64))
 
 
 def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:

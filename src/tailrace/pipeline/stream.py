@@ -62,6 +62,7 @@ class ChangeStreamPipeline:
     ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog (``NeedShardKeys``)
     ``pushes_down``  whether the user's ``$match`` is asked of entries before they are transformed; without it the
                      stream gives the same and costs more
+    ``user_stages``  the user's pipeline, compiled
     ``pushdown``     what is asked where
     ``invalidated``  the invalidate event has passed: the stream is over
     ``high_water``   cluster time up to which every entry has been seen
@@ -83,8 +84,8 @@ class ChangeStreamPipeline:
         self.high_water = ClusterTime(plan.read_after or 0)
         self._start = plan.start or ClusterTime(0)
         self._token = plan.first_token
-        self._user = compiled(plan.options, plan.options.pipeline)
-        self.pushdown = plan_pushdown(plan, self._user, enabled=pushes_down)
+        self.user_stages = compiled(plan.options, plan.options.pipeline)
+        self.pushdown = plan_pushdown(plan, self.user_stages, enabled=pushes_down)
         searches = not mid_stream and must_search(plan)
         # With needsMerge a shard leaves the search to others.
         witnesses = plan.profile.searches_before_user_stages and (shard_part or not plan.options.needs_merge)
@@ -104,7 +105,7 @@ class ChangeStreamPipeline:
         self._stages = self._build_stages()
 
     def _build_stages(self) -> tuple[Stage, ...]:
-        plan, options, user, pushdown = self.plan, self.plan.options, self._user, self.pushdown
+        plan, options, user, pushdown = self.plan, self.plan.options, self.user_stages, self.pushdown
         # Without images and without stages to pass, the user's own stages do the same at the same cost.
         moves = options.full_document != "default" or options.full_document_before_change != "off"
         moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
@@ -150,7 +151,7 @@ class ChangeStreamPipeline:
         names = [OplogMatch.__name__, UnwindTransaction.__name__]
         for stage in self._stages:
             owner = type(getattr(stage, "__self__", stage))
-            names += [own.name for own in self._user.stages] if owner is UserStages else [owner.__name__]
+            names += [own.name for own in self.user_stages.stages] if owner is UserStages else [owner.__name__]
         return names
 
     @property
