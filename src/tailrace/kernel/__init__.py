@@ -24,8 +24,9 @@ From entries to events
 From a pipeline's batches to events
     ``process_batch(pipeline, batch, run)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the
     plain stages for the entries it leaves (all of them while the stream searches its start, looks images up or runs
-    user's stages other than ``$match``), everything in stream order as ``EventRun(buffer, offsets)``. ``run`` drives the plain stages:
-    ``functools.partial(drive, source=source)``. Afterwards the pipeline stands where its own ``process`` leaves it.
+    user's stages other than ``$match``), everything in stream order as ``EventRun(buffer, offsets)``. ``run`` drives
+    the plain stages: ``functools.partial(drive, source=source)``. Afterwards the pipeline stands where its own
+    ``process`` leaves it.
 
 From events to columns
     ``locate(buffer, offsets, wanted) -> {name: Part}`` finds the parts of finished events, whatever made them (this
