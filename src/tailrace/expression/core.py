@@ -148,7 +148,7 @@ def _array(items: list[Expression]) -> Expression:
     if all(item.constant for item in items):
         return constant(v.array_of([item.value for item in items]))
     closures = [item.evaluate for item in items]
-    return Expression(lambda frame: v.array_of([evaluate(frame) for evaluate in closures]), "array", args=tuple(items))
+    return Expression(lambda frame: v.array_of(evaluate(frame) for evaluate in closures), "array", args=tuple(items))
 
 
 def parse_object(data: bytes, scope: Scope) -> Expression:
@@ -205,8 +205,8 @@ def object_literal(names: list[bytes], items: list[Expression], *, places: bool)
 
     def evaluate(frame: Frame) -> Maybe:
         if places:
-            return v.object_with_places([(name, item(frame)) for name, item in pairs])
-        return v.object_of([(name, value) for name, item in pairs if (value := item(frame)) is not None])
+            return v.object_with_places((name, item(frame)) for name, item in pairs)
+        return v.object_of((name, value) for name, item in pairs if (value := item(frame)) is not None)
 
     if all(item.constant for item in items):
         return constant(evaluate([]))
@@ -240,11 +240,15 @@ def split_path(path: bytes) -> tuple[bytes, ...]:
     if path[-1:] == b".":
         raise registry.parse_failure(40353, "FieldPath must not end with a '.'.")
     names = tuple(path.split(b"."))
-    if len(names) > MAX_PATH_LENGTH:
-        raise registry.parse_failure(15, f"FieldPath is too long: {len(names)} names, at most {MAX_PATH_LENGTH}")
+    _check_length(len(names))
     for name in names:
         check_field_name(name)
     return names
+
+
+def _check_length(names: int) -> None:
+    if names > MAX_PATH_LENGTH:
+        raise registry.parse_failure(15, f"FieldPath is too long: {names} names, at most {MAX_PATH_LENGTH}")
 
 
 MAX_PATH_LENGTH: Final = 200
@@ -255,7 +259,9 @@ def parse_path(text: bytes, scope: Scope) -> Expression:
     if text == b"$":
         raise registry.parse_failure(16872, "'$' by itself is not a valid FieldPath")
     if text[1:2] != b"$":
-        return field_path("CURRENT", split_path(text[1:]), scope)
+        names = split_path(text[1:])
+        _check_length(len(names) + 1)  # CURRENT is one of them
+        return field_path("CURRENT", names, scope)
     variable = text[2:].partition(b".")[0]
     name = _shown(variable)
     check_variable_read(name)

@@ -21,6 +21,7 @@ _OPTIONS: Final = frozenset(b"imsxu")
 #: UTF-8, but classes such as ``\\w`` of ASCII alone.
 _FLAGS: Final = pcre2.UNICODE | pcre2.ASCII
 _FLAG_OF: Final = ((b"i", pcre2.IGNORECASE), (b"m", pcre2.MULTILINE), (b"s", pcre2.DOTALL), (b"x", pcre2.VERBOSE))
+_NO_UTF_CHECK: Final = 0x40000000
 #: A pattern without a sign that means something, for which bytes are searched as they are.
 _PLAIN: Final = re.compile(rb"[^\\^$.\[|()?*+{]*")
 
@@ -45,9 +46,12 @@ class CompiledPattern:
             return False
 
     def search(self, name: str, data: bytes, start: int) -> Any:
-        """The first match at or behind the byte ``start``, or ``None``; 51156 where the search reaches its limit."""
+        """The first match at or behind the byte ``start``, or ``None``; 51156 where the search reaches its limit. Who
+        goes on behind the first match knows that all of ``data`` is UTF-8, and does not have it looked at again."""
         try:
-            return self.compiled.search(data, start)
+            if start:
+                return self.compiled._match(data, start, options=_NO_UTF_CHECK)  # no public method takes options
+            return self.compiled.search(data)
         except pcre2.LibraryError as error:
             raise registry.failure(
                 51156,

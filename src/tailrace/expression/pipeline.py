@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,8 +23,11 @@ from tailrace.raw_bson import document_end
 
 SPLIT_STAGE: Final = "$changeStreamSplitLargeEvent"
 INHIBIT_STAGE: Final = "$_internalInhibitOptimization"
-#: How deep BSON may nest on the server.
+#: How deep BSON may nest on the server. A stage stands one level deep in its command.
 MAX_DEPTH: Final = 200
+#: Python frames that a pipeline of this depth and its values need, whoever calls. Python's own limit is 1000.
+_FRAMES: Final = 4000
+_NESTING: Final = (b"\x03", b"\x04")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,11 @@ class CompiledPipeline:
                 raise failure(15, f"exceeded the depth that can be evaluated at stage {place}, {stage.name}") from None
             if document is None:
                 return None
-        return v.stripped(document) if self.keeps_places else document  # type: ignore[arg-type]
+        if self.keeps_places:
+            document = v.stripped(document)  # type: ignore[arg-type]
+        if document is not event:
+            check_event(document)  # type: ignore[arg-type]
+        return document
 
     @property
     def replaces_id(self) -> bool:
@@ -80,6 +88,8 @@ def compile_stages(
     ``UsageError`` with the server's code and the place in the pipeline. ``show_expanded_events`` is the stream's
     option: such events have more fields, and a stage that sets one must find its place.
     """
+    if sys.getrecursionlimit() < _FRAMES:
+        sys.setrecursionlimit(_FRAMES)
     order = order_of(collation)
     compiler = Compiler(_constants(let, now, cluster_time, order), list(stages), order)
     compiled = [compiler.stage(place) for place in range(len(stages))]
@@ -183,12 +193,26 @@ class Compiler:
 
 def check_depth(raw: bytes) -> None:
     """Refuse what nests deeper than the server takes: before anything recurses into it."""
-    level = [raw]
-    for _ in range(MAX_DEPTH):
+    if deeper_than(raw, MAX_DEPTH - 1):
+        raise parse_failure(15, f"exceeded maximum nested object depth: {MAX_DEPTH}")
+
+
+def check_event(document: bytes) -> None:
+    """What the server finds when it writes an event: that it nests too deep (15), or fits into no buffer (13548)."""
+    if len(document) > v.BUFFER_LIMIT:
+        raise failure(13548, f"BufBuilder attempted to grow() to {len(document)} bytes, past the 64MB limit.")
+    if sum(map(document.count, _NESTING)) >= MAX_DEPTH and deeper_than(document, MAX_DEPTH):
+        raise failure(15, f"BSONObj exceeded maximum nested object depth: {MAX_DEPTH}")
+
+
+def deeper_than(document: bytes, depth: int) -> bool:
+    """Whether a document nests deeper, itself counted. It is read once; what is deeper than ``depth`` is not."""
+    level = [document]
+    for _ in range(depth):
         level = [data for each in level for _, kind, data in v.fields_of(each) if kind in (v.OBJECT, v.ARRAY)]
         if not level:
-            return
-    raise parse_failure(15, f"exceeded maximum nested object depth: {MAX_DEPTH}")
+            return False
+    return True
 
 
 def _constants(

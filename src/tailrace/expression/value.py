@@ -15,7 +15,7 @@ from typing import Final, NoReturn, TypeAlias
 from bson.decimal128 import Decimal128, create_decimal128_context
 
 from tailrace import raw_bson as bson
-from tailrace.errors import InternalError
+from tailrace.errors import InternalError, ServerError
 
 Value: TypeAlias = tuple[int, bytes]
 Maybe: TypeAlias = Value | None
@@ -57,6 +57,13 @@ INT32_MIN: Final = -(1 << 31)
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
+
+#: The server makes no string of so many bytes (16 MB), and no buffer larger than that (64 MB).
+STRING_LIMIT: Final = 16 * 1024 * 1024
+BUFFER_LIMIT: Final = 64 * 1024 * 1024
+#: The most bytes of a document or an array while it is computed. The server sets no such limit and runs out of memory;
+#: its longest ``$range`` takes 78 MB here.
+CONTAINER_LIMIT: Final = 128 * 1024 * 1024
 
 #: Inside a pipeline only: a field that went but keeps its place (see ``object_with_places``). No BSON type has it.
 GONE: Final = 0x16
@@ -169,12 +176,13 @@ def date(milliseconds: int) -> Value:
 
 
 def string(text: str) -> Value:
-    data = text.encode("utf-8", "surrogateescape")
-    return (STRING, _I32.pack(len(data) + 1) + data + b"\x00")
+    return string_of(text.encode("utf-8", "surrogateescape"))
 
 
 def string_of(data: bytes) -> Value:
-    """A string from its UTF-8 bytes."""
+    """A string from its UTF-8 bytes. Raises 16493 for one that is too long."""
+    if len(data) >= STRING_LIMIT:
+        raise ServerError(f"Tried to create string longer than {STRING_LIMIT // 1024 // 1024}MB", code=16493)
     return (STRING, _I32.pack(len(data) + 1) + data + b"\x00")
 
 
@@ -184,8 +192,30 @@ def timestamp(seconds: int, increment: int) -> Value:
 
 def object_of(fields: Iterable[tuple[bytes, Value]]) -> Value:
     """A document from its fields, in order."""
-    body = b"".join([b"%c%b\x00%b" % (value[0], name, value[1]) for name, value in fields])
-    return (OBJECT, _I32.pack(len(body) + 5) + body + b"\x00")
+    return document_of(b"%c%b\x00%b" % (value[0], name, value[1]) for name, value in fields)
+
+
+def document_of(elements: Iterable[bytes]) -> Value:
+    """A document from the bytes of its elements."""
+    body = bytearray(4)
+    for element in elements:
+        body += element
+        if len(body) > CONTAINER_LIMIT:
+            too_large()
+    return (OBJECT, _closed(body))
+
+
+def _closed(body: bytearray) -> bytes:
+    body.append(0)
+    _I32.pack_into(body, 0, len(body))
+    return bytes(body)
+
+
+def too_large() -> NoReturn:
+    """What the server would hold in memory, and give up only when it writes it out."""
+    raise ServerError(
+        f"an array or a document grew past {CONTAINER_LIMIT // 1024 // 1024} MB while it was computed", code=13548
+    )
 
 
 _INDEX: Final = [b"%d\x00" % index for index in range(1000)]
@@ -193,13 +223,14 @@ _INDEX: Final = [b"%d\x00" % index for index in range(1000)]
 
 def array_of(values: Iterable[Maybe]) -> Value:
     """An array from its elements; a missing element becomes null, as on the server."""
-    parts = []
+    body = bytearray(4)
     for index, value in enumerate(values):
         name = _INDEX[index] if index < 1000 else b"%d\x00" % index
         kind, data = NULL if value is None else value
-        parts.append(b"%c%b%b" % (kind, name, data))
-    body = b"".join(parts)
-    return (ARRAY, _I32.pack(len(body) + 5) + body + b"\x00")
+        body += b"%c%b%b" % (kind, name, data)
+        if len(body) > CONTAINER_LIMIT:
+            too_large()
+    return (ARRAY, _closed(body))
 
 
 def array_with_places(values: Iterable[Maybe]) -> Value:
@@ -235,6 +266,18 @@ def fields_of(document: bytes) -> list[tuple[bytes, int, bytes]]:
     return result
 
 
+def count_of(document: bytes) -> int:
+    """How many fields a document has, or elements an array."""
+    count, pos, limit = 0, 4, len(document) - 1
+    while pos < limit:
+        kind = document[pos]
+        start = document.find(0, pos + 1) + 1
+        size = 0 if kind == GONE else _SIZES.get(kind)
+        pos = _end(document, kind, start, limit) if size is None else start + size
+        count += kind != GONE
+    return count
+
+
 def spans_of(document: bytes) -> list[tuple[bytes, int, int, int]]:
     """``(name, start, value start, end)`` of a document's fields, in order: for who copies most of them as they are."""
     result = []
@@ -257,12 +300,6 @@ def spans_of(document: bytes) -> list[tuple[bytes, int, int, int]]:
     if pos != limit:
         _corrupt()
     return result
-
-
-def document_of(elements: Iterable[bytes]) -> Value:
-    """A document from the bytes of its elements."""
-    body = b"".join(elements)
-    return (OBJECT, _I32.pack(len(body) + 5) + body + b"\x00")
 
 
 def elements_of(array: Value) -> list[Value]:
@@ -309,12 +346,10 @@ def _end(document: bytes, kind: int, start: int, limit: int) -> int:
 def object_with_places(fields: Iterable[tuple[bytes, Maybe]]) -> Value:
     """A document in which a field without value keeps its place: the server puts it there again if a later stage sets
     it. Readers do not see such a field; ``stripped`` takes them out at the end of the pipeline."""
-    parts = [
+    return document_of(
         b"%c%b\x00" % (GONE, name) if value is None else b"%c%b\x00%b" % (value[0], name, value[1])
         for name, value in fields
-    ]
-    body = b"".join(parts)
-    return (OBJECT, _I32.pack(len(body) + 5) + body + b"\x00")
+    )
 
 
 def places_of(document: bytes) -> list[tuple[bytes, Maybe]]:

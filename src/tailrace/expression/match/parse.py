@@ -18,6 +18,8 @@ from tailrace.expression.value import Value
 
 #: How deep the server lets a query nest.
 MAX_DEPTH: Final = 100
+#: How many names a path of a query may have; 4.4 and 5.0 set no bound.
+MAX_PATH_NAMES: Final = 180
 _BAD_VALUE: Final = 2
 _FAILED_TO_PARSE: Final = 9
 _TYPE_MISMATCH: Final = 14
@@ -33,10 +35,10 @@ class State:
     depth: int = 0
     top_level: bool = True
 
-    def deeper(self, *, top_level: bool | None = None) -> State:
+    def deeper(self) -> State:
         if self.depth >= MAX_DEPTH:
             raise _bad(f"exceeded maximum query tree depth of {MAX_DEPTH}")
-        return replace(self, depth=self.depth + 1, top_level=self.top_level if top_level is None else top_level)
+        return replace(self, depth=self.depth + 1)
 
 
 def parse_match(query: bytes, scope: Scope) -> tree.Node:
@@ -91,6 +93,8 @@ def _parse_query(query: bytes, state: State) -> tree.Node:
     for name, kind, data in v.fields_of(query):
         state.scope.enter(_shown(name))
         value = (kind, data)
+        if name.count(b".") >= MAX_PATH_NAMES:
+            raise parse_failure(5729100, f"FieldPath is too long, at most {MAX_PATH_NAMES} names")
         if name in DBREF_NAMES:
             children.append(_comparison(name, "$eq", value))  # whatever the value: no operators are looked for
         elif name[:1] == b"$":
@@ -304,7 +308,7 @@ def _not(path: bytes, value: Value, state: State) -> tree.Node:
         raise _bad("$not needs a regex or a document")
     if value[1] == v.EMPTY_OBJECT[1]:
         raise _bad("$not cannot be empty")
-    children = _parse_operators(path, value[1], state.deeper())
+    children = _parse_operators(path, value[1], state)
     return tree.Not(children[0] if len(children) == 1 else tree.And(tuple(children)))
 
 
@@ -435,7 +439,7 @@ def _all(path: bytes, value: Value, state: State) -> tree.Node:
 def _element_match(path: bytes, value: Value, state: State) -> tree.Node:
     if value[0] != v.OBJECT:
         raise _bad("$elemMatch needs an Object")
-    inner = state.deeper(top_level=False)
+    inner = replace(state, top_level=False)
     fields = v.fields_of(value[1])
     if _is_operators(value, incomplete_reference=True) and not _is_pathless(_shown(fields[0][0])):
         return tree.ElementMatchesValue(path, tuple(_parse_operators(b"", value[1], inner)))

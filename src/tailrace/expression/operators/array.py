@@ -71,11 +71,15 @@ _end_of("$last", -1)
 
 def _concat_arrays(args: Iterable[Maybe]) -> Maybe:
     items: list[Value] = []
+    size = 0
     for array in args:
         if array is None or array[0] in v.NULLISH:
             return v.NULL
         if array[0] != v.ARRAY:
             raise failure(28664, f"$concatArrays only supports arrays, not {v.type_name(array)}")
+        size += len(array[1])
+        if size > v.CONTAINER_LIMIT:
+            v.too_large()
         items += v.elements_of(array)
     return v.array_of(items)
 
@@ -152,7 +156,7 @@ def _range(args: Iterable[Maybe]) -> Maybe:
     needed = len(numbers) * _RANGE_ELEMENT + 40
     if needed > _RANGE_LIMIT:
         raise failure(146, f"$range would use too much memory ({needed} bytes) and cannot spill to disk")
-    return v.array_of([v.int32(number) for number in numbers])
+    return v.array_of(map(v.int32, numbers))
 
 
 def _range_bound(value: Maybe, type_code: int, size_code: int, what: str) -> int:
@@ -181,7 +185,7 @@ unary("$reverseArray", _ARRAY, "3.4", _reverse)
 def _size(array: Maybe) -> Maybe:
     if array is None or array[0] != v.ARRAY:
         raise failure(17124, f"The argument to $size must be an array, but was of type: {v.type_name(array)}")
-    return v.int32(len(v.fields_of(array[1])))
+    return v.int32(v.count_of(array[1]))
 
 
 unary("$size", _ARRAY, "2.6", _size)

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal, InvalidOperation
 from typing import Final
 
 from tailrace.errors import TailraceError
@@ -67,6 +67,11 @@ def _to_long(value: Value) -> Value:
     return v.int64(_truncated(value, v.INT64_MIN, v.INT64_MAX))
 
 
+#: Digits of a text beyond the 34th are left out, not rounded.
+_CUT: Final = v.DECIMAL_CONTEXT.copy()
+_CUT.rounding = ROUND_DOWN
+#: Below it a decimal has fewer digits; the server takes no text that loses some there.
+_LEAST_NORMAL: Final = Decimal("1E-6143")
 _INTEGER: Final = re.compile(rb"[+-]?[0-9]+")
 _REAL: Final = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)")
 _SPECIAL: Final = re.compile(rb"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
@@ -80,7 +85,10 @@ def _integer_text(value: Value, low: int, high: int) -> int:
     text = v.bytes_of(value)
     if not _INTEGER.fullmatch(text):
         raise _not_a_number(text)
-    number = int(text)
+    digits = text.lstrip(b"+-").lstrip(b"0")
+    if len(digits) > 19:  # of which no long has more; and Python reads no more than 4300
+        raise _not_a_number(text)
+    number = -int(digits or b"0") if text.startswith(b"-") else int(digits or b"0")
     if not low <= number <= high:
         raise _not_a_number(text)
     return number
@@ -93,9 +101,19 @@ def _text_to_double(value: Value) -> Value:
     if not _REAL.fullmatch(text):
         raise _not_a_number(text)
     number = float(text)
-    if math.isinf(number) or (number == 0 and re.search(rb"[1-9]", re.split(rb"[eE]", text)[0])):
+    if math.isinf(number) or (abs(number) < sys.float_info.min and not _exactly(text, number)):
         raise _not_a_number(text)
     return v.double(number)
+
+
+def _exactly(text: bytes, number: float) -> bool:
+    """Whether a text says exactly the number: below the normal doubles the server takes no other."""
+    if not re.search(rb"[1-9]", re.split(rb"[eE]", text)[0]):
+        return True
+    try:
+        return Decimal(text.decode()) == Decimal(number)
+    except InvalidOperation:
+        return False
 
 
 def _text_to_decimal(value: Value) -> Value:
@@ -104,9 +122,12 @@ def _text_to_decimal(value: Value) -> Value:
         return v.decimal(Decimal(text.decode()))
     if not _REAL.fullmatch(text):
         raise _not_a_number(text)
-    number = Decimal(text.decode())
-    rounded = v.DECIMAL_CONTEXT.create_decimal(number)
-    if rounded.is_infinite():
+    try:
+        number = Decimal(text.decode())
+    except InvalidOperation:  # an exponent of more digits than there are
+        raise _not_a_number(text) from None
+    rounded = _CUT.create_decimal(number)
+    if (number and number.adjusted() > _CUT.Emax) or (rounded != number and abs(rounded) < _LEAST_NORMAL):
         raise _not_a_number(text)
     return v.decimal(rounded)
 

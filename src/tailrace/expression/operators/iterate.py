@@ -65,11 +65,12 @@ def _map(operand: Value, scope: Scope) -> Expression:
             return v.NULL
         if array[0] != v.ARRAY:
             raise failure(16883, f"input to $map must be an array not {v.type_name(array)}")
-        results = []
-        for item in v.elements_of(array):
+
+        def one(item: Value) -> Maybe:
             frame[slot] = item
-            results.append(each(frame))
-        return v.array_of(results)
+            return each(frame)
+
+        return v.array_of(map(one, v.elements_of(array)))
 
     return runtime_operator("$map", [source, body], evaluate)
 
@@ -190,20 +191,23 @@ def _zipping(inputs: list[Expression], defaults: list[Expression], longest: bool
     fill = [item.evaluate for item in defaults]
 
     def evaluate(frame: Frame) -> Maybe:
-        columns = []
+        columns, size = [], 0
         for read in reads:
             array = read(frame)
             if array is None or array[0] in v.NULLISH:
                 return v.NULL
             if array[0] != v.ARRAY:
                 raise failure(34468, f"$zip found a non-array expression in input: {v.type_name(array)}")
+            size += len(array[1])
+            if size > v.CONTAINER_LIMIT:
+                v.too_large()
             columns.append(v.elements_of(array))
         lengths = [len(column) for column in columns]
         length = (max if longest else min)(lengths)
         fillers: list[Maybe] = [v.NULL] * len(columns)
         if fill and min(lengths) != max(lengths):
             fillers = [item(frame) for item in fill]
-        return v.array_of([_row(columns, fillers, row) for row in range(length)])
+        return v.array_of(_row(columns, fillers, row) for row in range(length))
 
     return evaluate
 

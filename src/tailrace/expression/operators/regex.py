@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tailrace.errors import TailraceError
@@ -132,22 +132,29 @@ def _find(name: str, pattern: CompiledPattern, data: bytes) -> Value:
 
 def _find_all(name: str, pattern: CompiledPattern, data: bytes) -> Value:
     """Every match; after an empty one the search goes on one code point further."""
-    found, start, counted, index = [], 0, 0, 0
+    return v.array_of(_all_matches(name, pattern, data))
+
+
+def _all_matches(name: str, pattern: CompiledPattern, data: bytes) -> Iterator[Value]:
+    start, counted, index, size = 0, 0, 0, 0
     while True:
         match = pattern.search(name, data, start)
         if match is None:
-            break
+            return
         first, start = match.span()
         index += _letters(data[counted:first])
         counted = first
-        found.append(_found(match, data, index))
+        found = _found(match, data, index)
+        size += len(found[1])
+        if size > v.BUFFER_LIMIT:
+            raise failure(51151, f"{name}: the size of buffer to store output exceeded the 64MB limit")
+        yield found
         if first == start:
             start += 1
             while start < len(data) and data[start] & 0xC0 == 0x80:
                 start += 1
         if start >= len(data):
-            break
-    return v.array_of(found)
+            return
 
 
 def _match(name: str, pattern: CompiledPattern, data: bytes) -> Value:

@@ -70,14 +70,21 @@ def double_text(number: float) -> str:
 
 
 def _concat(args: Iterable[Maybe]) -> Maybe:
-    parts = []
+    parts, size = [], 0
     for value in args:
         if value is None or value[0] in v.NULLISH:
             return v.NULL
         if value[0] != v.STRING:
             raise failure(16702, f"$concat only supports strings, not {v.type_name(value)}")
         parts.append(v.bytes_of(value))
+        size += len(parts[-1])
+        _check_buffer(size)
     return v.string_of(b"".join(parts))
+
+
+def _check_buffer(size: int) -> None:
+    if size > v.BUFFER_LIMIT:
+        raise failure(13548, f"BufBuilder attempted to grow() to {size} bytes, past the 64MB limit.")
 
 
 variadic("$concat", _STRING, "2.4", _concat, associative=True)
@@ -213,7 +220,7 @@ def _split(a: Maybe, b: Maybe) -> Maybe:
     separator = v.bytes_of(b)  # type: ignore[arg-type]
     if not separator:
         raise failure(40087, "$split requires a non-empty separator")
-    return v.array_of([v.string_of(part) for part in v.bytes_of(a).split(separator)])  # type: ignore[arg-type]
+    return v.array_of(map(v.string_of, v.bytes_of(a).split(separator)))  # type: ignore[arg-type]
 
 
 binary("$split", _STRING, "3.4", _split)
@@ -305,6 +312,8 @@ def _replace(name: str, count: int) -> None:
 
 
 def _replaced(text: bytes, find: bytes, new: bytes, count: int) -> bytes:
+    times = 1 if count == 1 and find in text else text.count(find)
+    _check_buffer(len(text) + times * (len(new) - len(find)))
     if find:
         return text.replace(find, new, count)
     if count == 1:
