@@ -179,7 +179,8 @@ def test_an_event_that_fits_into_no_buffer_is_said_so_as_the_server_says_it(serv
 def test_what_grows_without_end_on_the_server_has_a_bound() -> None:
     """Not compared: mongod would take all the memory of the machine."""
     both = ["$$value", "$$value"]
-    for start, inner in (([1], {"$concatArrays": both}), ([1], both), ({"a": 1}, {"a": "$$value", "b": "$$value"})):
+    text = "x" * 10_000
+    for start, inner in (([text], {"$concatArrays": both}), ([1], both), ({"a": 1}, {"a": "$$value", "b": "$$value"})):
         grown = {"$reduce": {"input": {"$range": [0, 60]}, "initialValue": {"$literal": start}, "in": inner}}
         with pytest.raises(Exception, match="grew past 128 MB") as raised:
             compile_stages([bson.encode({"$set": {"x": {"$size": {"$concatArrays": [[grown]]}}}})]).apply(
