@@ -363,7 +363,9 @@ class RandomWorkload:
             return False
         self._counts["shards removed"] += 1
         self._former[former.uri], self._removed_at[former.uri] = former, native.removal(self.cluster, name)
-        if rng.random() < 0.5:
+        # 4.4 takes the keys of inserts from what it knows of the collection, and a former shard that was started again
+        # knows nothing of it: it cannot say any more what it would have said.
+        if rng.random() < 0.5 and not self.cluster.version.startswith("4.4"):
             time.sleep(rng.random())  # the streams have passed the removal by then, or have not
             former.kill()
             self._counts["former shards turned off"] += 1
