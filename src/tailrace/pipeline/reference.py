@@ -20,11 +20,13 @@ The newest profile that is not newer than the deployment's version: 6.0.27 and 6
 version's events from the same oplog, name the version:
 
 ```python
+import tailrace
+
 tailrace.connect("mongodb://localhost", server_version="7.0")
 ```
 
 ```sh
-tailrace watch mongodb://localhost shop.orders --server-version 7.0
+tailrace watch mongodb://localhost shop.orders --server-version 7.0 --until now
 tailrace replay dump/ --server-version 5.0
 ```
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -32,18 +33,38 @@ _AUTHENTICATION_FAILED: Final = 18
 _UNAUTHORIZED: Final = 13
 _MAJORITY_OFF: Final = 148
 
-#: What a user needs for each database that we read; built-in roles checked on mongod 6.0.27.
-_RIGHTS: Final[dict[str, tuple[str, str]]] = {
-    "local": (
+#: What a user needs, by database and by collection or command (``None``: any other); built-in roles as measured on
+#: mongod 6.0.27, 5.0.4 and 4.4.2.
+_RIGHTS: Final[dict[tuple[str, str | None], tuple[str, str]]] = {
+    ("local", None): (
         "the oplog (local.oplog.rs)",
         "Grant it the role read on the database local (the roles clusterMonitor, backup and root hold that too)",
     ),
-    "config": (
+    ("local", "system.replset"): (
+        "the replica set's id (local.system.replset), which tells replica sets of one name apart in a checkpoint",
+        "Grant it the role clusterMonitor, or find on this collection: read on local does not reach it",
+    ),
+    ("config", "system.preimages"): (
         "pre-images (config.system.preimages)",
         "No built-in role but root may: make one with db.adminCommand({createRole: 'readPreImages', roles: [], "
         "privileges: [{resource: {db: 'config', collection: 'system.preimages'}, actions: ['find']}]}) and grant it",
     ),
+    ("config", None): (
+        "what the config server knows of the cluster ({collection})",
+        "Grant it the role read on the database config there (the roles clusterMonitor and backup hold that too)",
+    ),
+    ("admin", "shardingState"): (
+        "where the config server is (shardingState)",
+        "Grant it the role clusterMonitor on each shard, or name the config server in the connection URI",
+    ),
+    ("admin", "getShardMap"): (
+        "where the config server is (getShardMap)",
+        "Grant it the role clusterMonitor, or name the config server in the connection URI",
+    ),
 }
+_REFUSED = re.compile(
+    r"not authorized on (?P<database>\S+) to execute command \{ (?P<command>\w+): (?:\"(?P<collection>[^\"]*))?"
+)
 
 
 def is_transient(error: PyMongoError) -> bool:
@@ -94,9 +115,17 @@ def _from_command(error: OperationFailure, client: MongoClient[Any]) -> SourceEr
 
 
 def _not_authorized(text: str, where: str) -> SourceError:
-    # "not authorized on <database> to execute command { ... }": the command itself would fill a page
-    database = text.removeprefix("not authorized on ").partition(" ")[0]
-    what, hint = _RIGHTS.get(database, (f"the database {database}", f"Grant it the role read on {database}"))
+    # The whole command, which the server repeats, would fill a page.
+    refused = _REFUSED.match(text)
+    if refused is None:
+        return SourceError(f"this user is {redact_uri(text.partition(' {')[0])} at {where}", code=_UNAUTHORIZED)
+    database, collection = refused["database"], refused["collection"] or refused["command"]
+    what, hint = (
+        _RIGHTS.get((database, collection))
+        or _RIGHTS.get((database, None))
+        or (f"the database {database}", f"Grant it the role read on {database}")
+    )
+    what = what.format(collection=f"{database}.{collection}")
     return SourceError(f"this user may not read {what} of {where}", code=_UNAUTHORIZED, hint=hint)
 
 

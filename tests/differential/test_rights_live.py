@@ -1,0 +1,245 @@
+"""Which rights suffice for what: the roles that docs/how-to/security.md prints, whole and with each privilege left out.
+
+None had asked: one test held that ``read`` on ``local`` is enough, a page named a built-in role (``backup``) that may
+not read pre-images, and any right that was missing on the config database was called a right to read pre-images.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import pymongo
+import pytest
+from pymongo.errors import OperationFailure
+
+import tailrace
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import SourceError
+from tailrace.spark.deployment import open_deployment
+from tailrace.spark.options import parse
+from tests.docs.runner import admin_commands
+from tests.docs.snippets import ROOT, snippets
+
+ROLES = [
+    command
+    for snippet in snippets(ROOT / "docs" / "how-to" / "security.md")
+    if snippet.language == "js"
+    for command in admin_commands(snippet)
+    if "createRole" in command
+]
+ON_REPLICA_SET, ON_CLUSTER = (role["privileges"] for role in ROLES)
+
+IMAGES = {"full_document_before_change": "required"}
+LOOKUPS = {"full_document": "updateLookup"}
+
+#: For each privilege: which streams need it, and what the error says where it is missing.
+NEEDED: dict[str, tuple[tuple[str, ...], str]] = {
+    "local.oplog.rs": (("plain", "images", "lookups", "spark"), r"the oplog .*role read on the database local"),
+    "local.system.replset": (("spark",), r"\(local.system.replset\).*clusterMonitor"),
+    "config.system.preimages": (("images",), r"pre-images .*createRole"),
+    "shop": (("lookups",), r"the database shop.*role read on shop"),
+    "config.shards": (("plain", "images", "lookups", "spark"), r"\(config.shards\).*role read on the database config"),
+    "config.databases": (
+        ("plain", "images", "lookups", "spark"),
+        r"\(config.databases\).*role read on the database config",
+    ),
+    "config.collections": (("lookups",), r"\(config.collections\).*role read on the database config"),
+    "config.version": (("spark",), r"\(config.version\).*role read on the database config"),
+    "config.chunks": (("lookups",), r"\(config.chunks\).*role read on the database config"),
+}
+
+
+def named(privilege: Mapping[str, Any]) -> str:
+    resource = privilege["resource"]
+    return f"{resource['db']}.{resource['collection']}".rstrip(".")
+
+
+class Guarded(NamedTuple):
+    """A deployment with users: its replica sets, a root client for each, and what writes an update and an insert."""
+
+    version: str
+    parts: Sequence[ReplicaSet]
+    roots: Sequence[pymongo.MongoClient[dict[str, Any]]]
+    write: Callable[[int], None]
+
+    def uri_with(self, privileges: Sequence[Mapping[str, Any]]) -> str:
+        """Of a new user that holds just these privileges everywhere, at the first part."""
+        name = f"user{len(self.roots[0].admin.command('usersInfo')['users'])}"
+        for root in self.roots:
+            root.admin.command("createRole", f"{name}Role", privileges=list(privileges), roles=[])
+            root.admin.command("createUser", name, pwd="pw", roles=[f"{name}Role"])
+        return self.uri_of(name)
+
+    def uri_of(self, user: str, part: int = 0) -> str:
+        first = self.parts[part]
+        hosts = ",".join(member.host for member in first.members)
+        return f"mongodb://{user}:pw@{hosts}/?replicaSet={first.name}&authSource=admin"
+
+    def streams(self) -> dict[str, dict[str, str]]:
+        plain: dict[str, dict[str, str]] = {"plain": {}, "lookups": LOOKUPS, "spark": {}}
+        return {**plain, "images": IMAGES} if self.version == "6.0.27" else plain
+
+    def read(self, name: str, uri: str, number: int) -> list[dict[str, Any]]:
+        """What a stream of this name gives: an update and an insert. Of Spark only what it asks before it reads."""
+        if name == "spark":
+            open_deployment(parse({"uri": uri, "database": "shop"})).close()
+        return self.events(uri, self.streams()[name], number)
+
+    def events(self, uri: str | list[str], asked: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+        with tailrace.connect(uri) as client, client["shop"]["orders"].watch(**asked) as stream:
+            self.write(number)
+            return [stream.next(), stream.next()]
+
+
+def refusal(act: Callable[[], object]) -> str:
+    with pytest.raises(SourceError) as raised:
+        act()
+    assert raised.value.code == 13
+    return f"{raised.value.message}. {raised.value.hint}"
+
+
+def hold(guarded: Guarded, role: list[dict[str, Any]], needed: Mapping[str, tuple[tuple[str, ...], str]]) -> None:
+    """The whole role suffices for every stream; each privilege less stops the streams that need it, and no other."""
+    number = 1
+    whole = guarded.uri_with(role)
+    for name in guarded.streams():
+        number += 1
+        update, _ = guarded.read(name, whole, number)
+        assert update["operationType"] == "update"
+        if name in ("lookups", "images"):
+            image = update["fullDocument" if name == "lookups" else "fullDocumentBeforeChange"]
+            assert image["n"] == (number if name == "lookups" else number - 1)
+    for left_out in role:
+        uri = guarded.uri_with([privilege for privilege in role if privilege is not left_out])
+        needing, message = needed.get(named(left_out), ((), ""))
+        for name in guarded.streams():
+            number += 1
+            if name in needing:
+                said = refusal(partial(guarded.read, name, uri, number))
+                assert re.search(message, said), said
+            else:
+                assert len(guarded.read(name, uri, number)) == 2
+
+
+@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+def replica_set(request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    with (
+        ReplicaSet(1, version=request.param, root_password="pw") as running,
+        pymongo.MongoClient[dict[str, Any]](running.uri) as root,
+    ):
+        orders = root["shop"]["orders"]
+        if request.param == "6.0.27":
+            root["shop"].create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
+        orders.insert_one({"_id": 0, "n": 1})
+
+        def write(number: int) -> None:
+            orders.update_one({"_id": 0}, {"$set": {"n": number}})
+            orders.insert_one({"_id": number})
+
+        yield Guarded(request.param, [running], [root], write)
+
+
+@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    with ShardedCluster(2, version=request.param, root_password="pw") as running, ExitStack() as stack:
+        router = running.router
+        router.create_database("shop", primary="shard0")
+        router.shard_collection("shop.orders", {"_id": 1})
+        router.split("shop.orders", at={"_id": 1})
+        router.move_chunk("shop.orders", find={"_id": 1}, to="shard1")
+        router.insert_one("shop.orders", {"_id": 0, "n": 1})
+        if request.param == "6.0.27":
+            router.coll_mod("shop.orders", changeStreamPreAndPostImages={"enabled": True})
+        parts = [running.config, *running.shards.values()]
+        roots = [stack.enter_context(pymongo.MongoClient[dict[str, Any]](part.uri)) for part in parts]
+
+        def write(number: int) -> None:
+            router.update_one("shop.orders", {"_id": 0}, {"$set": {"n": number}})
+            router.insert_one("shop.orders", {"_id": number})
+
+        yield Guarded(request.param, parts, roots, write)
+
+
+def test_the_printed_role_suffices_on_a_replica_set_and_nothing_less_does(replica_set: Guarded) -> None:
+    hold(replica_set, ON_REPLICA_SET, NEEDED)
+
+
+def test_the_printed_role_suffices_on_a_cluster_and_nothing_less_does(cluster: Guarded) -> None:
+    needed = dict(NEEDED)
+    del needed["local.system.replset"]  # a cluster has an id of its own
+    if cluster.version == "4.4.2":  # an insert's document key is made from the shard key in the catalog
+        needed["config.collections"] = (("plain", "lookups", "spark"), NEEDED["config.collections"][1])
+    hold(cluster, [*ON_REPLICA_SET, *ON_CLUSTER], needed)
+
+
+def test_a_list_of_shards_needs_the_right_to_ask_for_the_config_server(cluster: Guarded) -> None:
+    """It was called a right to read the database admin, for which nobody should be given the role."""
+    user = cluster.uri_with([*ON_REPLICA_SET, *ON_CLUSTER]).partition("//")[2].partition(":")[0]
+    shards = [cluster.uri_of(user, part) for part in range(1, len(cluster.parts))]
+    said = refusal(lambda: cluster.events(shards, LOOKUPS, 1_000))
+    assert "where the config server is (shardingState)" in said
+    assert "clusterMonitor" in said
+
+
+#: What each may read; ``identity`` is what Spark asks for besides.
+BUILT_IN = {
+    "read on local": ({"role": "read", "db": "local"}, {"oplog"}),
+    "read on config": ({"role": "read", "db": "config"}, {"shards"}),
+    "readAnyDatabase": ("readAnyDatabase", {"lookups"}),
+    "clusterMonitor": ("clusterMonitor", {"oplog", "identity", "shards"}),
+    "backup": ("backup", {"oplog", "lookups", "shards"}),
+    "root": ("root", {"oplog", "identity", "images", "lookups", "shards"}),
+}
+
+
+@pytest.mark.parametrize("role", BUILT_IN)
+def test_built_in_roles_hold_the_rights_that_the_page_says(replica_set: Guarded, role: str) -> None:
+    granted, expected = BUILT_IN[role]
+    user = "built-in " + role
+    replica_set.roots[0].admin.command("createUser", user, pwd="pw", roles=[granted])
+    reads = {
+        "oplog": "local.oplog.rs",
+        "identity": "local.system.replset",
+        "lookups": "shop.orders",
+        "shards": "config.shards",
+    }
+    if replica_set.version == "6.0.27":
+        reads["images"] = "config.system.preimages"
+    may = set()
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri_of(user.replace(" ", "%20"))) as client:
+        for name, namespace in reads.items():
+            database, _, collection = namespace.partition(".")
+            with suppress(OperationFailure):
+                client[database][collection].find_one({})
+                may.add(name)
+    assert may == expected & set(reads)
+
+
+def test_who_may_read_the_oplog_sees_other_databases_and_the_keys_of_users(replica_set: Guarded) -> None:
+    """What the page warns of."""
+    root = replica_set.roots[0]
+    root["payroll"]["salaries"].insert_one({"name": "Ann", "salary": 1})
+    root.admin.command("createUser", "ann", pwd="secret", roles=[])
+    uri = replica_set.uri_with(ON_REPLICA_SET[:1])
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        with pytest.raises(OperationFailure):
+            client["payroll"]["salaries"].find_one({})
+        seen = list(client["local"]["oplog.rs"].find({"ns": {"$in": ["payroll.salaries", "admin.system.users"]}}))
+    assert any(entry["o"].get("salary") == 1 for entry in seen)
+    made = next(entry["o"] for entry in seen if entry["o"].get("user") == "ann")
+    assert made["credentials"]["SCRAM-SHA-256"]["storedKey"]
+
+
+def test_doctor_names_what_is_missing_on_a_cluster(cluster: Guarded) -> None:
+    uri = cluster.uri_with(ON_REPLICA_SET)
+    command = [sys.executable, "-m", "tailrace", "doctor", uri]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "(config.shards)" in done.stdout
+    assert "role read on the database config" in done.stdout

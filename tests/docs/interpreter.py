@@ -1,0 +1,107 @@
+"""A process that runs the Python and SQL of pages: requests and answers are lines of JSON on standard input and output.
+
+One for the whole run, so that all pages share one Spark session and none changes the tests' own process. A block that
+loops over a stream or waits for a query runs until it has printed something, and is then interrupted as by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+#: What makes a block one that does not end by itself.
+ENDLESS = ("for event in ", "awaitTermination()")
+_AFTER_OUTPUT_S = 0.7
+_LIMIT_S = 120.0
+
+
+def _query_has_worked(names: dict[str, Any]) -> bool:
+    query = names.get("query")
+    return query is not None and any(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def _interrupt(code: str, names: dict[str, Any], out: StringIO, done: threading.Event) -> None:
+    endless = any(words in code for words in ENDLESS)
+    began, seen = time.monotonic(), None
+    while not done.wait(0.1):
+        now = time.monotonic()
+        if endless and seen is None and (out.getvalue() or ("awaitTermination" in code and _query_has_worked(names))):
+            seen = now
+        if now - began > _LIMIT_S or (seen is not None and now - seen > _AFTER_OUTPUT_S):
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+
+
+def run_python(code: str, names: dict[str, Any], where: str) -> str:
+    """What the block prints."""
+    out, done = StringIO(), threading.Event()
+    threading.Thread(target=_interrupt, args=(code, names, out, done), daemon=True).start()
+    try:
+        with redirect_stdout(out):
+            exec(compile(code, where, "exec"), names)
+    except KeyboardInterrupt:
+        if not any(words in code for words in ENDLESS):
+            raise TimeoutError(f"not done after {_LIMIT_S} s, and it printed:\n{out.getvalue()}") from None
+    finally:
+        done.set()
+        _stop_queries()
+    return out.getvalue()
+
+
+def _stop_queries() -> None:
+    if "pyspark" in sys.modules:
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        for query in session.streams.active if session is not None else ():
+            query.stop()
+
+
+def run_sql(code: str) -> str:
+    """The rows of each statement, by DuckDB. A column that is NULL in every row is a query that does not work."""
+    import duckdb
+
+    shown = []
+    for statement in filter(None, (part.strip() for part in code.split(";"))):
+        result = duckdb.sql(statement)
+        rows = result.fetchall()
+        if not rows:
+            raise AssertionError(f"no rows: {statement}")
+        for index, column in enumerate(result.columns):
+            if all(row[index] is None for row in rows):
+                raise AssertionError(f"{column} is NULL in every one of {len(rows)} rows: {statement}")
+        shown.append(f"{len(rows)} rows")
+    return "\n".join(shown)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the JVM prints must not come between the answers
+    namespaces: dict[str, dict[str, Any]] = {}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.chdir(request["directory"])
+        os.environ.update(request["environment"])
+        answer = {"error": "", "output": ""}
+        try:
+            if request["language"] == "sql":
+                answer["output"] = run_sql(request["code"])
+            else:
+                names = namespaces.setdefault(request["page"], {"__name__": "__main__"})
+                answer["output"] = run_python(request["code"], names, request["where"])
+        except BaseException:  # noqa: BLE001  whatever a page does is the answer
+            answer["error"] = traceback.format_exc()
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The commands that install Tailrace, as the README and docs/how-to/install.md print them, in fresh environments.
+
+Without the network: the packages that Tailrace needs are lent by the environment of the tests, and so is the one that
+builds it. What is shown is that the commands work, that the wheel holds everything, and that the extras exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import ROOT, commands, snippets
+
+PACKAGES = Path(sysconfig.get_paths()["purelib"])
+
+
+def printed(page: str) -> str:
+    """The page's commands that install, as one script."""
+    lines = []
+    for snippet in snippets(ROOT / page):
+        if "pip " in snippet.text and snippet.language in {"console", "sh"}:
+            found = [command.text for command in commands(snippet)] or [snippet.text.strip()]
+            lines += found
+    return "\n".join(lines)
+
+
+def lent(folder: Path) -> Path:
+    """A folder with what builds a wheel, and nothing else."""
+    folder.mkdir()
+    for pattern in ("setuptools*", "_distutils_hack", "wheel*"):
+        for found in PACKAGES.glob(pattern):
+            (folder / found.name).symlink_to(found)
+    return folder
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/install.md"])
+def test_the_printed_commands_install_it(page: str, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    for name in subprocess.check_output(
+        ["git", "ls-files", "-z", "src", "*.toml", "README.md", "LICENSE"], cwd=ROOT, text=True
+    ).split("\0"):
+        if name:
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone / name)
+    script = printed(page)
+    assert "pip install ." in script
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("tailrace --version", ":")],
+        cwd=clone,
+        env={**os.environ, **offline, "PYTHONPATH": str(lent(tmp_path / "lent"))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (packages,) = (clone / "env" / "lib").glob("python*/site-packages")
+    (packages / "lent.pth").write_text(f"{PACKAGES}\n")
+    run = subprocess.run(
+        [
+            clone / "env" / "bin" / "python",
+            "-c",
+            "import tailrace.cli.main as m; print(m.__file__); m.main(['--version'])",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert str(packages / "tailrace") in run.stdout, run.stderr
+    assert "tailrace 0.1.0" in run.stdout
+
+
+def test_the_page_names_every_extra_that_users_need() -> None:
+    table = (ROOT / "docs" / "how-to" / "install.md").read_text()
+    named = set(re.findall(r"(?m)^\| `(\w+)` \|", table))
+    declared = {match[1] for match in re.finditer(r'extra == "(\w+)"', "\n".join(requires("tailrace") or ()))}
+    assert named == declared - {"dev"}
+    for line in re.findall(r"(?m)^\| (?:`\w+`|none) \| ([^|(]*)", table)[:2]:
+        for package in line.strip().split(", "):
+            assert any(each.startswith(package) for each in requires("tailrace") or ()), package
