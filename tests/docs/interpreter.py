@@ -20,7 +20,7 @@ from typing import Any
 #: What makes a block one that does not end by itself.
 ENDLESS = ("for event in ", "awaitTermination()")
 _AFTER_OUTPUT_S = 0.7
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 
 
 def _query_has_worked(names: dict[str, Any]) -> bool:

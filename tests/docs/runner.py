@@ -31,7 +31,7 @@ _COMMENT = re.compile(r"(?m)//(?!/).*$")
 _ADMIN_COMMAND = re.compile(r"db\.adminCommand\((.*?)\)\s*(?:;|$)", re.DOTALL | re.MULTILINE)
 _INSTRUCTIONS: Final = frozenset({"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG"})
 _ENDLESS_S: Final = 1.0
-_LIMIT_S: Final = 150.0
+_LIMIT_S: Final = 400.0
 _EXTRAS: Final = frozenset({"spark", "icu", "embedded", "dev"})
 
 
