@@ -214,3 +214,18 @@ def test_no_color_takes_bold_too(no_color: str, tmp_path: Path) -> None:
     environment = {**os.environ, "NO_COLOR": no_color, "TERM": "xterm-256color", "COLUMNS": "20"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=environment)
     assert (b"\x1b[" in done.stdout) is (not no_color)
+
+
+def test_a_drivers_background_failure_is_no_traceback_on_the_terminal() -> None:
+    """A member that died left twenty lines of PyMongo's housekeeping between the events."""
+    code = (
+        "import logging\n"
+        "from tailrace.cli.main import _log_in_sentences\n"
+        "_log_in_sentences()\n"
+        "try:\n    1 / 0\n"
+        "except ZeroDivisionError:\n"
+        "    logging.getLogger('pymongo.client').exception('MongoClient background task encountered an error:')\n"
+        "    logging.getLogger('tailrace.source').warning('rs0: waiting', exc_info=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "tailrace: rs0: waiting\n"
