@@ -360,9 +360,10 @@ def test_an_interrupt_at_any_moment_is_quiet(replica_set: ReplicaSet, moment_s: 
     time.sleep(moment_s)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    if moment_s >= 0.6:  # before, Python itself may not have begun with us
+    # However slow the machine: an interrupt before our first line is Python's own, later ones are ours.
+    if ", in main\n" in err or "Traceback" not in err:
         assert "Traceback" not in err
-        assert process.returncode == 130
+        assert process.returncode in (130, -signal.SIGINT)
     assert out == ""
 
 
