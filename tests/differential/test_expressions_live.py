@@ -164,3 +164,28 @@ def test_constants_of_if_null_are_taken_beforehand(server: Server, arguments: li
     totals = Totals()
     compare_stage(server, [bson.encode(stage) for stage in stages], documents, totals)
     assert totals.differences == []
+
+
+@pytest.mark.parametrize(
+    ("number", "divisor"),
+    [
+        ("9.9E6144", "3E-6176"),
+        ("9.9E6144", "7E-6176"),
+        ("1E40", "3"),
+        ("3E40", "3"),
+        ("1E34", "0.1"),
+        ("1E-6176", "5E6111"),
+        ("1", "Infinity"),
+        ("0", "Infinity"),
+    ],
+)
+def test_a_decimal_far_larger_than_its_divisor_is_a_multiple_or_not(server: Server, number: str, divisor: str) -> None:
+    """A quotient of more than 34 digits ended in Python's own error; the fuzz draws one in few of its seeds."""
+    totals = Totals()
+    documents = [bson.encode({"_id": 0, "n": bson.Decimal128(number)})]
+    server.load(documents)
+    server.collation = None
+    schema = {"properties": {"n": {"multipleOf": bson.Decimal128(divisor)}}}
+    compare_stage(server, [bson.encode({"$match": {"$jsonSchema": schema}})], documents, totals)
+    assert totals.comparisons == 1
+    assert totals.differences == []

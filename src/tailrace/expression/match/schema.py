@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from decimal import Decimal
+from fractions import Fraction
 from math import fmod
 from typing import Final, TypeAlias, cast
 
@@ -390,7 +391,9 @@ def _multiple_test(argument: object) -> ValueTest:
         if v.is_nan(a) or v.is_nan(b) or abs(a) == float("inf"):
             return False
         if isinstance(a, Decimal) or isinstance(b, Decimal):
-            return bool(v.decimal_of(found) % v.decimal_of(divisor) == 0)
+            if abs(b) == float("inf"):
+                return a == 0
+            return Fraction(v.decimal_of(found)) % Fraction(v.decimal_of(divisor)) == 0
         if isinstance(a, float) or isinstance(b, float):
             return fmod(a, b) == 0
         return a % b == 0
