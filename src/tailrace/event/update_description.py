@@ -8,12 +8,20 @@ from __future__ import annotations
 from typing import Final
 
 from tailrace import raw_bson
-from tailrace.errors import OplogFormatError
+from tailrace.errors import OplogFormatError, ServerError
 from tailrace.oplog.update_delta import is_array_diff, read_array_diff, read_document_diff
 from tailrace.raw_bson import ARRAY, INT32, OBJECT, STRING, Element, encode_document, encode_element
 
 #: Deeper nesting than any server accepts; a diff built to be deeper is refused instead of exhausting the stack.
 _DEPTH_MAX: Final = 250
+#: The server's limit of a document in the making, and of its buffers. A description larger than an event may be,
+#: but not this large, is made: the event is then refused by its size, or the user's stages leave the description out.
+_BYTES_MAX: Final = 64 * 1024 * 1024
+#: What the server's document takes for a field beside its name.
+_STORED_FIELD: Final = 26
+#: About what a name among others takes beside itself.
+_SMALL_PARTS: Final = 12
+_HINT: Final = "The update changes too many fields under too long a path to be described: start the stream after it"
 
 
 def describe_update(o: bytes, *, disambiguated_paths: bool = False) -> bytes:
@@ -73,6 +81,7 @@ class _Description:
         self._removed: list[bytes] = []
         self._truncated: list[bytes] = []
         self._ambiguous: list[bytes] | None = [] if disambiguated_paths else None
+        self._fields = self._stored = self._bytes = 0
 
     def to_bson(self) -> bytes:
         parts = [
@@ -95,6 +104,7 @@ class _Description:
         for element in diff.inserted:
             self._update(element, prefix, parts, ambiguous)
         for name in diff.deleted:
+            self._count(len(prefix) + len(name) + _SMALL_PARTS)
             self._removed.append(prefix + name)
             self._note(prefix + name, (*parts, name), ambiguous or _is_ambiguous(name, parts))
         for name, element in diff.sub_diffs:
@@ -103,6 +113,7 @@ class _Description:
     def array(self, start: int, path: bytes, parts: tuple[bytes | int, ...], ambiguous: bool) -> None:
         diff = read_array_diff(self._buf, start)
         if diff.new_length is not None:
+            self._count(len(path) + _SMALL_PARTS)
             self._truncated.append(
                 encode_document(
                     encode_element(STRING, b"field", raw_bson.encode_string(path)),
@@ -115,8 +126,26 @@ class _Description:
             if nested:
                 self._nested(element, inner, (*parts, index), ambiguous)
             else:
+                self._count_updated(len(inner), element.end - element.value_start)
                 self._updated.append(encode_element(element.type, inner, raw_bson.value(self._buf, element)))
                 self._note(inner, (*parts, index), ambiguous)
+
+    def _count_updated(self, path_size: int, value_size: int) -> None:
+        """Raises as soon as the server's own document of the updated fields would be over 64 MB: it holds a name, a
+        fixed part and a hash table's slot for each (measured to the field on 6.0.27)."""
+        self._fields += 1
+        self._stored += (_STORED_FIELD + path_size + 7) & ~7
+        if self._stored + 4 * max(8, 1 << (self._fields - 1).bit_length()) > _BYTES_MAX:
+            raise ServerError("Tried to make oversized document", code=16490, hint=_HINT)
+        self._count(path_size + value_size)
+
+    def _count(self, size: int) -> None:
+        """Raises where the description would be more than the server's buffers hold."""
+        self._bytes += size
+        if self._bytes > _BYTES_MAX:
+            raise ServerError(
+                f"BufBuilder attempted to grow() to {self._bytes} bytes, past the 64MB limit.", code=13548, hint=_HINT
+            )
 
     def _nested(self, element: Element, path: bytes, parts: tuple[bytes | int, ...], ambiguous: bool) -> None:
         if len(parts) > _DEPTH_MAX:
@@ -127,6 +156,7 @@ class _Description:
             self.document(element.value_start, path + b".", parts, ambiguous)
 
     def _update(self, element: Element, prefix: bytes, parts: tuple[bytes | int, ...], ambiguous: bool) -> None:
+        self._count_updated(len(prefix) + len(element.name), element.end - element.value_start)
         if not prefix:
             self._updated.append(self._buf[element.start : element.end])
         else:
@@ -140,6 +170,7 @@ class _Description:
         """Add the path's components to ``disambiguatedPaths`` where the joined path can be read in two ways."""
         if self._ambiguous is None or not ambiguous:
             return
+        self._count(2 * len(path) + _SMALL_PARTS * len(parts))
         components = [
             encode_element(INT32, b"%d" % i, raw_bson.encode_int32(part))
             if isinstance(part, int)

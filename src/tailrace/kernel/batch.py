@@ -23,6 +23,9 @@ PLAIN = transform.PLAIN
 
 #: Room for the last event to be written and the fixed parts of the first ones; the buffer grows when it is not enough.
 _MARGIN = 1 << 16
+#: The buffer for a batch's events is not made larger than twice this; of 16 MB of oplog the events are 60 MB at most
+#: where none of them is much longer than its entry.
+_EVENTS_BYTES_MAX = 128 << 20
 _SCRATCH_PARTS = {
     "table": oplog_entry.TABLE_SIZE,
     "writer": key_string.WRITER_SIZE,
@@ -148,6 +151,11 @@ def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: Kerne
     for slot, value in slots.items():
         job[slot // 8] = value
     while transform.transform(address(job)):
+        if events.size > _EVENTS_BYTES_MAX:
+            # Short entries that make long events: the plain stages give them on as they are made.
+            index, place = int(job[transform.INDEX // 8]), int(job[transform.EVENT_NEXT // 8])
+            kind[index:], event_start[index:] = PLAIN, place - address(events)
+            break
         events = _grown(events, job)
     del scratch
     written = int(job[transform.EVENT_NEXT // 8]) - address(events)
@@ -163,7 +171,7 @@ def _scratch() -> tuple[Bytes, dict[str, int]]:
     for name, size in _SCRATCH_PARTS.items():
         places[name] = place
         place += size + -size % 8
-    state = np.frombuffer(scratch, np.int64, 8, places["delta"] - address(scratch))
+    state = np.frombuffer(scratch, np.int64, delta.DELTA_SIZE // 8, places["delta"] - address(scratch))
     state[delta.TEXT // 8] = address(_TEXT)
     state[delta.AREAS // 8] = places["areas"]
     return scratch, places

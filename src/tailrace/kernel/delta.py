@@ -30,7 +30,9 @@ _REMOVED_COUNT = 32
 _TRUNCATED = 40
 _TRUNCATED_COUNT = 48
 AREAS = 56  # start of the scratch areas
-DELTA_SIZE = 64
+_TOO_LONG = 64  # what is longer than an event may be is left to the plain stages, however much room there is
+DELTA_SIZE = 72
+_DESCRIPTION_MAX = 16 * 1024 * 1024
 
 #: Each of the three areas of scratch memory; what does not fit is left to the plain stages.
 _AREA = 1 << 16
@@ -70,6 +72,8 @@ def put_decimal(target: int, number: int) -> int:
 def _updated(delta: int, prefix: int, type_: int, name: int, end: int) -> int:
     """One field of ``updatedFields``: its name begins at ``name``, and name, NUL and value end at ``end``."""
     out = load64(delta + OUT)
+    if 1 + prefix + end - name > load64(delta + _TOO_LONG) - out:
+        return FALL_BACK
     if 1 + prefix + end - name > load64(delta + OUT_END) - out:
         return NO_ROOM
     store8(out, type_)
@@ -286,6 +290,7 @@ def put_update_description(delta: int, diff: int, set_: int, unset: int) -> int:
     store64(delta + _TRUNCATED, areas + 2 * _AREA)
     store64(delta + _TRUNCATED_COUNT, 0)
     start = load64(delta + OUT)
+    store64(delta + _TOO_LONG, start + _DESCRIPTION_MAX)
     fields = start + 4 + UPDATED_FIELDS[1]
     if load64(delta + OUT_END) - start < 128:
         return NO_ROOM

@@ -109,7 +109,8 @@ class ChangeStreamPipeline:
         # Without images and without stages to pass, the user's own stages do the same at the same cost.
         moves = options.full_document != "default" or options.full_document_before_change != "off"
         moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
-        stages: list[Stage] = [Transform(plan).process, self._check_invalidate.process]
+        self._transform = Transform(plan)
+        stages: list[Stage] = [self._transform.process, self._check_invalidate.process]
         if not options.show_expanded_events:
             stages.append(MatchClassicEvents().process)
         if self._resumability is not None:
@@ -220,6 +221,12 @@ class ChangeStreamPipeline:
     def _run_piece(self, piece: list[OplogEntry]) -> Running:
         if self._catalog_keys is not None:
             yield from self._catalog_keys.process(piece)
+        while piece and not self.invalidated:
+            yield from self._run_stages(piece)
+            piece = self._transform.left
+
+    def _run_stages(self, piece: list[OplogEntry]) -> Running:
+        """As many of the entries as are not too many bytes through all stages; the others are left."""
         items: list[Any] = piece
         failure: TailraceError | None = None
         invalidate: ChangeEvent | None = None

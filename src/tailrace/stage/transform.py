@@ -19,6 +19,8 @@ from tailrace.stage.oplog_match import CRUD
 
 Fields = dict[bytes, Element]
 
+#: Update descriptions of this much are given on before more are made.
+_MADE_BYTES_MAX: Final = 32 * 1024 * 1024
 SYSTEM_VIEWS: Final = b"system.views"
 _VIEW_EVENTS: Final = {"i": "create", "u": "modify", "d": "drop"}
 #: No-ops of the sharding code whose event bears the name of their field.
@@ -43,15 +45,27 @@ class Transform:
         self._disambiguates = self._expanded and plan.profile.disambiguated_paths
         self._wall_time = plan.profile.wall_time
         self._ns_type = plan.profile.ns_type
+        self.left: list[OplogEntry] = []
         token = plan.start_token
         self._searched = None if token is None or token.is_high_water_mark else token
 
     def process(self, entries: list[OplogEntry], out: list[ChangeEvent]) -> None:
-        """Append the events of ``entries`` to ``out``; what is there when an error is raised comes before it."""
-        for entry in entries:
+        """Append the events of ``entries`` to ``out``; what is there when an error is raised comes before it.
+
+        Short entries may make long events, so it stops when those made are many bytes: the entries that it did not come
+        to are ``left``.
+        """
+        self.left = []
+        made = 0
+        for position, entry in enumerate(entries):
             event = self.event(entry)
-            if event is not None:
-                out.append(event)
+            if event is None:
+                continue
+            out.append(event)
+            made += len(event.update_description or b"")
+            if made > _MADE_BYTES_MAX:
+                self.left = entries[position + 1 :]
+                return
 
     def event(self, entry: OplogEntry) -> ChangeEvent | None:
         """The event of one entry. Raises ``OplogFormatError`` with the entry's position."""
@@ -247,14 +261,18 @@ class Transform:
         description = encode_document(b"" if indexes is None else body[indexes.start : indexes.end])
         return self._on_collection(entry, "createIndexes", description, collection)
 
-    def _drop_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _drop_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent | None:
         collection = _text(body, fields[b"dropIndexes"], entry)
+        if entry.o2 is None and not self._expanded:
+            return None  # the stream would not show it: the server does not look
         if entry.o2 is None:
             raise OplogFormatError("a dropIndexes entry has no document 'o2'", position=entry.position)
         return self._on_collection(entry, "dropIndexes", _indexes(_without(entry.o2, b"dropIndexes")), collection)
 
-    def _modify(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+    def _modify(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent | None:
         collection = _text(body, fields[b"collMod"], entry)
+        if entry.o2 is None and not self._expanded:
+            return None
         if entry.o2 is None:
             raise OplogFormatError("a collMod entry has no document 'o2'", position=entry.position)
         event = self._on_collection(entry, "modify", _without(body, b"collMod"), collection)
@@ -302,7 +320,7 @@ class Transform:
 
 
 #: The command entries that give events, by the field that names them, in the order in which they are looked for.
-_COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Fields], ChangeEvent]]] = {
+_COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Fields], ChangeEvent | None]]] = {
     b"drop": Transform._drop,
     b"renameCollection": Transform._rename,
     b"dropDatabase": Transform._drop_database,

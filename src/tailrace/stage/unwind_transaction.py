@@ -85,6 +85,9 @@ class UnwindTransaction:
         chain: list[tuple[ClusterTime, int]] = []
         member = commit
         while member.prev_op_time is not None:
+            if member.prev_op_time > commit.cluster_time:
+                # The server looks for an entry that it has not come to, and says that it is gone.
+                raise _history_lost(member.prev_op_time, member.prev_op_term)
             if member.prev_op_time >= member.cluster_time:
                 raise OplogFormatError("a transaction's prevOpTime does not lead back", position=commit.position)
             if len(chain) >= _CHAIN_MEMBERS_MAX:
@@ -102,11 +105,7 @@ class UnwindTransaction:
             if raw is not None:
                 self.remember(time, raw)
         if raw is None:
-            raise ChangeStreamHistoryLost(
-                f"{_HISTORY_LOST} :: caused by :: oplog no longer contains the complete write history of this "
-                f"transaction, log with opTime {{ ts: {time}, t: {term} }} cannot be found",
-                hint="Start the stream after this transaction, or keep a longer oplog",
-            )
+            raise _history_lost(time, term)
         return parse_entry(raw)
 
     def _operations(
@@ -142,6 +141,14 @@ class UnwindTransaction:
         if piece:
             yield piece
         return index
+
+
+def _history_lost(time: ClusterTime, term: int) -> ChangeStreamHistoryLost:
+    return ChangeStreamHistoryLost(
+        f"{_HISTORY_LOST} :: caused by :: oplog no longer contains the complete write history of this "
+        f"transaction, log with opTime {{ ts: {time}, t: {term} }} cannot be found",
+        hint="Start the stream after this transaction, or keep a longer oplog",
+    )
 
 
 def is_commit(entry: OplogEntry) -> bool:
