@@ -159,7 +159,7 @@ def accepted_match(predicates: EventPredicates, version: str) -> dict[str, Any]:
         except UsageError:
             continue
         # On 4.4.2 null among other values of $in is not undefined, as it is alone and from 5.0 on.
-        if version.startswith("4.") and _null_beside_others(stage["$match"]):
+        if version.startswith("4.") and _null_beside_others(bson.decode(stage["$match"].raw, ANY_VALUE)):
             continue
         return stage
 
