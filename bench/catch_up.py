@@ -67,7 +67,9 @@ def compare(args: argparse.Namespace) -> int:
         for number in range(args.rounds):
             for side, runs in results.items():
                 runs.append(child(side, members.uri, since, Path(directory) / f"{side}-{number}", args))
-        digests = {digest(path) for run in Path(directory).iterdir() for path in run.iterdir()}
+        digests = {
+            digest(path) for run in Path(directory).iterdir() for path in run.iterdir() if path.suffix != ".checkpoint"
+        }
     print(
         f"{args.entries:,} oplog entries, {os.cpu_count()} cores, documents: {args.documents}, medians of {args.rounds}"
     )
