@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from tailrace.source.mongod import MongodSource
-from tests.differential.fuzz import Totals, run_seed, server
-from tests.differential.wire import Wire
+from tests.differential.fuzz import SERVER, Totals, run_seed, server
 from tests.differential.workload import Workload
 
 pytestmark = pytest.mark.mongod
@@ -17,18 +14,14 @@ pytestmark = pytest.mark.mongod
 _OPERATIONS = 250
 
 
-@pytest.fixture(scope="module")
-def sides() -> Iterator[tuple[Wire, MongodSource]]:
-    with server() as pair:
-        yield pair
-
-
-@pytest.mark.parametrize(("seed", "matches"), [(101, 0), (102, 0), (103, 2)])
-def test_every_stream_of_a_random_workload_is_the_servers(
-    sides: tuple[Wire, MongodSource], seed: int, matches: int
-) -> None:
+@pytest.mark.parametrize(
+    ("version", "seed", "matches"),
+    [(SERVER, 101, 0), (SERVER, 102, 0), (SERVER, 103, 2), ("5.0.4", 104, 1), ("4.4.2", 105, 1)],
+)
+def test_every_stream_of_a_random_workload_is_the_servers(version: str, seed: int, matches: int) -> None:
     totals = Totals()
-    run_seed(*sides, totals, seed=seed, ops=_OPERATIONS, matches=matches)
+    with server(version) as sides:
+        run_seed(*sides, totals, seed=seed, ops=_OPERATIONS, matches=matches, version=version)
     assert not totals.differences, "\n\n".join(totals.differences[:3])
     assert totals.streams >= 40
     assert totals.events >= 2000
