@@ -36,7 +36,7 @@ _SWITCHES: Final = (
     (
         "--ignore-removed-shards",
         "ignoreRemovedShards",
-        "of a cluster: leave out what shards wrote that were removed behind the stream's start",
+        "on a cluster: leave out the events of shards that were removed after the stream's start",
     ),
 )
 

@@ -61,7 +61,7 @@ def read_token(text: str) -> ResumeToken:
         try:
             return ResumeToken.from_hex(text.strip("\"'"))
         except InvalidResumeToken as error:
-            error.hint = error.hint or "Copy the whole _data: a piece of a token is none"
+            error.hint = error.hint or "Copy the whole _data: a part of a token is not enough"
             raise
     try:
         document = loads(text)

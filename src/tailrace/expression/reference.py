@@ -30,8 +30,8 @@ _KNOWN = """\
 * Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event. The server turns them
   into binary numbers of 113 bits, computes there by a library of its own and turns the result back: of 400 random
   arguments each, its last digit was not that of the exact result in 9 % (`$acos`) to 42 % (`$tan`), and a model of that
-  arithmetic still missed 0.8 % (`$atan`, `$tanh`, by tiny arguments) to 58 %. Addition, multiplication, division,
-  remainder, square root, rounding, and degrees and radians are exact.
+  arithmetic was still wrong for 0.8 % (`$atan`, `$tanh`, at tiny arguments) to 58 %. Addition, multiplication,
+  division, remainder, square root, rounding, and degrees and radians are exact.
 * `$dateFromString` and `$toDate` read what 6.0.27 reads. Texts that move a date by weekdays ("next monday",
   "5 weekdays", "next week"), `back of` and `front of` are refused on the event. 4.4 and 5.0 know fewer notations: no
   hour alone ("T05"), no offset with seconds ("+013000").
@@ -40,15 +40,16 @@ _KNOWN = """\
 * Regular expressions are PCRE2's, read as the server's PCRE 8.42 reads them. Refused by name when the stream is opened:
   `\\C`, `\\K` inside a look-around, `(?X)`, `\\p{Lu}` and its like in a class without regard to case, `(*SKIP:name)`
   inside a look-around, and inside a lookbehind a call of a group that is open or comes later, and `\\R` or `\\X` with a
-  number. Where a search gives up: [limits](differences.md#regular-expressions).
+  number. When a search gives up: [limits](differences.md#regular-expressions).
 * `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, the
   server keeps invisible elements that a later stage still counts; an expression that reads such an array is refused.
 * `$sortArray` by a path that meets an array is refused on the event.
-* A stage that is forbidden in a stream is parsed as the server parses it, as far as its options go: which are known,
-  needed, of which type. What the server finds deeper inside one (a negative `maxDepth`, an unknown window function) is
-  code 20 here, as for the stage itself.
-* `$near` and its kin are code 5626500 as on 6.0 (2 on 4.4 and 5.0), `$$IS_MR`, `$$JS_SCOPE` and `$$SEARCH_META` are
-  51144 and 6347903 (4.4 knows none of them: 17276), and `let` is taken whatever the version (4.4: code 9).
+* The options of a stage that is forbidden in a stream are checked as on the server: their names, their types, and
+  which are required. Errors that the server finds deeper inside such a stage (a negative `maxDepth`, an unknown window
+  function) are code 20 here, as for the stage itself.
+* `$near` and similar operators are code 5626500 as on 6.0 (2 on 4.4 and 5.0), `$$IS_MR`, `$$JS_SCOPE` and
+  `$$SEARCH_META` are 51144 and 6347903 (4.4 knows none of them: 17276), and `let` is accepted for every version (4.4:
+  code 9).
 * Where two constant parts of one projection fail, the server reports either; here it is the first.
 """
 
