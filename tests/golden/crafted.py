@@ -15,6 +15,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from tailrace.embedded import Mongod, ReplicaSet
+from tailrace.embedded.binary import find_mongod
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.execute import note
 from tests.differential.native import aggregate, read
@@ -24,10 +25,10 @@ from tests.golden import recording
 Entry = dict[str, Any]
 _UUID = Binary(bytes(range(16)), 4)
 _OTHER_UUID = Binary(bytes(range(16, 32)), 4)
-_HARMLESS: Entry = {"op": "n", "ns": "", "o": {"msg": "crafted"}}
+HARMLESS: Entry = {"op": "n", "ns": "", "o": {"msg": "crafted"}}
 _SESSION = {"id": Binary(b"s" * 16, 4), "uid": b"u" * 32}
 _NULL_OP_TIME = {"ts": Timestamp(0, 0), "t": Int64(-1)}
-_GAP_S = 3
+GAP_S = 3
 
 
 def _entry(op: str, o: Any, *, ns: str = "gr.c", **more: Any) -> Entry:
@@ -38,7 +39,7 @@ def _command(o: Any, *, ns: str = "gr.$cmd", **more: Any) -> Entry:
     return _entry("c", o, ns=ns, **more)
 
 
-def _apply_ops(*operations: Any, session: bool = True, **more: Any) -> Entry:
+def apply_ops(*operations: Any, session: bool = True, **more: Any) -> Entry:
     extra = {"lsid": _SESSION, "txnNumber": Int64(5), "prevOpTime": _NULL_OP_TIME} if session else {}
     entry = {"op": "c", "ns": "admin.$cmd", "o": {"applyOps": list(operations)}, **extra}
     return entry | more
@@ -48,7 +49,7 @@ def _no_op(o2: Any, *, ns: str = "gr.c") -> Entry:
     return _entry("n", {"msg": "crafted"}, ns=ns, o2=o2)
 
 
-def _insert(id_: Any, **more: Any) -> Entry:
+def insert(id_: Any, **more: Any) -> Entry:
     return _entry("i", {"_id": id_, "x": 5}, **{"o2": {"_id": id_}, **more})
 
 
@@ -58,8 +59,8 @@ def _update(o: Any, **more: Any) -> Entry:
 
 #: Entries of real servers: each is read by every kind of stream, all in one go.
 WHOLE: tuple[Entry, ...] = (
-    _insert(1),
-    _insert(2, fromMigrate=True),
+    insert(1),
+    insert(2, fromMigrate=True),
     _update({"$v": 2, "diff": {"u": {"x": 1}}}, fromMigrate=True),
     _entry("d", {"_id": 1}, fromMigrate=True),
     _command({"create": "c2", "idIndex": {"v": 2}}, fromMigrate=True),
@@ -93,9 +94,9 @@ WHOLE: tuple[Entry, ...] = (
     _no_op({"migrateChunkToNewShard": "gr.c", "fromShardId": "sh0", "toShardId": "sh1"}),
     _no_op({"moveChunk": "gr.c", "donor": "sh0", "recipient": "sh1"}),
     _no_op({"reshardBegin": "gr.c", "reshardingUUID": _OTHER_UUID}),
-    _apply_ops({"op": "d", "ns": "gr.c", "ui": _UUID, "o": {"_id": 1}}, session=False),
-    _apply_ops({"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 7}, "o2": {"_id": 7}}, multiOpType=1),
-    _apply_ops(
+    apply_ops({"op": "d", "ns": "gr.c", "ui": _UUID, "o": {"_id": 1}}, session=False),
+    apply_ops({"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 7}, "o2": {"_id": 7}}, multiOpType=1),
+    apply_ops(
         {"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 8}, "o2": {"_id": 8}, "fromMigrate": True},
         {"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 9}, "o2": {"_id": 9}},
         {"op": "c", "ns": "gr.$cmd", "ui": _OTHER_UUID, "o": {"drop": "other"}},
@@ -111,7 +112,7 @@ WHOLE: tuple[Entry, ...] = (
     _command({"collMod": "c", "x": 1}, o2={"collectionOptions_old": {}, "indexOptions_old": {}}),
     _command({"dropIndexes": "c", "index": "a_1"}, o2={"v": 2, "key": {"a": 1}, "name": "a_1"}),
     _command({"renameCollection": "gr.q", "to": "grr.c", "stayTemp": False}),
-    _insert(99),
+    insert(99),
 )
 
 #: Entries that break their format: each is read alone, from its own time.
@@ -140,7 +141,7 @@ BROKEN: dict[str, Entry] = {
     "array diff with a text length": _update({"$v": 2, "diff": {"sa": {"a": True, "l": "2"}}}),
     "array diff of the mark alone": _update({"$v": 2, "diff": {"sa": {"a": True}}}),
     "array sub-diff that is no object": _update({"$v": 2, "diff": {"sa": {"a": True, "s0": 1}}}),
-    "insert without ui": {key: value for key, value in _insert(1).items() if key != "ui"},
+    "insert without ui": {key: value for key, value in insert(1).items() if key != "ui"},
     "update without ui": {key: value for key, value in _update({"$set": {"a": 1}}).items() if key != "ui"},
     "delete without ui": {key: value for key, value in _entry("d", {"_id": 1}).items() if key != "ui"},
     "drop without ui": {key: value for key, value in _command({"drop": "c"}).items() if key != "ui"},
@@ -158,17 +159,17 @@ BROKEN: dict[str, Entry] = {
     "unknown letter": _entry("y", {"_id": 1}),
     "unknown letters": _entry("xi", {"_id": 1}),
     "a command of no known name": _command({"refresh": "c"}),
-    "no-op inside a transaction": _apply_ops(
+    "no-op inside a transaction": apply_ops(
         {"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 1}, "o2": {"_id": 1}},
         {"op": "n", "ns": "gr.c", "ui": _UUID, "o": {"msg": 1}, "o2": {"shardCollection": "gr.c"}},
     ),
-    "an operation that is no object": _apply_ops({"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 1}}, 5),
-    "a transaction whose chain is cut": _apply_ops(
+    "an operation that is no object": apply_ops({"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 1}}, 5),
+    "a transaction whose chain is cut": apply_ops(
         {"op": "i", "ns": "gr.c", "ui": _UUID, "o": {"_id": 1}, "o2": {"_id": 1}},
         prevOpTime={"ts": Timestamp(7, 7), "t": Int64(1)},
     ),
-    "wall of another type": _insert(1, wall=5),
-    "fromMigrate as a number": _insert(1, fromMigrate=1),
+    "wall of another type": insert(1, wall=5),
+    "fromMigrate as a number": insert(1, fromMigrate=1),
 }
 
 
@@ -178,15 +179,15 @@ def record_crafted(version: str, *, broken: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
         with ReplicaSet(version=version, data_dir=directory) as deployment, Wire.to(deployment.uri) as wire:
             before = note(wire, "the gap begins")
-            time.sleep(_GAP_S)
+            time.sleep(GAP_S)
             end = note(wire, "the gap ends")
             member = deployment.members[0]
         if broken:  # a stream must begin with an entry that is whole: the server parses the first one apart
-            entries = [entry for one in entries for entry in (_HARMLESS, one)]
-        placed = _placed(entries, before)
-        _write(member, placed)
+            entries = [entry for one in entries for entry in (HARMLESS, one)]
+        gap = placed(entries, before)
+        write(member, gap)
         with ReplicaSet(version=version, data_dir=directory, enable_test_commands=True) as deployment:
-            streams = _broken_streams(deployment, placed) if broken else _whole_streams(deployment, before, end)
+            streams = _broken_streams(deployment, gap) if broken else _whole_streams(deployment, before, end)
             with Wire.to(deployment.uri) as wire:
                 window = {"ts": {"$gt": before.to_timestamp(), "$lte": end.to_timestamp()}}
                 cursor = wire.run("local", {"find": "oplog.rs", "filter": window, "batchSize": 1000})["cursor"]
@@ -202,7 +203,7 @@ def record_crafted(version: str, *, broken: bool) -> dict[str, Any]:
     }
 
 
-def _placed(entries: list[Entry], before: ClusterTime) -> list[Entry]:
+def placed(entries: list[Entry], before: ClusterTime) -> list[Entry]:
     wall = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     return [
         {
@@ -216,9 +217,11 @@ def _placed(entries: list[Entry], before: ClusterTime) -> list[Entry]:
     ]
 
 
-def _write(member: Mongod, entries: list[Entry]) -> None:
-    """Into the oplog of the stopped member, through a standalone server on its files."""
-    with Mongod(member.binary, data_dir=member.data_dir) as alone, Wire.to(alone.uri) as wire:
+def write(member: Mongod, entries: list[Entry], *, version: str | None = None) -> None:
+    """Into the oplog of the stopped member, through a standalone server on its files, of another version if one is
+    named: a mongod 5.0.4 ends where a write is older than its checkpoint, 6.0 on the same files takes it."""
+    binary = member.binary if version is None else find_mongod(version)
+    with Mongod(binary, data_dir=member.data_dir) as alone, Wire.to(alone.uri) as wire:
         reply = wire.run("local", {"insert": "oplog.rs", "documents": entries})
         assert "writeErrors" not in reply, reply["writeErrors"]
 

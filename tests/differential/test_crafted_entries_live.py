@@ -1,0 +1,69 @@
+"""Entries that no server writes, in a real oplog, read by each version's own streams and by ours. The golden recording
+of broken entries reads each with expanded events alone, of 6.0 alone, and holds no chain that leads forward.
+
+Not on 4.4: a mongod 4.4.2 ends where an entry older than its oldest timestamp is written, and no later version that
+would take it opens its files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from tailrace.embedded import ReplicaSet
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.mongod import MongodSource
+from tests.differential.compare import Bench, Case
+from tests.differential.execute import note
+from tests.differential.ours import SourceOplog, read_into_memory
+from tests.differential.wire import Wire
+from tests.golden.crafted import BROKEN, GAP_S, HARMLESS, apply_ops, insert, placed, write
+
+pytestmark = pytest.mark.mongod
+
+_FORWARD = apply_ops(
+    {"op": "i", "ns": "gr.c", "ui": insert(1)["ui"], "o": {"_id": 1}, "o2": {"_id": 1}},
+    prevOpTime={"ts": Timestamp(2**31 - 1, 1), "t": Int64(1)},
+)
+#: A stream must begin with an entry that is whole: the server parses the first one apart.
+_ENTRIES = [
+    HARMLESS,
+    BROKEN["collMod without o2"],
+    HARMLESS,
+    BROKEN["dropIndexes without o2"],
+    insert(1),
+    HARMLESS,
+    _FORWARD,
+    HARMLESS,
+    insert(2),
+]
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4"])
+def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp_path: Path) -> None:
+    with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
+        before = note(wire, "the gap begins")
+        time.sleep(GAP_S)
+        end = note(wire, "the gap ends")
+        member = deployment.members[0]
+    write(member, placed(_ENTRIES, before), version="6.0.27" if version == "5.0.4" else None)
+    expected = {False: (2, [286])}
+    if version == "6.0.27":
+        expected[True] = (2, [8, 8, 286])
+    with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
+        source = MongodSource(deployment.uri)
+        memory = read_into_memory(wire, source, ClusterTime(before - 1), end)
+        bench = Bench(wire, memory, SourceOplog(source), version, end)
+        for expanded, (events, codes) in expected.items():
+            for scope in (("gr", "c"), ("gr", None), ("admin", None)):
+                for live in (False, True):
+                    shown = {"showExpandedEvents": True} if expanded else {}
+                    stage = {"startAtOperationTime": before.to_timestamp(), **shown}
+                    result = bench.compare(Case(scope, stage, live=live))
+                    assert result.difference is None
+                    assert result.equal_events == events
+                    assert [error.code for error in result.errors_met] == codes
+        source.close()
