@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from tailrace.expression import value as v
 from tailrace.expression.registry import OPERATORS
 from tailrace.expression.value import Value
+from tests.differential import expression_limits as limits
 from tests.differential import expression_patterns as patterns
 from tests.differential import expression_values as values
 from tests.differential.expression_dates import DATE_OPERATORS
@@ -104,6 +105,8 @@ class Grammar:
 
     def expression(self, kind: str = "x", depth: int = 2) -> Value:
         rng = self.rng
+        if rng.random() < limits.RATE:
+            return limits.expression(rng, kind)
         if rng.random() < 0.07:
             kind = rng.choice("nsaodbx")
         if depth <= 0 or rng.random() < 0.35:
@@ -361,7 +364,8 @@ def pipeline(rng: random.Random, documents: list[bytes], only: frozenset[str]) -
 def _one(rng: random.Random, documents: list[bytes], grammar: Grammar) -> bytes:
     kind = rng.random()
     if kind < 0.3:
-        return _stage("$match", query(rng, documents, grammar.top))
+        near_a_limit = rng.random() < limits.RATE
+        return _stage("$match", limits.query(rng) if near_a_limit else query(rng, documents, grammar.top))
     if kind < 0.62:
         return _stage("$replaceWith", v.object_of([(b"r", grammar.top())]))
     if kind < 0.78:
@@ -382,7 +386,8 @@ def _stage(name: str, specification: Value) -> bytes:
 
 
 def _names(rng: random.Random) -> list[bytes]:
-    return rng.sample(FIELD_PATHS, rng.randint(1, 4))
+    names = rng.sample(FIELD_PATHS, rng.randint(1, 4))
+    return [*names, limits.path(rng).encode()] if rng.random() < limits.RATE else names
 
 
 def _projection(rng: random.Random, grammar: Grammar) -> Value:

@@ -138,6 +138,23 @@ def test_paths_of_expressions_and_projections_have_200_names(server: Server, nam
     assert found == [15 if names > 199 else 0, 15 if names > 199 else 0, own, own, own]
 
 
+@pytest.mark.parametrize("names", [197, 198, 199, 200])
+@pytest.mark.parametrize("nested", [{"k": "$z"}, {"k": 1}, {"k": {"j": "$z"}}, {"k": ["$z"]}, ["$z"]])
+def test_nested_names_count_like_dotted_ones(server: Server, names: int, nested: Any) -> None:
+    """And are refused when the pipeline is read. Only dotted paths had been tried, with no other fault beside them."""
+    path = ".".join("b" * names)
+    fails = {"$divide": [1, "$z"]}
+    for stage in ("$set", "$project"):
+        compare(server, [{stage: {path: nested}}], {"a": 1})
+        compare(server, [{stage: {"q": fails, path: nested}}], {"a": 1, "z": 0})
+
+
+def test_depth_is_looked_at_before_any_stage_is_parsed(server: Server) -> None:
+    """It is the command that nests too deep. Two stages, each with a fault of its own, had not been tried."""
+    deep = repeated(99, lambda inner: {"$and": [inner]}, {"s": 1})
+    assert compare(server, [{"$project": {"a.b": 1, "a": 1}}, {"$match": deep}], {"s": 1}) == 15
+
+
 DIGITS = [19, 20, 308, 309, 310, 4300, 4301, 6144, 6145, 6146, 100_000]
 
 

@@ -240,13 +240,13 @@ def split_path(path: bytes) -> tuple[bytes, ...]:
     if path[-1:] == b".":
         raise registry.parse_failure(40353, "FieldPath must not end with a '.'.")
     names = tuple(path.split(b"."))
-    _check_length(len(names))
+    check_length(len(names))
     for name in names:
         check_field_name(name)
     return names
 
 
-def _check_length(names: int) -> None:
+def check_length(names: int) -> None:
     if names > MAX_PATH_LENGTH:
         raise registry.parse_failure(15, f"FieldPath is too long: {names} names, at most {MAX_PATH_LENGTH}")
 
@@ -260,7 +260,7 @@ def parse_path(text: bytes, scope: Scope) -> Expression:
         raise registry.parse_failure(16872, "'$' by itself is not a valid FieldPath")
     if text[1:2] != b"$":
         names = split_path(text[1:])
-        _check_length(len(names) + 1)  # CURRENT is one of them
+        check_length(len(names) + 1)  # CURRENT is one of them
         return field_path("CURRENT", names, scope)
     variable = text[2:].partition(b".")[0]
     name = _shown(variable)

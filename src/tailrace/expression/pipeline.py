@@ -90,6 +90,7 @@ def compile_stages(
     """
     if sys.getrecursionlimit() < _FRAMES:
         sys.setrecursionlimit(_FRAMES)
+    check_depths(stages)
     order = order_of(collation)
     compiler = Compiler(_constants(let, now, cluster_time, order), list(stages), order)
     compiled = [compiler.stage(place) for place in range(len(stages))]
@@ -147,8 +148,6 @@ class Compiler:
         return UsageError(error.message, code=error.code, hint=error.hint or f"At {at}")
 
     def _parsed(self, raw: bytes, scope: Scope, place: int) -> Stage | None:
-        document_end(raw)
-        check_depth(raw)
         fields = v.fields_of(raw)
         if len(fields) != 1:
             raise parse_failure(40323, "A pipeline stage specification object must contain exactly one field.")
@@ -191,10 +190,15 @@ class Compiler:
             raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
-def check_depth(raw: bytes) -> None:
-    """Refuse what nests deeper than the server takes: before anything recurses into it."""
-    if deeper_than(raw, MAX_DEPTH - 1):
-        raise parse_failure(15, f"exceeded maximum nested object depth: {MAX_DEPTH}")
+def check_depths(stages: Sequence[bytes]) -> None:
+    """Refuse what nests deeper than the server takes: before anything is parsed, which would recurse into it."""
+    for place, raw in enumerate(stages):
+        try:
+            document_end(raw)
+            if deeper_than(raw, MAX_DEPTH - 1):
+                raise parse_failure(15, f"exceeded maximum nested object depth: {MAX_DEPTH}")
+        except TailraceError as error:
+            raise UsageError(error.message, code=error.code, hint=error.hint or f"At pipeline[{place}]") from None
 
 
 def check_event(document: bytes) -> None:

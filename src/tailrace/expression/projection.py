@@ -13,7 +13,16 @@ from typing import Final, Literal
 
 from tailrace.errors import UsageError
 from tailrace.expression import value as v
-from tailrace.expression.core import DBREF_NAMES, Expression, Frame, Scope, parse_object, parse_operand, split_path
+from tailrace.expression.core import (
+    DBREF_NAMES,
+    Expression,
+    Frame,
+    Scope,
+    check_length,
+    parse_object,
+    parse_operand,
+    split_path,
+)
 from tailrace.expression.registry import OPERATORS, parse_failure, refused_expression
 from tailrace.expression.value import Maybe, Value
 
@@ -199,6 +208,7 @@ class _ProjectParser:
         if name == b"$" or name.endswith(b".$"):
             raise parse_failure(31324, "Cannot use positional projection in aggregation projection")
         path = (*parents, *split_path(name))
+        check_length(len(path))
         if kind == v.OBJECT:
             self._object(path, data)
         elif kind == v.BOOL or kind in v.NUMERIC:
@@ -372,7 +382,9 @@ def _collect(
     for name, inner_kind, inner in fields:
         if b"." in name:
             raise parse_failure(40183, f"cannot use dotted field name '{_shown(name)}' in a sub object")
-        _collect((*path, *split_path(name)), (inner_kind, inner), seen, found)
+        inner_path = (*path, *split_path(name))
+        check_length(len(inner_path) + 1)  # the server takes one name less here than in a dotted path
+        _collect(inner_path, (inner_kind, inner), seen, found)
 
 
 def _check_conflict(path: tuple[bytes, ...], seen: list[tuple[bytes, ...]]) -> None:
