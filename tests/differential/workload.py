@@ -23,6 +23,8 @@ from tests.differential import documents as docs
 COLLECTIONS = ("c0", "c1", "c2", "c10", "c.d", "c+(x)", "tmp3", "имя")
 #: Written between the prepare and the commit of another transaction, so never touched by prepared transactions.
 BESIDE = "beside"
+#: Of the one update whose description is near a limit.
+LONG = "long"
 #: A command's field with this value is given the ``prepareTimestamp`` of the last prepare by the one who runs it.
 PREPARE_TIMESTAMP = "<prepareTimestamp>"
 _MAX_TIME_MS = 10_000
@@ -57,6 +59,7 @@ class Workload:
         # A pipeline's update of a document with two fields of one name ends the process of a mongod 5.0.4.
         draw = docs.UniqueNames if version.startswith("5.") else random.Random
         self._rng = draw(f"tailrace workload {seed}")
+        self._long = random.Random(f"tailrace long description {seed}")
         # Not from the seed: the server remembers a session's transaction numbers, and a replay must not meet them.
         self._session = Binary.from_uuid(uuid.uuid4(), uuid_representation=UuidRepresentation.STANDARD)
         self._transaction_number = 0
@@ -70,6 +73,9 @@ class Workload:
         weights = [weight for _, weight in self._kinds.values()]
         yield Operation(0, "setup", tuple(self._setup()))
         for number in range(1, count):
+            if number == count // 2:
+                yield Operation(number, "long description", tuple(self._long_description()))
+                continue
             index = self._rng.choices(range(len(names)), weights)[0]
             commands, cleanup = makers[index]()
             yield Operation(number, names[index], tuple(commands), tuple(cleanup))
@@ -296,6 +302,24 @@ class Workload:
         elif kind > 0.9:
             commands.append((database, {"create": name, "viewOn": "c0", "pipeline": []}))
         return [_command(on, command) for on, command in commands]
+
+    def _long_description(self) -> list[Command]:
+        """Once a seed, since every stream reads it: some hundred fields set under a long path, so that the event comes
+        near the largest one, from either side. On 4.4 the entry is a replacement.
+
+        Descriptions past 64 MB, which end a stream (16490) unless a filter hides their entry, are not drawn: which
+        filter does is each side's own affair. ``test_long_descriptions_live.py`` has their edge.
+        """
+        path = "p" * 60_000
+        names = [f"f{number:06d}" for number in range(self._long.choice((200, 278, 279, 280, 300)))]
+        kept = {"kept": "x" * 100_000}
+        whole = {"$set": {path: {"$literal": {**kept, **dict.fromkeys(names, 2)}}}}
+        database = self.databases[0]
+        return [
+            _command(database, {"insert": LONG, "documents": [{"_id": 1, path: kept}]}),
+            _command(database, {"update": LONG, "updates": [{"q": {"_id": 1}, "u": [whole]}]}),
+            _command(database, {"delete": LONG, "deletes": [{"q": {}, "limit": 0}]}),
+        ]
 
     def _drop_database(self) -> list[Command]:
         return [_command(self._namespace()[0], {"dropDatabase": 1})]
