@@ -186,9 +186,9 @@ def cpu_seconds(client: pymongo.MongoClient[Any]) -> float:
 
 
 def run_spark(args: argparse.Namespace) -> int:
-    from tailrace.spark.lake.commit_log import CommitLog
+    from tailrace.lake.commit_log import CommitLog
     from tailrace.spark.lake.stream import write_stream
-    from tailrace.spark.session import local_session
+    from tailrace.spark.runtime.session import local_session
 
     spark = local_session(cores=2)
     source = {
@@ -209,7 +209,7 @@ def run_spark(args: argparse.Namespace) -> int:
 
 
 def run_native(args: argparse.Namespace) -> int:
-    from tailrace.spark.lake.part_writer import PartWriter
+    from tailrace.lake.part_writer import PartWriter
 
     seconds, increment = (int(part) for part in args.since.split(","))
     with pymongo.MongoClient[dict[str, Any]](os.environ[URI]) as client:

@@ -21,7 +21,7 @@ import pymongo
 
 from tailrace.embedded import ReplicaSet
 from tailrace.expression import compile_stages, parse_collation
-from tailrace.expression.collation import LOCALES
+from tailrace.expression.values.collation import LOCALES
 
 _EVERYWHERE = "aAbBcCzZ019 -_.,!$éèêäöüßñøåÆ"
 _STAGE = {"$project": {"_id": 0, "order": {"$cmp": ["$left", "$right"]}}}

@@ -34,10 +34,10 @@ from tailrace.kernel import KernelSettings, Part, encode_json, encode_variants, 
 from tailrace.kernel.fast_path import process_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.profile import profile_for
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
 from tailrace.source.drive import drive
 from tailrace.source.mongod import MongodSource
 

@@ -22,8 +22,8 @@ from tailrace.cursor import (
     StreamStart,
 )
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
+from tailrace.plan.profile import profile_for
+from tailrace.plan.request import NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tailrace.raw_bson import elements, encode_document
 from tailrace.source.mongod import MongodSource
 from tests.differential.wire import ANY_VALUE, Wire

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tailrace.expression import value as v
-from tailrace.expression.registry import OPERATORS
-from tailrace.expression.value import Value
+from tailrace.expression.language.registry import OPERATORS
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 from tests.differential import expression_limits as limits
 from tests.differential import expression_patterns as patterns
 from tests.differential import expression_values as values

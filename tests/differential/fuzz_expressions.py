@@ -28,8 +28,8 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import TailraceError
 from tailrace.expression import Collation, CompiledPipeline, compile_stages, parse_collation
-from tailrace.expression.collation import order_of
-from tailrace.expression.pipeline import Compiler
+from tailrace.expression.stages.pipeline import Compiler
+from tailrace.expression.values.collation import order_of
 from tests.differential import expression_grammar as grammar
 from tests.differential.expression_values import Collated, whole_document
 

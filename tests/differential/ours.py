@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from bson.int64 import Int64
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
+from tailrace.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
 from tailrace.source.mongod import MongodSource
 from tests.differential.wire import Wire
 from tests.golden.replay import MemoryOplog

@@ -16,7 +16,7 @@ import tailrace
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.expression import parse_collation
-from tailrace.expression.collation import LOCALES
+from tailrace.expression.values.collation import LOCALES
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential import native
 from tests.differential.fuzz_expressions import COLLATIONS, Server, fuzz

@@ -12,7 +12,7 @@ import bson
 import pytest
 
 from tailrace.embedded import ReplicaSet
-from tailrace.expression.registry import OPERATORS
+from tailrace.expression.language.registry import OPERATORS
 from tests.differential import expression_grammar as grammar
 from tests.differential.fuzz_expressions import Server, Totals, compare_stage, fuzz
 from tests.differential.icu import WITHOUT_ICU

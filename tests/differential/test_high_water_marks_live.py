@@ -15,8 +15,8 @@ from pymongo.errors import OperationFailure
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
 
 VERSIONS = ("2B02", "2B04")
 INDEXES = ("29", "2B02")

@@ -19,10 +19,10 @@ from tailrace.errors import ChangeStreamFatal
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
-from tailrace.spark.input_partition import OplogSlice
-from tailrace.spark.offset import Resume
-from tailrace.spark.options import parse
-from tailrace.spark.slice_reader import slice_events
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.reading.slice_reader import slice_events
+from tailrace.spark.source.offset import Resume
+from tailrace.spark.source.options import parse
 from tests.differential.compare import Bench, Case, Compared
 from tests.differential.cursors import Pair, Sides
 from tests.differential.execute import note

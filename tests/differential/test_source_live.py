@@ -22,7 +22,7 @@ from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import entry_time
 from tailrace.source.connection import Connection
 from tailrace.source.mongod import MongodSource

@@ -13,8 +13,8 @@ from tailrace.cursor import Acting, Action, CursorRegistry, NeedOldest, NeedStar
 from tailrace.cursor.action import StreamStart
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import OplogBatch
+from tailrace.plan.profile import profile_for
+from tailrace.plan.request import OplogBatch
 from tests.golden.replay import EVERYTHING, MemoryOplog
 
 

@@ -17,10 +17,11 @@ from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import (
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
+from tailrace.plan.request import (
     Answer,
     DocumentLookup,
     Emit,
@@ -32,7 +33,6 @@ from tailrace.pipeline.request import (
     Request,
     Running,
 )
-from tailrace.pipeline.stream import ChangeStreamPipeline
 from tests.golden.recording import Recording, StreamError, entry_time
 
 Documents = Callable[[Sequence[DocumentLookup]], list[bytes | None]]

@@ -16,10 +16,11 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import (
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
+from tailrace.plan.request import (
     Answer,
     DocumentLookup,
     Emit,
@@ -29,7 +30,6 @@ from tailrace.pipeline.request import (
     Request,
     Running,
 )
-from tailrace.pipeline.stream import ChangeStreamPipeline
 from tests.golden.replay import MemoryOplog, options_of
 from tests.golden.sharded_recording import CONFIG_SERVER, ShardedRecording
 

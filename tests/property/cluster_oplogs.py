@@ -9,7 +9,7 @@ import bson
 from bson.binary import Binary
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import Answer, Emit, NeedShard, OplogBatch, Running
+from tailrace.plan.request import Answer, Emit, NeedShard, OplogBatch, Running
 
 UUID = Binary(bytes(range(16)), 4)
 DATABASE, COLLECTION = "shop", "orders"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tailrace.kernel import EventRun
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.block_merge import ShardEvents, merge_blocks, up_to
-from tailrace.spark.columns import EventBlock
+from tailrace.spark.reading.block_merge import ShardEvents, merge_blocks, up_to
+from tailrace.spark.reading.columns import EventBlock
 
 Place = tuple[int, int]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, UsageError
 from tailrace.kernel import Part, encode_variants, gather, is_utf8, locate
-from tailrace.spark import variant
+from tailrace.spark.reading import variant
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
 

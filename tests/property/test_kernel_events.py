@@ -17,11 +17,11 @@ from tailrace.kernel.fast_path import process_batch, settings_for
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import parse_entry
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import SERVER_4_4, SERVER_6_0, ServerProfile, profile_for
-from tailrace.pipeline.request import Answer, Emit, OplogBatch, Request, Running
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, ServerProfile, profile_for
+from tailrace.plan.request import Answer, Emit, OplogBatch, Request, Running
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of
 from tests.property import random_entries

@@ -15,15 +15,15 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import UsageError
 from tailrace.expression import compile_stages
-from tailrace.expression.core import Scope
+from tailrace.expression.language.core import Scope
 from tailrace.expression.match.parse import parse_match
 from tailrace.expression.match.test import document_test
 from tailrace.kernel.fast_path import process_batch
 from tailrace.kernel.match import FAILS, PASSES, UNKNOWN
 from tailrace.kernel.match_program import match_program
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.request import OplogBatch
 from tests.differential.event_predicates import EventPredicates
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer

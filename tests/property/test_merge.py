@@ -15,9 +15,9 @@ from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import profile_for
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import profile_for
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,

@@ -19,9 +19,9 @@ from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_clock import ClusterClock, unsigned_document
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.request import NeedShard
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.request import NeedShard
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,

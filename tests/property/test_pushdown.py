@@ -19,12 +19,12 @@ from tailrace.expression import compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import parse_entry
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile
 from tailrace.pipeline.pushdown import plan_pushdown
-from tailrace.pipeline.request import Emit, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile
+from tailrace.plan.request import Emit, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tests.differential.event_predicates import EventPredicates
 from tests.property import random_entries
 

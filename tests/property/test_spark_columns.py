@@ -13,8 +13,8 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
-from tailrace.spark.columns import BYTES_MAX, ROWS_MAX, EventBlock, EventColumns
-from tailrace.spark.options import COLUMNS, DOCUMENT_FORMS
+from tailrace.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventBlock, EventColumns
+from tailrace.spark.source.options import COLUMNS, DOCUMENT_FORMS
 from tests.golden import recording
 from tests.property import plain_columns, random_values
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from tailrace.lake import durable
 from tailrace.spark import local_session
-from tailrace.spark.lake import CompactionPolicy, durable
+from tailrace.spark.lake import CompactionPolicy
 from tailrace.spark.lake.sink import LakeSink, LakeStreamWriter
 from tailrace.spark.lake.stream import write_stream
 

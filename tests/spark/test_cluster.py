@@ -17,7 +17,7 @@ import pytest
 
 import tailrace
 from tailrace.embedded import ReplicaSet
-from tailrace.spark.java import find_java
+from tailrace.spark.runtime.java import find_java
 from tests.spark.streams import newest, server_events
 from tests.spark.test_crash import arrived, driver, wait_for
 

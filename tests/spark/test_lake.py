@@ -25,9 +25,9 @@ from tailrace.demo.comparison import lake_events
 from tailrace.demo.shop import Shop, work
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal, UsageError
+from tailrace.lake.commit_log import CommitLog
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import read, verify
-from tailrace.spark.lake.commit_log import CommitLog
 from tailrace.spark.lake.failure import query_error
 from tailrace.spark.lake.stream import write_stream
 from tests.spark.streams import newest, server_events

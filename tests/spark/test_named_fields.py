@@ -20,7 +20,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import verify
 from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.options import COLUMNS
+from tailrace.spark.source.options import COLUMNS
 from tests.differential import named_fields
 from tests.differential.test_named_fields_live import PIPELINES
 from tests.differential.wire import Wire

@@ -16,9 +16,9 @@ import tailrace
 from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.source import outline
 from tailrace.source.connection import Connection
-from tailrace.spark import outline
-from tailrace.spark.outline import Bucket, OplogOutline, invalidating, scope_filter
+from tailrace.source.outline import Bucket, OplogOutline, invalidating, scope_filter
 from tests.differential import named_fields, native
 from tests.differential.wire import Wire
 from tests.golden import recording

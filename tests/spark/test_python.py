@@ -13,7 +13,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.spark.python import worker_python
+from tailrace.spark.runtime.python import worker_python
 
 LIB = Path(pyspark.__file__).parent / "python" / "lib"
 

@@ -21,15 +21,16 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
 from tailrace.kernel import EventRun
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark import merged_slice, planner
-from tailrace.spark.columns import EventBlock
-from tailrace.spark.deployment import open_deployment
 from tailrace.spark.lake import verify
 from tailrace.spark.lake.stream import write_stream
-from tailrace.spark.merged_slice import merged_slice_events
-from tailrace.spark.offset import StreamIdentity
-from tailrace.spark.options import parse
-from tailrace.spark.slice_plan import slice_plan
+from tailrace.spark.planning import planner
+from tailrace.spark.planning.deployment import open_deployment
+from tailrace.spark.reading import merged_slice
+from tailrace.spark.reading.columns import EventBlock
+from tailrace.spark.reading.merged_slice import merged_slice_events
+from tailrace.spark.reading.slice_plan import slice_plan
+from tailrace.spark.source.offset import StreamIdentity
+from tailrace.spark.source.options import parse
 from tests.sharded import native
 from tests.sharded.workload import spread, writers
 from tests.spark.streams import Batches, available_now, offsets

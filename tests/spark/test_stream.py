@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.options import parse
-from tailrace.spark.stream_reader import TailraceStreamReader
+from tailrace.spark.source.options import parse
+from tailrace.spark.source.stream_reader import TailraceStreamReader
 from tests.differential import named_fields
 from tests.spark.streams import Batches, available_now, newest, offsets, server_events
 

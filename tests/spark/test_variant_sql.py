@@ -59,7 +59,7 @@ DOCUMENT: dict[str, Any] = {
 
 def to_variants(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Events with a ``fullDocument`` each, through the source's own columns."""
-    from tailrace.spark.columns import EventBlock, EventColumns
+    from tailrace.spark.reading.columns import EventBlock, EventColumns
 
     columns = EventColumns(("full_document",), "variant")
     for batch in batches:

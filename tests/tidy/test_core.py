@@ -11,7 +11,7 @@ import pytest
 import tailrace
 
 SOURCE = Path(tailrace.__file__).parent
-PURE_PACKAGES = ("oplog", "event", "stage", "expression", "pipeline", "kernel", "cursor")
+PURE_PACKAGES = ("oplog", "event", "plan", "stage", "expression", "pipeline", "kernel", "cursor")
 PURE_MODULES = ("errors.py", "raw_bson.py")
 FORBIDDEN = frozenset({"os", "socket", "time", "random", "threading", "asyncio", "pymongo", "pyspark", "subprocess"})
 #: What does the same by another name.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.spark.lake.commit_log import CommitLog
+from tailrace.lake.commit_log import CommitLog
 from tests.unit.lake_events import MIDNIGHT
 from tests.unit.lake_writer import FIRST
 

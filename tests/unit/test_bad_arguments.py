@@ -28,7 +28,7 @@ from tailrace.errors import OplogFormatError, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake.pipeline_file import load
-from tailrace.spark.offset import Offset
+from tailrace.spark.source.offset import Offset
 
 TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 6))
 

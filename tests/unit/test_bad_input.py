@@ -21,9 +21,9 @@ from tailrace.errors import NON_RESUMABLE_LABEL, OplogFormatError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import parse_entry
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.profile import SERVER_6_0
-from tailrace.pipeline.request import Answer, OplogBatch, Request
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import SERVER_6_0
+from tailrace.plan.request import Answer, OplogBatch, Request
 from tailrace.stage.oplog_match import OplogMatch
 from tests.golden import recording
 from tests.golden.recording import entry_time

@@ -24,7 +24,7 @@ from tailrace.errors import InternalError, SourceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
+from tailrace.plan.options import StreamOptions
 
 TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 6))
 

@@ -11,11 +11,11 @@ import pytest
 
 from tailrace.errors import UsageError
 from tailrace.expression import compile_stages, parse_collation
-from tailrace.expression import value as v
-from tailrace.expression.collation import INSTALL, LOCALES, order_of
-from tailrace.expression.compare import SIMPLE
+from tailrace.expression.values import value as v
+from tailrace.expression.values.collation import INSTALL, LOCALES, order_of
+from tailrace.expression.values.compare import SIMPLE
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
+from tailrace.plan.options import StreamOptions
 from tests.differential.icu import needs_icu
 
 

@@ -15,11 +15,11 @@ from bson.timestamp import Timestamp
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import Emit, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
+from tailrace.plan.request import Emit, OplogBatch
 
 UI = Binary(bytes(range(16)), 4)
 _INSERT = {"op": "i", "ns": "d.c", "ui": UI, "o": {"_id": 1}, "o2": {"_id": 1}}

@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 from tailrace.cursor import CursorRegistry, NeedOldest, OldestEntry, OplogRead, ReadOplog, is_change_stream
 from tailrace.errors import ChangeStreamHistoryLost, InternalError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import OplogBatch
+from tailrace.plan.request import OplogBatch
 from tests.golden.cursors import Cursors, MemorySource, batch_of, counting_ids
 from tests.golden.replay import MemoryOplog
 

@@ -10,7 +10,7 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.explain import explain_options, explain_text
-from tailrace.pipeline.options import StreamOptions
+from tailrace.plan.options import StreamOptions
 
 
 def plan(scope: str | None, *stages: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from bson import json_util
 
 from tailrace import raw_bson
-from tailrace.spark.columns import EventBlock, EventColumns
+from tailrace.spark.reading.columns import EventBlock, EventColumns
 
 OID = bytes(range(12))
 POINTER = raw_bson.encode_string("shop.orders") + OID

@@ -20,10 +20,10 @@ from bson.timestamp import Timestamp
 from tailrace.errors import ServerError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.request import DocumentLookup, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.request import DocumentLookup, OplogBatch
 from tailrace.source.drive import drive
 from tests.golden.cursors import Cursors, MemorySource, batch_of
 from tests.golden.replay import MemoryOplog

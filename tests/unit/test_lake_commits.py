@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import SinkError, TailraceError, UsageError
-from tailrace.spark.lake import commit_log, durable, verify
-from tailrace.spark.lake.commit_log import CommitLog
-from tailrace.spark.lake.committer import abort_batch
-from tailrace.spark.lake.identity import open_lake
-from tailrace.spark.lake.layout import cluster_time_of
-from tailrace.spark.lake.manifest import Gap
-from tailrace.spark.lake.part_writer import FileLimits
+from tailrace.lake import commit_log, durable
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.committer import abort_batch
+from tailrace.lake.identity import open_lake
+from tailrace.lake.layout import cluster_time_of
+from tailrace.lake.manifest import Gap
+from tailrace.lake.part_writer import FileLimits
+from tailrace.spark.lake import verify
 from tests.unit.lake_events import COLUMNS, STREAM, batch, begin, make, numbers_in, planned_for, put, stage, token
 
 
@@ -343,7 +344,7 @@ def test_gaps_outlive_the_commits_that_wrote_them(
 def test_files_and_row_groups_are_bounded(root: Path, checkpoint: Path) -> None:
     import pyarrow.parquet as pq
 
-    from tailrace.spark.lake.part_writer import FIRST_TOKEN, PartWriter
+    from tailrace.lake.part_writer import FIRST_TOKEN, PartWriter
 
     claim = make(root, checkpoint).claim
     limits = FileLimits(row_group_rows=100, file_bytes=20_000)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import SinkError, UsageError
-from tailrace.spark.lake import CompactionPolicy, compact, durable, verify
+from tailrace.lake import durable
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.compaction import compact_after
+from tailrace.spark.lake import CompactionPolicy, compact, verify
 from tailrace.spark.lake import files as named_files
-from tailrace.spark.lake.commit_log import CommitLog
-from tailrace.spark.lake.compaction import compact_after
 from tests.unit.lake_events import begin, make, numbers_in, put, stage, token
 from tests.unit.test_lake_commits import die_at
 

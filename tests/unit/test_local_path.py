@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace.errors import UsageError
-from tailrace.spark.lake.local_path import local_path
+from tailrace.lake.local_path import local_path
 from tailrace.spark.lake.pipeline_file import load
 from tailrace.spark.lake.stream import write_stream
 

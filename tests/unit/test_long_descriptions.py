@@ -21,10 +21,10 @@ from tailrace.event.update_description import describe_update
 from tailrace.kernel.batch import PLAIN, KernelSettings, transform_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.request import Emit, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.request import Emit, OplogBatch
 
 UI = Binary(uuid.UUID(int=7).bytes, 4)
 PATH = "p" * 60_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import UsageError
-from tailrace.spark.lake.compaction_policy import CompactionPolicy
+from tailrace.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.pipeline_file import load
 
 LEAST = "source: {uri: 'mongodb://h'}\nlake: {path: lake}\n"

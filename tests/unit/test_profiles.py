@@ -14,11 +14,11 @@ from bson.timestamp import Timestamp
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.profile import profile_for
-from tailrace.pipeline.request import Emit, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
+from tailrace.plan.request import Emit, OplogBatch
 
 UI = Binary(uuid.UUID(int=7).bytes, 4)
 SESSION = {"lsid": {"id": Binary(uuid.UUID(int=1).bytes, 4), "uid": b"u" * 32}, "txnNumber": Int64(3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.errors import ChangeStreamHistoryLost, InvalidResumeToken, SinkError, TailraceError, UsageError
-from tailrace.spark.lake.durable import LakeFullError
+from tailrace.lake.durable import LakeFullError
 from tailrace.spark.lake.failure import query_error
 
 TRACE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]

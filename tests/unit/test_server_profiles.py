@@ -9,8 +9,8 @@ import pytest
 from tailrace import connect
 from tailrace.cli import main as main_module
 from tailrace.errors import UsageError
-from tailrace.pipeline.profile import PROFILES, differences, profile_for
-from tailrace.pipeline.reference import reference
+from tailrace.plan.profile import PROFILES, differences, profile_for
+from tailrace.plan.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-versions.md"
 

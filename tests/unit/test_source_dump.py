@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from tailrace import raw_bson
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError, TailraceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.bson_file import check_structure
 from tailrace.source.dump import DumpSource
 

@@ -11,8 +11,8 @@ import pytest
 from tailrace.errors import UsageError
 from tailrace.event.resume_token import EVENT, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.offset import Offset, Resume, StreamIdentity
-from tailrace.spark.options import parse
+from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
+from tailrace.spark.source.options import parse
 
 URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
 TIME = ClusterTime.of(1_700_000_000, 3)

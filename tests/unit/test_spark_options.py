@@ -10,7 +10,7 @@ import pytest
 from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.options import COLUMNS, cluster_time, parse
+from tailrace.spark.source.options import COLUMNS, cluster_time, parse
 
 URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.outline import Bucket
-from tailrace.spark.planner import SLICE_BYTES_MIN, Limits, batch_end, cuts, slices
+from tailrace.source.outline import Bucket
+from tailrace.spark.planning.planner import SLICE_BYTES_MIN, Limits, batch_end, cuts, slices
 
 entries = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4 << 20)), max_size=60)
 

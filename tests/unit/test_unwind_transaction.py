@@ -15,10 +15,10 @@ from bson.timestamp import Timestamp
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.request import Answer, Emit, NeedEntries, OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch
 
 OPTIONS = CodecOptions(uuid_representation=UuidRepresentation.STANDARD)
 UI = Binary(uuid.UUID(int=7).bytes, 4)

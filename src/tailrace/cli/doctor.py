@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.profile import profile_for
+from tailrace.plan.profile import profile_for
 from tailrace.source.failure import describe_members, source_error
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster

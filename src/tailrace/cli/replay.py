@@ -15,10 +15,10 @@ from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.profile import PROFILES, chosen_profile
+from tailrace.plan.profile import PROFILES, chosen_profile
 
 if TYPE_CHECKING:
-    from tailrace.pipeline.plan import Plan
+    from tailrace.plan.plan import Plan
     from tailrace.source.dump import DumpSource
 
 _DESCRIPTION = """\
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError, after everything before a damage is printed."""
     from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
     from tailrace.pipeline.explain import explain  # noqa: PLC0415
-    from tailrace.pipeline.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
-    from tailrace.pipeline.plan import build_plan  # noqa: PLC0415
+    from tailrace.plan.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
+    from tailrace.plan.plan import build_plan  # noqa: PLC0415
     from tailrace.source.dump import DumpSource  # noqa: PLC0415
 
     options = StreamOptions.parse(

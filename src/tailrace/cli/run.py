@@ -127,12 +127,12 @@ def _counted(number: int, noun: str) -> str:
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     # PySpark looks at pandas when it is imported, which the pipeline does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    from tailrace.spark import options as source_options  # noqa: PLC0415
+    from tailrace.lake.progress import GrowthWatch  # noqa: PLC0415
     from tailrace.spark.lake.failure import query_error  # noqa: PLC0415
     from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
-    from tailrace.spark.lake.progress import GrowthWatch  # noqa: PLC0415
     from tailrace.spark.lake.stream import stream_of, write_stream  # noqa: PLC0415
-    from tailrace.spark.session import local_session  # noqa: PLC0415
+    from tailrace.spark.runtime.session import local_session  # noqa: PLC0415
+    from tailrace.spark.source import options as source_options  # noqa: PLC0415
 
     stream_of(settings.source)  # a wrong option or address is told before Spark takes its seconds to start
     with _spark_log(args.verbose) as log:

@@ -20,7 +20,7 @@ from tailrace.cli.token import parse_time, parse_timestamp, read_token
 from tailrace.errors import UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+from tailrace.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 
 #: Flags of the stage that are there or not: the flag, the server's name, the help.
 _SWITCHES: Final = (

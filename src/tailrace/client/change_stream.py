@@ -21,11 +21,11 @@ from tailrace.errors import UsageError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.explain import explain
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import ServerProfile, profile_for
-from tailrace.pipeline.request import OplogBatch
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import ServerProfile, profile_for
+from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import drive
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of

@@ -20,7 +20,7 @@ from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.profile import chosen_profile
+from tailrace.plan.profile import chosen_profile
 from tailrace.source.connection import open_client
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster

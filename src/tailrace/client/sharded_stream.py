@@ -24,9 +24,9 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.explain import explain
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import ServerProfile, profile_for
-from tailrace.pipeline.request import (
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import ServerProfile, profile_for
+from tailrace.plan.request import (
     Emit,
     NeedDocuments,
     NeedEntries,

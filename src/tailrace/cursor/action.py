@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.request import OplogBatch, Request
+from tailrace.plan.request import OplogBatch, Request
 
 
 @dataclass(frozen=True, slots=True)

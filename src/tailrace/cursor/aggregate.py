@@ -10,7 +10,7 @@ from tailrace.cursor.command import GENERIC_FIELDS, Fields
 from tailrace.errors import ServerError, UsageError
 from tailrace.event.bson_text import document_text, spaced_document_text
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
+from tailrace.plan.options import StreamOptions
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, OBJECT, STRING, Element
 
 #: Documents in a first batch whose size the command does not say; it holds for change streams too (6.0.27).

@@ -11,9 +11,9 @@ from tailrace.cursor.batch import Batch
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.request import Answer, Emit, Running
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.plan import Plan
+from tailrace.plan.request import Answer, Emit, Running
 
 
 class Filled(NamedTuple):

@@ -14,8 +14,8 @@ from tailrace.cursor.command import check_bson
 from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
 from tailrace.cursor.reply import IN_AGGREGATE, IN_GET_MORE, cursor_reply, error_reply, kill_reply
 from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
-from tailrace.pipeline.plan import build_plan
-from tailrace.pipeline.profile import SERVER_6_0, ServerProfile
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import SERVER_6_0, ServerProfile
 from tailrace.raw_bson import elements
 
 #: A cursor that nobody asked for so long is closed (cursorTimeoutMillis of mongod).

@@ -24,9 +24,9 @@ from tailrace.demo.pipeline_process import PipelineProcess, start_child, write_p
 from tailrace.demo.shop import DATABASE
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.progress import GrowthWatch
 from tailrace.spark.lake import LakeReport, verify
-from tailrace.spark.lake.commit_log import CommitLog
-from tailrace.spark.lake.progress import GrowthWatch
 
 _LOOK_S = 0.2
 #: How long the lake may take for its first commit (Spark starts) and to catch up at the end.

@@ -5,7 +5,7 @@ evaluated exactly as mongod does is refused by name.
 """
 
 from tailrace.expression import operators as operators  # fills the registry
-from tailrace.expression.collation import Collation, parse_collation
-from tailrace.expression.pipeline import CompiledPipeline, compile_stages
+from tailrace.expression.stages.pipeline import CompiledPipeline, compile_stages
+from tailrace.expression.values.collation import Collation, parse_collation
 
 __all__ = ["Collation", "CompiledPipeline", "compile_stages", "parse_collation"]

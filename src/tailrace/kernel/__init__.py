@@ -32,8 +32,8 @@ From events to columns
     ``locate(buffer, offsets, wanted) -> {name: Part}`` finds the parts of finished events, whatever made them (this
     kernel, the plain stages, a user's ``$project``) as runs of the one buffer. ``gather(buffer, start, end)`` makes a
     part an Arrow binary column (data, int32 offsets), ``is_utf8`` says whether that may be called a string column, and
-    ``encode_variants(buffer, part)`` makes a document part a VARIANT column, as ``tailrace.spark.variant`` would. The
-    column ``event`` needs no copy: its data are ``events`` themselves, its offsets ``offsets``.
+    ``encode_variants(buffer, part)`` makes a document part a VARIANT column, as ``tailrace.spark.reading.variant``
+    would. The column ``event`` needs no copy: its data are ``events`` themselves, its offsets ``offsets``.
 
 Compiling
     Everything needs numba and numpy (the extra ``spark``); ``available`` says whether they are there. Importing this

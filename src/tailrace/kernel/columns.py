@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.kernel.compiled import SOURCES, entry_point, inner
+from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.memory import copy, load8, load32, load64, store32, store64
 from tailrace.kernel.scan import (
     BINARY,
@@ -266,6 +266,6 @@ def valid_utf8(start: int, end: int) -> bool:
     return True
 
 
-locate = _make_locate(SOURCES)
-gather = _make_gather(SOURCES)
-is_utf8 = _make_is_utf8(SOURCES)
+locate = _make_locate(fingerprint(__name__))
+gather = _make_gather(fingerprint(__name__))
+is_utf8 = _make_is_utf8(fingerprint(__name__))

@@ -2,7 +2,8 @@
 
 Only the entry points are cached on disk. Their inner functions are compiled into them, so one file holds each entry
 point whole and a warm start compiles nothing. numba checks the cache against the entry point's own source file alone;
-``SOURCES`` therefore goes into every entry point as a constant, and a change anywhere in this package compiles anew.
+``fingerprint`` therefore goes into every entry point as a constant, and a change in any module of this package that the
+entry point's module imports compiles it anew.
 
 The directory is numba's affair: ``NUMBA_CACHE_DIR`` where the process that starts us sets it (this package does no I/O
 of its own), otherwise beside the source or the user's cache directory. Where none can be written, and where the source
@@ -11,6 +12,7 @@ lies in a zip file, each process compiles for itself.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from importlib.resources import files
@@ -20,18 +22,32 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: ``from tailrace.kernel.scan import ...`` and ``from tailrace.kernel import delta, fragments``.
+_IMPORT = re.compile(r"^from tailrace\.kernel(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
 
-def _fingerprint() -> int:
-    """A checksum of this package's source, so that no cached code outlives a change in what it was built from."""
-    checksum = zlib.crc32(numba.__version__.encode())
+
+def fingerprint(module: str) -> int:
+    """A checksum of a module of this package and of all that it imports from it, so that no cached code outlives a
+    change in what it was built from.
+
+    Never 0: entry points compare it with 0, only to make it a part of themselves.
+    """
     package = files("tailrace.kernel")
-    for name in sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py")):
-        checksum = zlib.crc32((package / name).read_bytes(), checksum)
+    sources: dict[str, bytes] = {}
+    waiting = [module.rpartition(".")[2]]
+    while waiting:
+        name = waiting.pop()
+        path = package / f"{name}.py"
+        if name in sources or not path.is_file():
+            continue
+        sources[name] = path.read_bytes()
+        for one, several in _IMPORT.findall(sources[name].decode()):
+            waiting += [one] if one else re.findall(r"\w+", several)
+    checksum = zlib.crc32(numba.__version__.encode())
+    for name in sorted(sources):
+        checksum = zlib.crc32(sources[name], checksum)
     return checksum or 1
 
-
-#: Never 0: entry points compare it with 0, only to make it a part of themselves.
-SOURCES = _fingerprint()
 
 #: Python never calls these, so the wrappers that it would need are not compiled (a quarter of the time to compile).
 _INNER: dict[str, Any] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel.columns import sequence_size
-from tailrace.kernel.compiled import SOURCES, entry_point, inner
+from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.fragments import (
     BASE64,
     JSON_BINARY,
@@ -474,4 +474,4 @@ def _make_encode(sources: int) -> Callable[[int], None]:
     return encode
 
 
-encode = _make_encode(SOURCES)
+encode = _make_encode(fingerprint(__name__))

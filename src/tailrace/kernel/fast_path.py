@@ -18,9 +18,9 @@ from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, Bytes, KernelBatch, Ker
 from tailrace.kernel.match import FAILS, PASSES, UNKNOWN
 from tailrace.kernel.match_program import MatchProgram, match_program
 from tailrace.oplog.cluster_time import ZERO
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.request import OplogBatch, Running
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.plan import Plan
+from tailrace.plan.request import OplogBatch, Running
 
 #: Runs the plain stages and answers their requests: ``functools.partial(drive, source=source)``.
 Run: TypeAlias = Callable[[Running], Iterator[list[ChangeEvent]]]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.kernel.compiled import SOURCES, entry_point, inner
+from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.memory import as_double, load8, load32, load64, store8, store64
 from tailrace.kernel.scan import (
     ARRAY,
@@ -305,4 +305,4 @@ def _make_match(sources: int) -> Callable[[int], None]:
     return match
 
 
-match = _make_match(SOURCES)
+match = _make_match(fingerprint(__name__))

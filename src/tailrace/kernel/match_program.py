@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.expression import value as v
 from tailrace.expression.match import tree
-from tailrace.expression.value import Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 from tailrace.kernel import match
 from tailrace.kernel.batch import Bytes, Offsets, address, as_bytes, as_signed
 

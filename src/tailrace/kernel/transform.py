@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel import delta as delta_module
-from tailrace.kernel.compiled import SOURCES, entry_point, inner
+from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.delta import FALL_BACK, NO_ROOM, put_update_description
 from tailrace.kernel.fragments import (
     COLL,
@@ -438,5 +438,5 @@ def _make_transform(sources: int) -> Callable[[int], int]:
     return transform
 
 
-frame = _make_frame(SOURCES)
-transform = _make_transform(SOURCES)
+frame = _make_frame(fingerprint(__name__))
+transform = _make_transform(fingerprint(__name__))

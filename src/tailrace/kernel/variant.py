@@ -1,4 +1,4 @@
-"""BSON documents to Spark's VARIANT, in compiled code. ``tailrace.spark.variant`` is the reference, byte for byte.
+"""BSON documents to Spark's VARIANT, in compiled code, byte for byte as ``tailrace.spark.reading.variant`` does it.
 
 What it leaves to the reference (``ok`` false): types other than the usual ones, names that are not ASCII or occur
 twice, text that is not UTF-8, very wide or deep documents. Values are written where they are met; when a container
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel.columns import valid_utf8
-from tailrace.kernel.compiled import SOURCES, entry_point, inner
+from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.fragments import LOWER_HEX
 from tailrace.kernel.memory import (
     copy,
@@ -492,4 +492,4 @@ def _make_encode(sources: int) -> Callable[[int], None]:
 #: What a row's targets hold beyond four times the row's size.
 ROW_ROOM = 64
 
-encode = _make_encode(SOURCES)
+encode = _make_encode(fingerprint(__name__))

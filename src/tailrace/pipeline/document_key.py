@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable
 from tailrace import raw_bson
 from tailrace.errors import invariant
 from tailrace.oplog.entry import OplogEntry
-from tailrace.pipeline.request import Answer, NeedShardKeys
+from tailrace.plan.request import Answer, NeedShardKeys
 from tailrace.raw_bson import OBJECT, encode_document, encode_element
 
 

@@ -8,17 +8,17 @@ from typing import Any, Final, Literal
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
 
-from tailrace.expression import value as v
 from tailrace.expression.match import tree
+from tailrace.expression.values import value as v
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.profile import SERVER_6_0, ServerProfile
 from tailrace.pipeline.pushdown import Conjunct, Pushdown
-from tailrace.pipeline.pushdown.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.pipeline.pushdown.oplog_filter import kinds_read
 from tailrace.pipeline.pushdown.query import text_of
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import SERVER_6_0, ServerProfile
 
 #: Where the entries come from: an oplog that can be asked a query, a dump, or the shards of a cluster, which are read
 #: whole so that each of their entries is a promise.

@@ -18,11 +18,11 @@ from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan, build_plan
-from tailrace.pipeline.request import Answer, Emit, NeedShard, OplogBatch, Request, Running
 from tailrace.pipeline.router import RouterPipeline, must_search
 from tailrace.pipeline.shard import ShardStream
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.request import Answer, Emit, NeedShard, OplogBatch, Request, Running
 from tailrace.stage.handle_topology_change import HandleTopologyChange
 
 #: The participant that follows ``config.shards`` in the config server's oplog. No shard can be called so.

@@ -9,9 +9,9 @@ from tailrace.errors import TailraceError, invariant
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.expression import CompiledPipeline, compile_stages
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.request import Answer, Request
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan
+from tailrace.plan.request import Answer, Request
 from tailrace.stage.ensure_resume_token_present import EnsureResumeTokenPresent
 from tailrace.stage.handle_topology_change import HandleTopologyChange
 from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent

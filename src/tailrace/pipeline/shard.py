@@ -14,9 +14,9 @@ from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.request import Answer, Emit, OplogBatch, Request
 from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.plan.plan import Plan
+from tailrace.plan.request import Answer, Emit, OplogBatch, Request
 from tailrace.stage.split_large_event import approximate_bytes
 
 #: What an event costs beside its documents.

@@ -17,11 +17,11 @@ from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, parse_entry
 from tailrace.pipeline.document_key import CatalogKeys
-from tailrace.pipeline.plan import Plan
 from tailrace.pipeline.pushdown import plan_pushdown
-from tailrace.pipeline.pushdown.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
-from tailrace.pipeline.request import Answer, Emit, OplogBatch, Running
 from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
+from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
+from tailrace.plan.plan import Plan
+from tailrace.plan.request import Answer, Emit, OplogBatch, Running
 from tailrace.stage.add_post_image import AddPostImage
 from tailrace.stage.add_pre_image import AddPreImage
 from tailrace.stage.add_sort_key import AddSortKey

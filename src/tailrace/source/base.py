@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 
 
 class OplogSource(Protocol):

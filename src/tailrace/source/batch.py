@@ -9,7 +9,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import OplogBatch
+from tailrace.plan.request import OplogBatch
 
 #: What one reply of the server holds at most, so nothing is cut by default.
 BATCH_BYTES_MAX: Final = 48 << 20

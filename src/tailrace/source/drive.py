@@ -7,7 +7,7 @@ from functools import partial
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.event.change_event import ChangeEvent
-from tailrace.pipeline.request import Answer, Emit, NeedDocuments, NeedEntries, NeedPreImages, Request, Running
+from tailrace.plan.request import Answer, Emit, NeedDocuments, NeedEntries, NeedPreImages, Request, Running
 from tailrace.source.base import OplogSource
 from tailrace.source.time_limit import TimeLimitError
 

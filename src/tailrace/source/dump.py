@@ -14,7 +14,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import is_initiating_set
 from tailrace.source.bson_file import Document, documents, unreadable
 from tailrace.source.lookup import pre_image

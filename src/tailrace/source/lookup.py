@@ -17,7 +17,7 @@ from pymongo.errors import InvalidName, OperationFailure
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import DocumentLookup, PreImageKey
+from tailrace.plan.request import DocumentLookup, PreImageKey
 from tailrace.source.connection import Connection
 from tailrace.source.failure import is_transient
 

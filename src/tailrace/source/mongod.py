@@ -21,7 +21,7 @@ from pymongo.errors import AutoReconnect, PyMongoError
 from tailrace import raw_bson
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import DocumentLookup, OplogBatch, PreImageKey
+from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
 from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.failure import Backoff

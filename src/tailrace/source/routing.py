@@ -23,7 +23,7 @@ from pymongo import MongoClient
 
 from tailrace.errors import RESUMABLE_LABEL, SourceError
 from tailrace.event.keystring import encode_object
-from tailrace.pipeline.request import DocumentLookup
+from tailrace.plan.request import DocumentLookup
 from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.lookup import collection_of, current_documents
 from tailrace.source.shard_key import shard_key

@@ -11,7 +11,7 @@ from typing import Any, Final
 from bson.decimal128 import Decimal128
 
 from tailrace import raw_bson
-from tailrace.expression.compare import RANK
+from tailrace.expression.values.compare import RANK
 
 _INT64_MAX: Final = (1 << 63) - 1
 _DOUBLE = struct.Struct("<d")

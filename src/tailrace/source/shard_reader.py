@@ -14,7 +14,7 @@ from pymongo import MongoClient
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import OplogBatch
+from tailrace.plan.request import OplogBatch
 from tailrace.source.mongod import MongodSource
 
 #: A shard of which this much waits is read no further. One reply more may come, of 16 MiB at most.

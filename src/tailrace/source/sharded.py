@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.request import OplogBatch
+from tailrace.plan.request import OplogBatch
 from tailrace.source.promise import PromiseRequester
 from tailrace.source.shard_reader import ShardReader
 from tailrace.source.worker import Worker

@@ -25,7 +25,7 @@ from pymongo.uri_parser import parse_uri
 from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.profile import profile_for
+from tailrace.plan.profile import profile_for
 from tailrace.source.connection import MAJORITY, Connection, open_client
 from tailrace.source.failure import seed_names, source_error
 from tailrace.source.uri import ClientOptions, ConnectionString, hide

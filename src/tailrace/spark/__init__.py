@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.spark.session import local_session, register
+    from tailrace.spark.runtime.session import local_session, register
 
 __all__ = ["local_session", "register"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from tailrace.spark import session  # noqa: PLC0415
+        from tailrace.spark.runtime import session  # noqa: PLC0415
 
         return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,8 @@ from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, TailraceError, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
 from tailrace.oplog.update_delta import apply_diff
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages
 from tailrace.raw_bson import OBJECT
 from tailrace.stage.add_pre_image import request_pre_images
 

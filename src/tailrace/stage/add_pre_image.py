@@ -6,8 +6,8 @@ from collections.abc import Generator
 
 from tailrace.errors import ServerError, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.request import Answer, NeedPreImages
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.request import Answer, NeedPreImages
 
 
 class AddPreImage:

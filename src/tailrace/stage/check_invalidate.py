@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import encode_event_token
-from tailrace.pipeline.plan import Plan
+from tailrace.plan.plan import Plan
 
 
 class CheckInvalidate:

@@ -14,7 +14,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.event.change_event import ChangeEvent
-from tailrace.pipeline.request import Answer, NeedShard
+from tailrace.plan.request import Answer, NeedShard
 from tailrace.raw_bson import STRING
 
 _CONFIG_SHARDS: Final = (b"config", b"shards")

@@ -11,8 +11,8 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.oplog.entry import OplogEntry, apply_ops, first_elements, parse_operation
 from tailrace.oplog.namespace import NamespaceFilter
-from tailrace.pipeline.options import StreamOptions
-from tailrace.pipeline.profile import ServerProfile
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import ServerProfile
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, STRING, Element
 
 CRUD: Final = frozenset("iud")

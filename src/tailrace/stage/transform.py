@@ -12,8 +12,8 @@ from tailrace.event.resume_token import encode_event_token
 from tailrace.event.update_description import describe_update
 from tailrace.oplog.entry import OplogEntry, first_elements
 from tailrace.oplog.namespace import split_namespace
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.request import PreImageKey
+from tailrace.plan.plan import Plan
+from tailrace.plan.request import PreImageKey
 from tailrace.raw_bson import ARRAY, INT32, OBJECT, STRING, Element, encode_document, encode_element, encode_string
 from tailrace.stage.oplog_match import CRUD
 

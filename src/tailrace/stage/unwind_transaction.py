@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
-from tailrace.pipeline.request import Answer, NeedEntries
+from tailrace.plan.request import Answer, NeedEntries
 from tailrace.stage.oplog_match import OplogMatch
 
 Pieces: TypeAlias = Generator["NeedEntries | list[OplogEntry]", Answer, None]

@@ -10,10 +10,10 @@ from tailrace.errors import ChangeStreamFatal
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import CompiledPipeline
-from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
-from tailrace.pipeline.pushdown.conjuncts import Conjunct
+from tailrace.expression.values.compare import SIMPLE, Order
+from tailrace.plan.conjuncts import Conjunct
 from tailrace.raw_bson import OBJECT, encode_document, encode_element
 
 _MODIFIED: Final = (

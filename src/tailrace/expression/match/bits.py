@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tailrace.expression import value as v
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 if TYPE_CHECKING:
     from tailrace.expression.match import tree

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
-from tailrace.expression import value as v
+from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.match.types import ALIASES
-from tailrace.expression.registry import parse_failure
-from tailrace.expression.value import Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 _SUBTYPE: Final = 6
 _TYPE_AT: Final = 17

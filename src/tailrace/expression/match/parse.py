@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, TypeAlias
 
-from tailrace.expression import pattern as regular
-from tailrace.expression import value as v
-from tailrace.expression.core import DBREF_NAMES, Scope, parse_operand
+from tailrace.expression.language import pattern as regular
+from tailrace.expression.language.core import DBREF_NAMES, Scope, parse_operand
+from tailrace.expression.language.registry import REFUSED, listed, parse_failure
 from tailrace.expression.match import schema, tree
 from tailrace.expression.match.refused import PATHLESS, check_geometry, check_pathless
 from tailrace.expression.match.types import types_of
-from tailrace.expression.registry import REFUSED, listed, parse_failure
-from tailrace.expression.value import Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 #: How deep the server lets a query nest.
 MAX_DEPTH: Final = 100

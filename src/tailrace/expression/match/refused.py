@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.registry import NOT_SUPPORTED, parse_failure, refuse
-from tailrace.expression.value import Value
+from tailrace.expression.language.registry import NOT_SUPPORTED, parse_failure, refuse
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 _BAD_VALUE: Final = 2
 

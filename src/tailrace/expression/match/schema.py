@@ -12,13 +12,13 @@ from fractions import Fraction
 from math import fmod
 from typing import Final, TypeAlias, cast
 
-from tailrace.expression import pattern as regular
-from tailrace.expression import value as v
-from tailrace.expression.compare import compare, identity
+from tailrace.expression.language import pattern as regular
+from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.match import encrypted, tree
 from tailrace.expression.match.types import ALIASES
-from tailrace.expression.registry import parse_failure
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import compare, identity
+from tailrace.expression.values.value import Maybe, Value
 
 _BAD_VALUE: Final = 2
 _FAILED_TO_PARSE: Final = 9

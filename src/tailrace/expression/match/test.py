@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from tailrace.errors import InternalError
-from tailrace.expression import pattern as regular
-from tailrace.expression import value as v
-from tailrace.expression.compare import RANK, SIMPLE, Order, compare_numbers
+from tailrace.expression.language import pattern as regular
 from tailrace.expression.match import schema, tree
 from tailrace.expression.match.bits import bits_test
 from tailrace.expression.match.traverse import values_at
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import RANK, SIMPLE, Order, compare_numbers
+from tailrace.expression.values.value import Maybe, Value
 
 DocumentTest: TypeAlias = Callable[[bytes], bool]
 ValueTest: TypeAlias = Callable[[Maybe], bool]

@@ -6,8 +6,8 @@ name, and an array at the end stands for its elements and for itself. ``None`` i
 
 from __future__ import annotations
 
-from tailrace.expression import value as v
-from tailrace.expression.value import Maybe
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe
 
 
 def values_at(document: bytes, names: tuple[bytes, ...], index: int, leaf_arrays: bool) -> list[Maybe]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tailrace.expression.core import Expression, Scope
-from tailrace.expression.value import Value
+from tailrace.expression.language.core import Expression, Scope
+from tailrace.expression.values.value import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.registry import parse_failure
-from tailrace.expression.value import Value
+from tailrace.expression.language.registry import parse_failure
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 _BAD_VALUE: Final = 2
 _TYPE_MISMATCH: Final = 14

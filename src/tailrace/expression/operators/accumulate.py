@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.compare import Order
-from tailrace.expression.core import Expression, Frame, Scope, operator_of, parse_arguments, regroup
+from tailrace.expression.language.core import Expression, Frame, Scope, operator_of, parse_arguments, regroup
+from tailrace.expression.language.registry import failure, register
 from tailrace.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, widest
-from tailrace.expression.registry import failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import Order
+from tailrace.expression.values.value import Maybe, Value
 
 _ACCUMULATOR: Final = "accumulator"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import binary, unary, variadic
-from tailrace.expression.registry import failure
-from tailrace.expression.value import Maybe, Number, Value
+from tailrace.expression.language.core import binary, unary, variadic
+from tailrace.expression.language.registry import failure
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Number, Value
 
 _ARITHMETIC: Final = "arithmetic"
 CONTEXT: Final = v.DECIMAL_CONTEXT

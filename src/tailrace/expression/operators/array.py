@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.compare import Order
-from tailrace.expression.core import (
+from tailrace.expression.language.core import (
     Expression,
     Frame,
     Scope,
@@ -19,8 +17,10 @@ from tailrace.expression.core import (
     unary,
     variadic,
 )
-from tailrace.expression.registry import failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.language.registry import failure, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import Order
+from tailrace.expression.values.value import Maybe, Value
 
 _ARRAY: Final = "array"
 #: How much memory the server lets ``$range`` take, and what it counts for one element.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tailrace.expression.registry import failure
+from tailrace.expression.language.registry import failure
 
 DAY: Final = 86400000
 HOUR: Final = 3600000

@@ -10,13 +10,21 @@ from decimal import ROUND_DOWN, Decimal, InvalidOperation
 from typing import Final
 
 from tailrace.errors import TailraceError
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, operator_of, parse_arguments, parse_operand, unary
+from tailrace.expression.language.core import (
+    Expression,
+    Frame,
+    Scope,
+    operator_of,
+    parse_arguments,
+    parse_operand,
+    unary,
+)
+from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators.calendar import iso_string
 from tailrace.expression.operators.date_text import parse_date_text
 from tailrace.expression.operators.text import number_text
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _TYPE: Final = "type"
 _FAILED: Final = 241

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from tailrace.expression.language.registry import failure
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import civil_of, days_of
 from tailrace.expression.operators.zone_names import read_zone
-from tailrace.expression.registry import failure
 
 _FAILED: Final = 241
 #: How many digits each part takes at most.

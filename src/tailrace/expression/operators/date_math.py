@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.language.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import civil_of, days_of
 from tailrace.expression.operators.dates import moment_or_none, named, whole_long, zone_at
 from tailrace.expression.operators.zones import Zone, zone_of
-from tailrace.expression.registry import NOT_SUPPORTED, failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _DATE: Final = "date"
 _UNITS: Final = ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond")

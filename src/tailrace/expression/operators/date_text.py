@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Final
 
 from tailrace.errors import TailraceError
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.language.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar, date_format, date_words
 from tailrace.expression.operators.calendar import civil_of, days_of
 from tailrace.expression.operators.dates import moment_of, named, sunday_week, zone_at
 from tailrace.expression.operators.zone_names import read_zone
 from tailrace.expression.operators.zones import Zone, zone_of
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _DATE: Final = "date"
 _FAILED: Final = 241

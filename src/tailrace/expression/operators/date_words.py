@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tailrace.expression.language.registry import failure, not_exact
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import days_of
 from tailrace.expression.operators.date_format import valid_days
 from tailrace.expression.operators.zone_names import read_zone
-from tailrace.expression.registry import failure, not_exact
 
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _ROMAN: Final = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII")

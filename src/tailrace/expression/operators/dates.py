@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, operator_of, parse_operand
+from tailrace.expression.language.core import Expression, Frame, Scope, operator_of, parse_operand
+from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import Civil, civil_of
 from tailrace.expression.operators.zones import UTC, Zone, zone_of
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _DATE: Final = "date"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from tailrace.expression.registry import not_exact
+from tailrace.expression.language.registry import not_exact
 
 _SHORT: Final = 16
 

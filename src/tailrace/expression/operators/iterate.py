@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.compare import Order
-from tailrace.expression.core import (
+from tailrace.expression.language.core import (
     Evaluate,
     Expression,
     Frame,
@@ -16,11 +14,13 @@ from tailrace.expression.core import (
     parse_operand,
     runtime_operator,
 )
+from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.operators.arithmetic import float_of, to_long
 from tailrace.expression.operators.array import as_int32
 from tailrace.expression.operators.introsort import introsorted
-from tailrace.expression.registry import NOT_SUPPORTED, failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import Order
+from tailrace.expression.values.value import Maybe, Value
 
 _ARRAY: Final = "array"
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tailrace.errors import UsageError
-from tailrace.expression import value as v
-from tailrace.expression.compare import Order
-from tailrace.expression.core import (
+from tailrace.expression.language.core import (
     Evaluate,
     Expression,
     Frame,
@@ -22,8 +20,10 @@ from tailrace.expression.core import (
     parse_operand,
     unary,
 )
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.language.registry import failure, parse_failure, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import Order
+from tailrace.expression.values.value import Maybe, Value
 
 _COMPARISON: Final = "comparison"
 _BOOLEAN: Final = "boolean"

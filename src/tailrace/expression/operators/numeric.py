@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import binary, unary, variadic
+from tailrace.expression.language.core import binary, unary, variadic
+from tailrace.expression.language.registry import failure, not_exact
 from tailrace.expression.operators.arithmetic import CONTEXT, float_of, numeric_argument, to_long, widest
 from tailrace.expression.operators.array import as_int32
-from tailrace.expression.registry import failure, not_exact
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _ARITHMETIC: Final = "arithmetic"
 _TRIGONOMETRY: Final = "trigonometry"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, parse_operand, runtime_operator, unary
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.language.core import Expression, Frame, Scope, parse_operand, runtime_operator, unary
+from tailrace.expression.language.registry import failure, parse_failure, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _OBJECT: Final = "object"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Scope, parse_operand
-from tailrace.expression.registry import NOT_SUPPORTED, parse_failure, refuse, register
-from tailrace.expression.value import Value
+from tailrace.expression.language.core import Expression, Scope, parse_operand
+from tailrace.expression.language.registry import NOT_SUPPORTED, parse_failure, refuse, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 
 def _function(operand: Value, scope: Scope) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tailrace.errors import TailraceError
-from tailrace.expression import pattern as regular
-from tailrace.expression import value as v
-from tailrace.expression.core import Expression, Frame, Scope, parse_operand, runtime_operator
-from tailrace.expression.pattern import CompiledPattern
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.language import pattern as regular
+from tailrace.expression.language.core import Expression, Frame, Scope, parse_operand, runtime_operator
+from tailrace.expression.language.pattern import CompiledPattern
+from tailrace.expression.language.registry import failure, parse_failure, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _STRING: Final = "string"
 

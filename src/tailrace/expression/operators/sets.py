@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.compare import Order
-from tailrace.expression.core import (
+from tailrace.expression.language.core import (
     Expression,
     Frame,
     Scope,
@@ -19,8 +17,10 @@ from tailrace.expression.core import (
     runtime_operator,
     unary,
 )
-from tailrace.expression.registry import failure, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.language.registry import failure, parse_failure, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import Order
+from tailrace.expression.values.value import Maybe, Value
 
 _SET: Final = "set"
 

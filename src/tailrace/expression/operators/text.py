@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import (
+from tailrace.expression.language.core import (
     Expression,
     Frame,
     Scope,
@@ -18,11 +17,12 @@ from tailrace.expression.core import (
     unary,
     variadic,
 )
+from tailrace.expression.language.registry import failure, not_exact, parse_failure, register
 from tailrace.expression.operators.arithmetic import to_long
 from tailrace.expression.operators.array import as_int32, index_bound
 from tailrace.expression.operators.calendar import iso_string
-from tailrace.expression.registry import failure, not_exact, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _STRING: Final = "string"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression import value as v
-from tailrace.expression.core import (
+from tailrace.expression.language.core import (
     Expression,
     Frame,
     Scope,
@@ -13,8 +12,9 @@ from tailrace.expression.core import (
     constant,
     parse_operand,
 )
-from tailrace.expression.registry import listed, parse_failure, register
-from tailrace.expression.value import Maybe, Value
+from tailrace.expression.language.registry import listed, parse_failure, register
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Maybe, Value
 
 _VARIABLE: Final = "variable"
 _OBJECT: Final = "object"

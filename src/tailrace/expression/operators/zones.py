@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tailrace.expression import value as v
-from tailrace.expression.registry import failure, not_exact
-from tailrace.expression.value import Value
+from tailrace.expression.language.registry import failure, not_exact
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 _OFFSET: Final = re.compile(r"([+-])(\d\d)(?::?(\d\d))?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1)

@@ -5,7 +5,7 @@ than the ``$match`` does and never less, and the user's stages themselves always
 changes what a stream costs, not what it gives. Parsing and planning are here, reading is the sources' matter.
 """
 
-from tailrace.pipeline.pushdown.conjuncts import Conjunct
 from tailrace.pipeline.pushdown.plan import Pushdown, plan_pushdown
+from tailrace.plan.conjuncts import Conjunct
 
 __all__ = ["Conjunct", "Pushdown", "plan_pushdown"]

@@ -13,13 +13,13 @@ from typing import Final, TypeAlias
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.event.change_event import encode_cluster_time, encode_namespace
-from tailrace.expression.compare import SIMPLE, Order
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
+from tailrace.expression.values.compare import SIMPLE, Order
 from tailrace.oplog.entry import OplogEntry, first_elements
 from tailrace.oplog.namespace import split_namespace
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.pushdown.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT, fields_of, may_fail
+from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT, fields_of, may_fail
+from tailrace.plan.plan import Plan
 from tailrace.raw_bson import DATE, INT64, OBJECT, STRING, encode_document, encode_element, encode_string
 from tailrace.stage.oplog_match import CRUD
 from tailrace.stage.transform import SYSTEM_VIEWS, is_replacement

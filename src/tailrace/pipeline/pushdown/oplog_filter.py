@@ -12,12 +12,10 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from tailrace.expression import value as v
 from tailrace.expression.match import tree
+from tailrace.expression.values import value as v
 from tailrace.oplog.namespace import USER_DATABASE, Scope, visible_collections
-from tailrace.pipeline.plan import Plan
 from tailrace.pipeline.pushdown import query
-from tailrace.pipeline.pushdown.conjuncts import FULL_DOCUMENT
 from tailrace.pipeline.pushdown.entry_test import COMMANDS, known_of_writes
 from tailrace.pipeline.pushdown.query import Filter, any_of, every, exists, field
 from tailrace.pipeline.pushdown.terms import (
@@ -29,6 +27,8 @@ from tailrace.pipeline.pushdown.terms import (
     moved_to,
     updated_or_removed,
 )
+from tailrace.plan.conjuncts import FULL_DOCUMENT
+from tailrace.plan.plan import Plan
 
 _OP: Final = {name: query.equal(b"op", name) for name in (b"i", b"u", b"d", b"c", b"n")}
 _SHARDING_NO_OPS: Final = (

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from tailrace.expression import CompiledPipeline
-from tailrace.expression.collation import order_of
-from tailrace.expression.compare import Order
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
-from tailrace.pipeline.plan import Plan
-from tailrace.pipeline.pushdown.conjuncts import (
+from tailrace.expression.values.collation import order_of
+from tailrace.expression.values.compare import Order
+from tailrace.pipeline.pushdown.entry_test import EntryTest
+from tailrace.pipeline.pushdown.oplog_filter import oplog_filter
+from tailrace.plan.conjuncts import (
     BEFORE_CHANGE,
     FULL_DOCUMENT,
     SESSION,
@@ -19,8 +20,7 @@ from tailrace.pipeline.pushdown.conjuncts import (
     drops_unseen,
     leading_conjuncts,
 )
-from tailrace.pipeline.pushdown.entry_test import EntryTest
-from tailrace.pipeline.pushdown.oplog_filter import oplog_filter
+from tailrace.plan.plan import Plan
 from tailrace.raw_bson import EMPTY_DOCUMENT
 
 _NO_FIELDS: Final[frozenset[bytes]] = frozenset()

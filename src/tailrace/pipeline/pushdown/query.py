@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from tailrace.expression import value as v
 from tailrace.expression.match import tree
-from tailrace.expression.value import Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 
 Filter: TypeAlias = Value | bool
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from tailrace.event.change_event import encode_namespace
-from tailrace.expression import value as v
 from tailrace.expression.match import tree
 from tailrace.expression.match.test import document_test
-from tailrace.expression.value import Value
+from tailrace.expression.values import value as v
+from tailrace.expression.values.value import Value
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.pushdown import query
-from tailrace.pipeline.pushdown.conjuncts import fields_of, may_fail
 from tailrace.pipeline.pushdown.query import Filter
+from tailrace.plan.conjuncts import fields_of, may_fail
 
 
 class Said(NamedTuple):

@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.spark.lake.compaction import CompactionResult, compact
-    from tailrace.spark.lake.compaction_policy import CompactionPolicy
-    from tailrace.spark.lake.durable import LakeFullError
+    from tailrace.lake.compaction import CompactionResult, compact
+    from tailrace.lake.compaction_policy import CompactionPolicy
+    from tailrace.lake.durable import LakeFullError
+    from tailrace.lake.verification import LakeReport, verify
     from tailrace.spark.lake.snapshot import files, read
-    from tailrace.spark.lake.verification import LakeReport, verify
 
 __all__ = [
     "CompactionPolicy",
@@ -29,18 +29,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CompactionPolicy": "compaction_policy",
-    "CompactionResult": "compaction",
-    "LakeFullError": "durable",
-    "LakeReport": "verification",
-    "compact": "compaction",
-    "files": "snapshot",
-    "read": "snapshot",
-    "verify": "verification",
+    "CompactionPolicy": "tailrace.lake.compaction_policy",
+    "CompactionResult": "tailrace.lake.compaction",
+    "LakeFullError": "tailrace.lake.durable",
+    "LakeReport": "tailrace.lake.verification",
+    "compact": "tailrace.lake.compaction",
+    "files": "tailrace.spark.lake.snapshot",
+    "read": "tailrace.spark.lake.snapshot",
+    "verify": "tailrace.lake.verification",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(import_module(f"tailrace.spark.lake.{_MODULES[name]}"), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

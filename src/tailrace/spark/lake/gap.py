@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from tailrace.errors import ChangeStreamHistoryLost, UsageError
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.identity import read_identity
+from tailrace.lake.layout import cluster_time_of
+from tailrace.lake.manifest import Gap
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark import options as source_options
-from tailrace.spark.deployment import Deployment, open_deployment
-from tailrace.spark.lake.commit_log import CommitLog
-from tailrace.spark.lake.identity import read_identity
-from tailrace.spark.lake.layout import cluster_time_of
-from tailrace.spark.lake.manifest import Gap
-from tailrace.spark.offset import Offset
-from tailrace.spark.options import ReadOptions, Start
+from tailrace.spark.planning.deployment import Deployment, open_deployment
+from tailrace.spark.source import options as source_options
+from tailrace.spark.source.offset import Offset
+from tailrace.spark.source.options import ReadOptions, Start
 
 HISTORY_HINT: Final = (
     "The oplog has lost events that the lake does not have yet. To go on without them, start once with acceptGap "

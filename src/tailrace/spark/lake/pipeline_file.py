@@ -16,10 +16,10 @@ import yaml
 from bson import json_util
 
 from tailrace.errors import UsageError
+from tailrace.lake.compaction_policy import CompactionPolicy
+from tailrace.lake.local_path import local_path
 from tailrace.source.uri import URI_VARIABLE, find_uri
-from tailrace.spark.lake.compaction_policy import CompactionPolicy
-from tailrace.spark.lake.local_path import local_path
-from tailrace.spark.options import KNOWN
+from tailrace.spark.source.options import KNOWN
 
 _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 #: Options of the source that have a place of their own in the file.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tailrace.errors import SinkError, UsageError
-from tailrace.spark.lake.committer import abort_batch, commit_batch
-from tailrace.spark.lake.compaction_policy import CompactionPolicy
-from tailrace.spark.lake.manifest import PlannedRange, StagedFile
+from tailrace.lake.committer import abort_batch, commit_batch
+from tailrace.lake.compaction_policy import CompactionPolicy
+from tailrace.lake.manifest import PlannedRange, StagedFile
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA, from_batches
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
             return
         commit = commit_batch(self.root, self.claim, batchId, planned, files)
         if commit is not None and self.policy.due(commit.number):
-            from tailrace.spark.lake.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
+            from tailrace.lake.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
 
             compact_after(self.root, commit, self.policy)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import UsageError
-from tailrace.spark.lake.commit_log import CommitLog
-from tailrace.spark.lake.identity import read_identity
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.identity import read_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
         return spark.read.option("basePath", str(Path(path).absolute())).parquet(*names)
     from pyspark.sql.types import DateType, StructField, StructType  # noqa: PLC0415  with a session only
 
-    from tailrace.spark.schema import spark_schema  # noqa: PLC0415
+    from tailrace.spark.source.schema import spark_schema  # noqa: PLC0415
 
     stream = (read_identity(Path(path)) or {})["stream"]
     schema = spark_schema(stream["columns"], stream["documents"])

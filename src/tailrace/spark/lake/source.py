@@ -20,15 +20,15 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from tailrace.errors import ChangeStreamHistoryLost, SinkError, UsageError
-from tailrace.spark.data_source import TailraceDataSource
-from tailrace.spark.input_partition import OplogSlice
+from tailrace.lake.manifest import PlannedRange
 from tailrace.spark.lake.gap import HISTORY_HINT
-from tailrace.spark.lake.manifest import PlannedRange
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA
-from tailrace.spark.offset import Offset
-from tailrace.spark.options import ReadOptions
-from tailrace.spark.schema import spark_schema
-from tailrace.spark.stream_reader import TailraceStreamReader
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.source.data_source import TailraceDataSource
+from tailrace.spark.source.offset import Offset
+from tailrace.spark.source.options import ReadOptions
+from tailrace.spark.source.schema import spark_schema
+from tailrace.spark.source.stream_reader import TailraceStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,9 +80,9 @@ class LakeStreamReader(TailraceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Only the workers load the stages, Arrow and Parquet.
-        from tailrace.spark.lake.part_writer import FileLimits, PartWriter, spark_metadata  # noqa: PLC0415
+        from tailrace.lake.part_writer import FileLimits, PartWriter, spark_metadata  # noqa: PLC0415
         from tailrace.spark.lake.staged_rows import to_batch  # noqa: PLC0415
-        from tailrace.spark.slice_reader import read_slice  # noqa: PLC0415
+        from tailrace.spark.reading.slice_reader import read_slice  # noqa: PLC0415
 
         assert isinstance(partition, LakeSlice)
         task = TaskContext.get()

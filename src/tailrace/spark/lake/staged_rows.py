@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from tailrace.spark.lake.delta_log import guarded, range_from_text, range_to_text
-from tailrace.spark.lake.layout import checked_name
-from tailrace.spark.lake.manifest import PlannedRange, StagedFile
+from tailrace.lake.delta_log import guarded, range_from_text, range_to_text
+from tailrace.lake.layout import checked_name
+from tailrace.lake.manifest import PlannedRange, StagedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import UsageError
-from tailrace.spark import options as source_options
-from tailrace.spark.deployment import open_deployment
-from tailrace.spark.lake.compaction_policy import CompactionPolicy
+from tailrace.lake.compaction_policy import CompactionPolicy
+from tailrace.lake.identity import Opening, open_lake
+from tailrace.lake.layout import LakeLayout, cluster_time_of
+from tailrace.lake.local_path import local_path
 from tailrace.spark.lake.gap import find_gap, set_aside
-from tailrace.spark.lake.identity import Opening, open_lake
-from tailrace.spark.lake.layout import LakeLayout, cluster_time_of
-from tailrace.spark.lake.local_path import local_path
 from tailrace.spark.lake.sink import LakeSink
 from tailrace.spark.lake.source import AFTER, FILE_BYTES, LAKE, TOKEN, LakeSource
-from tailrace.spark.schema import spark_schema
-from tailrace.spark.session import register
+from tailrace.spark.planning.deployment import open_deployment
+from tailrace.spark.runtime.session import register
+from tailrace.spark.source import options as source_options
+from tailrace.spark.source.schema import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

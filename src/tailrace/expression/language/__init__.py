@@ -1,0 +1,1 @@
+"""What operators are written with: the registry, compiled expressions and regular expressions."""

@@ -1,0 +1,571 @@
+"""Aggregation expressions: from BSON to closures.
+
+``parse_operand`` turns a value of the pipeline's BSON into an ``Expression``: a closure over a *frame*, the list of
+variables (slot 0 holds the document, the others what ``$let``, ``$map`` and their like bind). Slots are given out while
+parsing, so a look-up at run time is one list index. The parsed form stays readable on the object: ``kind``, ``name``,
+``args`` and ``value``; the pushdown reads these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from tailrace.errors import TailraceError, UsageError
+from tailrace.expression.language import registry
+from tailrace.expression.values import value as v
+from tailrace.expression.values.compare import SIMPLE, Order
+from tailrace.expression.values.value import Maybe, Value
+
+Frame: TypeAlias = list[Maybe]
+Evaluate: TypeAlias = Callable[[Frame], Maybe]
+
+ROOT_SLOT: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A compiled expression.
+
+    ``kind`` is "constant" (``value`` holds it), "field" (``name`` is the variable, ``path`` its fields), "operator"
+    (``name`` with its ``args``), "object" (``names`` beside ``args``) or "array".
+    """
+
+    evaluate: Evaluate
+    kind: str
+    name: str = ""
+    args: tuple[Expression, ...] = ()
+    value: Maybe = None
+    path: tuple[bytes, ...] = ()
+    names: tuple[bytes, ...] = ()
+
+    @property
+    def constant(self) -> bool:
+        return self.kind == "constant"
+
+
+@dataclass(slots=True)
+class Compilation:
+    """What one compilation shares: the number of slots and where the parser stands (left as it is by an error)."""
+
+    slots: int = 1
+    #: Whether documents made here keep the places of fields that went, because something later may set them again.
+    places: bool = False
+    #: Whether a stage before this one may have left places behind.
+    after_places: bool = False
+    place: list[str] = field(default_factory=list)
+    #: The order of values: the collation's.
+    order: Order = SIMPLE
+    #: Errors of constant parts. The server parses everything before it evaluates constants, so these come second.
+    failures: list[UsageError] = field(default_factory=list)
+
+    def new_slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The variables that an expression can see: bound ones by slot, constant ones by value."""
+
+    compilation: Compilation
+    bound: dict[str, int]
+    constants: dict[str, Maybe]
+    folding: bool = True
+
+    @classmethod
+    def of_document(cls, constants: dict[str, Maybe], order: Order = SIMPLE) -> Scope:
+        """The scope of a stage: the document as ROOT and CURRENT, and constants such as NOW, REMOVE and ``let``."""
+        return cls(Compilation(order=order), {"ROOT": ROOT_SLOT, "CURRENT": ROOT_SLOT}, constants)
+
+    @property
+    def order(self) -> Order:
+        """The order in which this pipeline compares values."""
+        return self.compilation.order
+
+    def bind(self, *names: str) -> tuple[Scope, list[int]]:
+        """A scope in which ``names`` are bound to new slots, and these slots."""
+        slots = [self.compilation.new_slot() for _ in names]
+        return replace(self, bound={**self.bound, **dict(zip(names, slots, strict=True))}), slots
+
+    def unfolded(self) -> Scope:
+        """For the arguments of an operator that the server does not optimize: an error among them waits for the run."""
+        return replace(self, folding=False)
+
+    def frame(self, document: bytes) -> Frame:
+        frame: Frame = [None] * self.compilation.slots
+        frame[ROOT_SLOT] = (v.OBJECT, document)
+        return frame
+
+    def enter(self, place: str) -> None:
+        self.compilation.place.append(place)
+
+    def leave(self) -> None:
+        self.compilation.place.pop()
+
+    def fail_later(self, code: int | None, message: str) -> None:
+        """Note an error that the server finds only after everything is parsed."""
+        place = ".".join(self.compilation.place)
+        message = f"Failed to optimize pipeline :: caused by :: {message}"
+        self.compilation.failures.append(UsageError(message, code=code, hint=f"At {place}"))
+
+
+def constant(value: Maybe) -> Expression:
+    return Expression(lambda frame: value, "constant", value=value)
+
+
+def fold(expression: Expression, scope: Scope) -> Expression:
+    """Evaluate an operator of constants once. An error of it belongs to the opening of the stream, as on the server,
+    but after all errors of parsing."""
+    if not scope.folding:
+        return expression
+    try:
+        return constant(expression.evaluate([None] * scope.compilation.slots))
+    except TailraceError as error:
+        scope.fail_later(error.code, error.message)
+        return expression
+
+
+# ── parsing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parse_operand(value: Value, scope: Scope) -> Expression:
+    """An expression from any value: a "$" string is a path, a document an operator or an object, else a constant."""
+    kind, data = value
+    if kind == v.STRING:
+        if data[4:5] == b"$":
+            return parse_path(data[4:-1], scope)
+        return constant(value)
+    if kind == v.OBJECT:
+        return parse_object(data, scope)
+    if kind == v.ARRAY:
+        return _array([parse_operand(item, scope) for item in v.elements_of(value)])
+    return constant(value)
+
+
+def _array(items: list[Expression]) -> Expression:
+    if all(item.constant for item in items):
+        return constant(v.array_of([item.value for item in items]))
+    closures = [item.evaluate for item in items]
+    return Expression(lambda frame: v.array_of(evaluate(frame) for evaluate in closures), "array", args=tuple(items))
+
+
+def parse_object(data: bytes, scope: Scope) -> Expression:
+    """A document as an expression: ``{$operator: ...}`` alone, or an object literal of expressions."""
+    fields = v.fields_of(data)
+    if fields and fields[0][0][:1] == b"$":
+        if len(fields) != 1:
+            raise registry.parse_failure(
+                15983,
+                "an object representing an expression must have exactly one field, "
+                f"but this one has {len(fields)} and begins with '{_shown(fields[0][0])}'",
+            )
+        name, kind, operand = fields[0]
+        return parse_operator(_shown(name), (kind, operand), scope)
+    return _object(fields, scope)
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
+
+
+def parse_operator(name: str, operand: Value, scope: Scope) -> Expression:
+    operator = registry.OPERATORS.get(name)
+    scope.enter(name)
+    if operator is None:
+        refusal = registry.refused_expression(name)
+        if refusal is not None:
+            if refusal.check is not None:
+                refusal.check(operand, scope)
+            raise registry.parse_failure(refusal.code, f"{name} is not supported: {refusal.reason}")
+        raise registry.parse_failure(168, f"Unrecognized expression '{name}'")
+    expression = operator.parse(operand, scope)
+    scope.leave()
+    return expression
+
+
+def _object(fields: Sequence[tuple[bytes, int, bytes]], scope: Scope) -> Expression:
+    names: list[bytes] = []
+    items: list[Expression] = []
+    for name, kind, data in fields:
+        if name in names:
+            raise registry.parse_failure(16406, f"duplicate field name specified in object literal: {_shown(name)}")
+        check_field_name(name)
+        scope.enter(_shown(name))
+        names.append(name)
+        items.append(parse_operand((kind, data), scope))
+        scope.leave()
+    return object_literal(names, items, places=scope.compilation.places)
+
+
+def object_literal(names: list[bytes], items: list[Expression], *, places: bool) -> Expression:
+    """An object of expressions; a field whose expression is missing is left out."""
+    pairs = [(name, item.evaluate) for name, item in zip(names, items, strict=True)]
+
+    def evaluate(frame: Frame) -> Maybe:
+        if places:
+            return v.object_with_places((name, item(frame)) for name, item in pairs)
+        return v.object_of((name, value) for name, item in pairs if (value := item(frame)) is not None)
+
+    if all(item.constant for item in items):
+        return constant(evaluate([]))
+    return Expression(evaluate, "object", args=tuple(items), names=tuple(names))
+
+
+#: The fields of a DBRef: field names although they begin with a dollar.
+DBREF_NAMES: Final = frozenset({b"$ref", b"$id", b"$db"})
+
+
+def check_field_name(name: bytes) -> None:
+    """The server's rules for one field name of a path."""
+    if not name:
+        raise registry.parse_failure(15998, "FieldPath field names may not be empty strings.")
+    if name[:1] == b"$" and name not in DBREF_NAMES:
+        raise registry.parse_failure(
+            16410, "FieldPath field names may not start with '$'. Consider using $getField or $setField."
+        )
+    if b"\x00" in name:
+        raise registry.parse_failure(16411, "FieldPath field names may not contain '\\0'.")
+    if b"." in name:
+        raise registry.parse_failure(
+            16412, "FieldPath field names may not contain '.'. Consider using $getField or $setField."
+        )
+
+
+def split_path(path: bytes) -> tuple[bytes, ...]:
+    """The field names of a dotted path, checked."""
+    if not path:
+        raise registry.parse_failure(40352, "FieldPath cannot be constructed with empty string")
+    if path[-1:] == b".":
+        raise registry.parse_failure(40353, "FieldPath must not end with a '.'.")
+    names = tuple(path.split(b"."))
+    check_length(len(names))
+    for name in names:
+        check_field_name(name)
+    return names
+
+
+def check_length(names: int) -> None:
+    if names > MAX_PATH_LENGTH:
+        raise registry.parse_failure(15, f"FieldPath is too long: {names} names, at most {MAX_PATH_LENGTH}")
+
+
+MAX_PATH_LENGTH: Final = 200
+
+
+def parse_path(text: bytes, scope: Scope) -> Expression:
+    """A path such as ``$a.b`` or ``$$variable.a.b``."""
+    if text == b"$":
+        raise registry.parse_failure(16872, "'$' by itself is not a valid FieldPath")
+    if text[1:2] != b"$":
+        names = split_path(text[1:])
+        check_length(len(names) + 1)  # CURRENT is one of them
+        return field_path("CURRENT", names, scope)
+    variable = text[2:].partition(b".")[0]
+    name = _shown(variable)
+    check_variable_read(name)
+    names = split_path(text[2:])[1:]
+    return field_path(name, names, scope)
+
+
+def check_variable_read(name: str) -> None:
+    if not name:
+        raise registry.parse_failure(9, "empty variable names are not allowed")
+    if not ((name[0].isascii() and name[0].isalpha()) or not name[0].isascii()):
+        raise registry.parse_failure(9, f"'{name}' starts with an invalid character for a variable name")
+    _check_variable_rest(name)
+
+
+def check_variable_write(name: str) -> None:
+    """User variables begin with a lower-case letter; CURRENT alone may be bound anew."""
+    if not name:
+        raise registry.parse_failure(9, "empty variable names are not allowed")
+    if name == "CURRENT":
+        return
+    if name[0].isascii() and not name[0].islower():
+        raise registry.parse_failure(9, f"'{name}' starts with an invalid character for a user variable name")
+    _check_variable_rest(name)
+
+
+def _check_variable_rest(name: str) -> None:
+    for letter in name[1:]:
+        if letter.isascii() and not letter.isalnum() and letter != "_":
+            raise registry.parse_failure(9, f"'{name}' contains an invalid character for a variable name: '{letter}'")
+
+
+def field_path(variable: str, names: tuple[bytes, ...], scope: Scope) -> Expression:
+    """The closure that follows ``names`` from a variable."""
+    slot = scope.bound.get(variable)
+    if slot is None:
+        if variable not in scope.constants:
+            if variable in _BUILT_IN:
+                return _not_available(variable, scope)
+            raise registry.parse_failure(17276, f"Use of undefined variable: {variable}")
+        base = scope.constants[variable]
+        return constant(follow(base, names, 0))
+    shown = "ROOT" if slot == ROOT_SLOT else variable
+    evaluate = _path_closure(slot, names)
+    if scope.compilation.after_places:
+        return Expression(lambda frame: _without_gaps(evaluate(frame)), "field", name=shown, path=names)
+    return Expression(evaluate, "field", name=shown, path=names)
+
+
+#: Variables of other commands, which the server knows everywhere and has nowhere in a stream.
+_BUILT_IN: Final = frozenset({"IS_MR", "JS_SCOPE", "SEARCH_META"})
+
+
+def _not_available(variable: str, scope: Scope) -> Expression:
+    """Two of them fail when they are read, the third as soon as everything is parsed."""
+    if variable == "SEARCH_META":
+        message = "Can't access $$SEARCH_META without a $search stage earlier in the pipeline"
+        scope.compilation.failures.append(UsageError(message, code=6347903))
+
+    def evaluate(frame: Frame) -> Maybe:
+        raise registry.failure(51144, f"Builtin variable '$${variable}' is not available")
+
+    return Expression(evaluate, "operator", name=f"$${variable}")
+
+
+def _without_gaps(value: Maybe) -> Maybe:
+    """Refuse an array out of which a stage before took elements: the server still counts them, here they are gone."""
+    suspect = value is not None and value[0] == v.ARRAY and v.GONE in value[1]
+    if value is not None and suspect and any(item is None for _, item in v.places_of(value[1])):
+        raise registry.failure(
+            registry.NOT_SUPPORTED,
+            "an array out of which an earlier projection took elements is not supported here",
+        )
+    return value
+
+
+def _path_closure(slot: int, names: tuple[bytes, ...]) -> Evaluate:
+    lookup = v.field
+    if not names:
+        return lambda frame: frame[slot]
+    first = names[0]
+    if slot == ROOT_SLOT and len(names) == 1:
+        return lambda frame: lookup(frame[0][1], first)  # type: ignore[index]
+    if slot == ROOT_SLOT:
+        return lambda frame: follow(lookup(frame[0][1], first), names, 1)  # type: ignore[index]
+    return lambda frame: follow(frame[slot], names, 0)
+
+
+def follow(value: Maybe, names: tuple[bytes, ...], index: int) -> Maybe:
+    """The value at ``names[index:]``. An array gives the array of what its documents hold there; no index is a name."""
+    last = len(names)
+    while index < last:
+        if value is None:
+            return None
+        kind, data = value
+        if kind == v.OBJECT:
+            value = v.field(data, names[index])
+            index += 1
+        elif kind == v.ARRAY:
+            found = [
+                inner
+                for _, item_kind, item in v.fields_of(data)
+                if item_kind == v.OBJECT and (inner := follow((item_kind, item), names, index)) is not None
+            ]
+            return v.array_of(found)
+        else:
+            return None
+    return value
+
+
+# ── operators with evaluated arguments ───────────────────────────────────────────────────────────────────────────────
+
+
+def parse_arguments(operand: Value, scope: Scope) -> list[Expression]:
+    """An operator's arguments: the elements of an array, or the one value that stands there."""
+    if operand[0] == v.ARRAY:
+        return [parse_operand(item, scope) for item in v.elements_of(operand)]
+    return [parse_operand(operand, scope)]
+
+
+def check_arity(name: str, given: int, low: int, high: int | None) -> None:
+    if low == high and given != low:
+        raise registry.parse_failure(16020, f"Expression {name} takes exactly {low} arguments. {given} were passed in.")
+    if given < low or (high is not None and given > high):
+        raise registry.parse_failure(
+            28667,
+            f"Expression {name} takes at least {low} arguments, and at most {high}, but {given} were passed in.",
+        )
+
+
+def operator_of(name: str, args: Sequence[Expression], evaluate: Evaluate, scope: Scope) -> Expression:
+    """An operator over ``args``; folded when all of them are constant."""
+    expression = Expression(evaluate, "operator", name=name, args=tuple(args))
+    return fold(expression, scope) if all(argument.constant for argument in args) else expression
+
+
+def runtime_operator(name: str, args: Sequence[Expression], evaluate: Evaluate) -> Expression:
+    """An operator that the server leaves to the run time even where all of it is constant."""
+    return Expression(evaluate, "operator", name=name, args=tuple(args))
+
+
+def unary(name: str, group: str, since: str, function: Callable[[Maybe], Maybe], *, note: str = "") -> None:
+    """Register an operator of exactly one argument."""
+
+    def parse(operand: Value, scope: Scope) -> Expression:
+        args = parse_arguments(operand, scope)
+        check_arity(name, len(args), 1, 1)
+        inner = args[0].evaluate
+        return operator_of(name, args, lambda frame: function(inner(frame)), scope)
+
+    registry.register(name, group, since, parse, note=note)
+
+
+def binary(
+    name: str,
+    group: str,
+    since: str,
+    function: Callable[[Maybe, Maybe], Maybe],
+    *,
+    right_first: bool = False,
+    note: str = "",
+) -> None:
+    """Register an operator of exactly two arguments. Which is evaluated first shows when both fail."""
+    ordered_binary(name, group, since, lambda order: function, right_first=right_first, note=note)
+
+
+def ordered_binary(
+    name: str,
+    group: str,
+    since: str,
+    make: Callable[[Order], Callable[[Maybe, Maybe], Maybe]],
+    *,
+    right_first: bool = False,
+    note: str = "",
+) -> None:
+    """Register an operator of exactly two arguments that compares values: ``make`` gives it for an order."""
+
+    def parse(operand: Value, scope: Scope) -> Expression:
+        args = parse_arguments(operand, scope)
+        check_arity(name, len(args), 2, 2)
+        function = make(scope.order)
+        left, right = args[0].evaluate, args[1].evaluate
+        if right_first:
+
+            def backwards(frame: Frame) -> Maybe:
+                second = right(frame)
+                return function(left(frame), second)
+
+            return operator_of(name, args, backwards, scope)
+        return operator_of(name, args, lambda frame: function(left(frame), right(frame)), scope)
+
+    registry.register(name, group, since, parse, note=note)
+
+
+def variadic(
+    name: str,
+    group: str,
+    since: str,
+    function: Callable[[Iterable[Maybe]], Maybe],
+    *,
+    low: int = 0,
+    high: int | None = None,
+    associative: bool = False,
+    commutative: bool = False,
+    note: str = "",
+) -> None:
+    """Register an operator of ``low`` to ``high`` arguments.
+
+    ``function`` gets them one after the other and may stop early, as the server does at the first null. The server
+    merges an ``associative`` operator with the same operator inside it and evaluates its constants beforehand,
+    neighbours alone unless it is ``commutative``; that order shows in rounding and in errors.
+    """
+    _variadic(
+        name,
+        (group, since, note),
+        lambda order: function,
+        arity=(low, high),
+        associative=associative,
+        commutative=lambda order: commutative,
+    )
+
+
+def ordered_variadic(
+    name: str,
+    group: str,
+    since: str,
+    make: Callable[[Order], Callable[[Iterable[Maybe]], Maybe]],
+    *,
+    commutative: Callable[[Order], bool],
+) -> None:
+    """As ``variadic``, for an associative operator that compares values: ``make`` gives it for an order, and
+    ``commutative`` says whether it is in that order."""
+    _variadic(name, (group, since, ""), make, arity=(0, None), associative=True, commutative=commutative)
+
+
+def _variadic(
+    name: str,
+    listed: tuple[str, str, str],
+    make: Callable[[Order], Callable[[Iterable[Maybe]], Maybe]],
+    *,
+    arity: tuple[int, int | None],
+    associative: bool,
+    commutative: Callable[[Order], bool],
+) -> None:
+    group, since, note = listed
+
+    def build(args: Sequence[Expression], scope: Scope) -> Expression:
+        function = make(scope.order)
+        closures = [argument.evaluate for argument in args]
+        return operator_of(name, args, lambda frame: function(evaluate(frame) for evaluate in closures), scope)
+
+    def parse(operand: Value, scope: Scope) -> Expression:
+        args = parse_arguments(operand, scope)
+        check_arity(name, len(args), *arity)
+        if associative and scope.folding and not all(argument.constant for argument in args):
+            args = regroup(name, args, build, scope, commutative=commutative(scope.order))
+        return build(args, scope)
+
+    registry.register(name, group, since, parse, note=note)
+
+
+def regroup(
+    name: str,
+    args: Sequence[Expression],
+    build: Callable[[Sequence[Expression], Scope], Expression],
+    scope: Scope,
+    *,
+    commutative: bool,
+    least: int = 1,
+) -> list[Expression]:
+    """The arguments with nested operators of the same name opened and constants merged, the commutative ones at the
+    end. ``least``: a nested operator of fewer arguments stays whole."""
+    flat: list[Expression] = []
+    for argument in args:
+        same = argument.kind == "operator" and argument.name == name and len(argument.args) >= least
+        flat += argument.args if same else [argument]
+    result: list[Expression] = []
+    waiting: list[Expression] = []
+
+    def settle() -> None:
+        result.extend(waiting if len(waiting) < 2 else [build(waiting, scope)])
+        waiting.clear()
+
+    for argument in flat:
+        if argument.constant:
+            waiting.append(argument)
+            continue
+        if not commutative:
+            settle()
+        result.append(argument)
+    settle()
+    return result
+
+
+def named_arguments(name: str, operand: Value, allowed: Sequence[str], codes: tuple[int, int]) -> dict[str, Value]:
+    """The fields of an operator's document: ``codes`` are those for "not a document" and "unknown field"."""
+    if operand[0] != v.OBJECT:
+        raise registry.parse_failure(
+            codes[0], f"{name} only supports an object as its argument, found {v.type_name(operand)}"
+        )
+    result: dict[str, Value] = {}
+    for field_name, kind, data in v.fields_of(operand[1]):
+        key = _shown(field_name)
+        if key not in allowed:
+            raise registry.parse_failure(codes[1], f"Unrecognized argument to {name}: {key}")
+        result[key] = (kind, data)
+    return result

@@ -1,0 +1,73 @@
+"""The reference of the expression language, made from the registry: what is supported, since when, what is refused.
+
+python -m tailrace.expression.language.reference > docs/reference/expressions.md
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import tailrace.expression  # noqa: F401  fills the registry
+from tailrace.expression.language.registry import LISTED, OPERATORS, REFUSED, Listed
+
+_INTRODUCTION = """\
+# The expression language
+
+What a change stream's pipeline may contain in Tailrace, and since which server version MongoDB has it. This page is
+generated from the code: `python -m tailrace.expression.language.reference > docs/reference/expressions.md`.
+
+The meaning is that of mongod 6.0: the same bytes come out, and the same error codes. `tests/differential` compares both
+on random stages and documents (`make fuzz-expressions SEED=n N=n`). What cannot be evaluated exactly is refused by
+name, with the server's code if the server refuses it too, and with 115 (CommandNotSupported) if it does not. It is
+refused when the stream is opened or, if only a value decides, on the event that holds the value.
+"""
+
+_KNOWN = """\
+## Known limits
+
+* Collations other than the simple one need the extra `icu`; without it they are refused when the stream is opened. The
+  order is that of the installed ICU, which for a few strings is not mongod's ([how few](differences.md#collations)).
+* Decimal arguments of logarithms, powers, exponentials and trigonometry are refused on the event. The server turns them
+  into binary numbers of 113 bits, computes there by a library of its own and turns the result back: of 400 random
+  arguments each, its last digit was not that of the exact result in 9 % (`$acos`) to 42 % (`$tan`), and a model of that
+  arithmetic was still wrong for 0.8 % (`$atan`, `$tanh`, at tiny arguments) to 58 %. Addition, multiplication,
+  division, remainder, square root, rounding, and degrees and radians are exact.
+* `$dateFromString` and `$toDate` read what 6.0.27 reads. Texts that move a date by weekdays ("next monday",
+  "5 weekdays", "next week"), `back of` and `front of` are refused on the event. 4.4 and 5.0 know fewer notations: no
+  hour alone ("T05"), no offset with seconds ("+013000").
+* Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
+  bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
+* Regular expressions are PCRE2's, read as the server's PCRE 8.42 reads them. Refused by name when the stream is opened:
+  `\\C`, `\\K` inside a look-around, `(?X)`, `\\p{Lu}` and its like in a class without regard to case, `(*SKIP:name)`
+  inside a look-around, and inside a lookbehind a call of a group that is open or comes later, and `\\R` or `\\X` with a
+  number. When a search gives up: [limits](differences.md#regular-expressions).
+* `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, the
+  server keeps invisible elements that a later stage still counts; an expression that reads such an array is refused.
+* `$sortArray` by a path that meets an array is refused on the event.
+* The options of a stage that is forbidden in a stream are checked as on the server: their names, their types, and
+  which are required. Errors that the server finds deeper inside such a stage (a negative `maxDepth`, an unknown window
+  function) are code 20 here, as for the stage itself.
+* `$near` and similar operators are code 5626500 as on 6.0 (2 on 4.4 and 5.0), `$$IS_MR`, `$$JS_SCOPE` and
+  `$$SEARCH_META` are 51144 and 6347903 (4.4 knows none of them: 17276), and `let` is accepted for every version (4.4:
+  code 9).
+* Where two constant parts of one projection fail, the server reports either; here it is the first.
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    rows = [*LISTED, *(Listed(each.name, each.group, each.since, each.note) for each in OPERATORS.values())]
+    parts = [_INTRODUCTION]
+    ordered = sorted(rows, key=lambda row: row.group)
+    for group, members in groupby(ordered, key=lambda row: row.group):
+        lines = [f"| `{row.name}` | {row.since} | {row.note} |" for row in sorted(members, key=lambda row: row.name)]
+        parts.append(
+            f"## {group[0].upper()}{group[1:]}\n\n| name | since | |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+        )
+    refused = [f"| `{each.name}` | {each.code} | {each.reason} |" for _, each in sorted(REFUSED.items())]
+    parts.append("## Refused\n\n| name | code | why |\n|---|---|---|\n" + "\n".join(refused) + "\n")
+    return "\n".join([*parts, _KNOWN])
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

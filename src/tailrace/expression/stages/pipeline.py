@@ -1,0 +1,240 @@
+"""The user's pipeline: compiled once, applied to the bytes of each event."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import bson
+
+from tailrace.errors import TailraceError, UsageError
+from tailrace.expression.language.core import Compilation, Scope, check_variable_write, parse_operand
+from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure
+from tailrace.expression.stages.compiled import STAGES, Stage
+from tailrace.expression.stages.event_places import may_be_set, with_places
+from tailrace.expression.stages.forbidden import NOT_PERMITTED, REFUSED_OTHERWISE, check_refused, refused_name
+from tailrace.expression.values import value as v
+from tailrace.expression.values.collation import Collation, order_of
+from tailrace.expression.values.compare import SIMPLE, Order
+from tailrace.expression.values.value import Maybe, Value
+from tailrace.raw_bson import document_end
+
+SPLIT_STAGE: Final = "$changeStreamSplitLargeEvent"
+INHIBIT_STAGE: Final = "$_internalInhibitOptimization"
+#: How deep BSON may nest on the server. A stage stands one level deep in its command.
+MAX_DEPTH: Final = 200
+#: Python frames that a pipeline of this depth and its values need, whoever calls. Python's own limit is 1000.
+_FRAMES: Final = 4000
+_NESTING: Final = (b"\x03", b"\x04")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPipeline:
+    """A compiled pipeline. ``split_large_event``: it ended in ``$changeStreamSplitLargeEvent``, which is not a stage
+    here. ``replaces_id`` is false when no stage can touch ``_id``, so that its guard (280) may be spared."""
+
+    stages: tuple[Stage, ...]
+    split_large_event: bool
+    keeps_places: bool = False
+    #: Set where a stage may set a field that the event has no value but a place for.
+    sets_event_fields: bool = False
+    show_expanded_events: bool = False
+
+    def apply(self, event: bytes) -> bytes | None:
+        """The event after all stages, or ``None`` when a stage filters it out.
+
+        Raises ``ServerError`` with the server's code, and the stage as hint, when an expression fails on this event.
+        """
+        document: bytes | None = event
+        if self.sets_event_fields:
+            document = with_places(event, expanded=self.show_expanded_events)
+        for place, stage in enumerate(self.stages):
+            try:
+                document = stage.apply(document)  # type: ignore[arg-type]
+            except TailraceError as error:
+                if error.hint is None:
+                    error.hint = f"At stage {place} of the pipeline, {stage.name}"
+                raise
+            except RecursionError:
+                raise failure(15, f"exceeded the depth that can be evaluated at stage {place}, {stage.name}") from None
+            if document is None:
+                return None
+        if self.keeps_places:
+            document = v.stripped(document)  # type: ignore[arg-type]
+        if document is not event:
+            check_event(document)  # type: ignore[arg-type]
+        return document
+
+    @property
+    def replaces_id(self) -> bool:
+        return any(stage.name != "$match" for stage in self.stages)
+
+
+def compile_stages(
+    stages: Sequence[bytes],
+    *,
+    let: Mapping[str, Any] | bytes | None = None,
+    now: int | None = None,
+    cluster_time: int | None = None,
+    collation: Collation | None = None,
+    show_expanded_events: bool = False,
+) -> CompiledPipeline:
+    """Compile the stages that follow ``$changeStream``; each is the BSON of one stage document.
+
+    ``let`` are the command's variables, ``now`` milliseconds since 1970 for ``$$NOW``, ``cluster_time`` the 64 bits of
+    ``$$CLUSTER_TIME``. Strings are compared in the order of ``collation``, by their bytes without one. Raises
+    ``UsageError`` with the server's code and the place in the pipeline. ``show_expanded_events`` is the stream's
+    option: such events have more fields, and a stage that sets one must find its place.
+    """
+    if sys.getrecursionlimit() < _FRAMES:
+        sys.setrecursionlimit(_FRAMES)
+    check_depths(stages)
+    order = order_of(collation)
+    compiler = Compiler(_constants(let, now, cluster_time, order), list(stages), order)
+    compiled = [compiler.stage(place) for place in range(len(stages))]
+    if compiler.not_permitted:
+        raise compiler.not_permitted[0]
+    if compiler.failures:
+        raise compiler.failures[0]
+    return CompiledPipeline(
+        tuple(stage for stage in compiled if stage is not None),
+        split_large_event=compiler.split is not None,
+        keeps_places=compiler.keeps_places,
+        sets_event_fields=compiler.sets_event_fields,
+        show_expanded_events=show_expanded_events,
+    )
+
+
+class Compiler:
+    """One compilation: stage after stage; errors of other kinds than parsing wait until all are parsed."""
+
+    def __init__(self, constants: dict[str, Maybe], stages: list[bytes], order: Order = SIMPLE) -> None:
+        self.constants = constants
+        self.stages = stages
+        self.order = order
+        self.not_permitted: list[UsageError] = []
+        self.failures: list[UsageError] = []
+        self.split: int | None = None
+        self.sets_event_fields = any(map(may_be_set, stages))
+        self.keeps_places = self.sets_event_fields
+
+    def stage(self, place: int) -> Stage | None:
+        compilation = Compilation(places=self._places(place), after_places=self.keeps_places, order=self.order)
+        self.keeps_places |= compilation.places
+        scope = Scope(compilation, {"ROOT": 0, "CURRENT": 0}, self.constants)
+        try:
+            return self._parsed(self.stages[place], scope, place)
+        except TailraceError as error:
+            raise self._placed(error, place, compilation) from None
+        except RecursionError:
+            message = f"exceeded the depth to which a pipeline may nest: {MAX_DEPTH}"
+            raise UsageError(message, code=15, hint=f"At pipeline[{place}]") from None
+        finally:
+            self.failures += [
+                UsageError(error.message, code=error.code, hint=f"At pipeline[{place}].{(error.hint or '')[3:]}")
+                for error in compilation.failures
+            ]
+
+    def _places(self, place: int) -> bool:
+        """Whether a field that this stage drops may be set again, by a later stage or by ``$setField``."""
+        shaping = (b"$set\x00", b"$addFields\x00", b"$project\x00", b"$replace", b"$unset\x00")
+        later = any(raw[5:].startswith(shaping) for raw in self.stages[place + 1 :])
+        return later or b"$setField\x00" in self.stages[place]
+
+    def _placed(self, error: TailraceError, place: int, compilation: Compilation) -> UsageError:
+        at = ".".join((f"pipeline[{place}]", *compilation.place))
+        return UsageError(error.message, code=error.code, hint=error.hint or f"At {at}")
+
+    def _parsed(self, raw: bytes, scope: Scope, place: int) -> Stage | None:
+        fields = v.fields_of(raw)
+        if len(fields) != 1:
+            raise parse_failure(40323, "A pipeline stage specification object must contain exactly one field.")
+        name = fields[0][0].decode("utf-8", "replace")
+        specification = (fields[0][1], fields[0][2])
+        scope.enter(name)
+        if self.split is not None:
+            error = parse_failure(7182802, f"{SPLIT_STAGE} must be the last stage in the pipeline")
+            self.not_permitted.append(self._placed(error, self.split, scope.compilation))
+        parse = STAGES.get(name)
+        if parse is not None:
+            parsed, apply = parse(specification, scope)
+            return Stage(name, specification, parsed, apply)
+        self._other(name, specification, scope, place)
+        return None
+
+    def _other(self, name: str, specification: Value, scope: Scope, place: int) -> None:
+        """Everything that is no stage of ours: the split, what is refused, what is unknown."""
+        if name == SPLIT_STAGE:
+            if specification[0] != v.OBJECT:
+                raise parse_failure(7182899, f"{SPLIT_STAGE} must take a nested object")
+            if specification != v.EMPTY_OBJECT:
+                raise parse_failure(7182800, f"{SPLIT_STAGE} spec should be an empty object")
+            self.split = place
+        elif name in REFUSED_OTHERWISE:
+            check_refused(name, specification, scope)
+            code, reason = REFUSED_OTHERWISE[name]
+            raise parse_failure(code, f"{name} {reason}")
+        elif name in NOT_PERMITTED:
+            check_refused(name, specification, scope)
+            shown = refused_name(name, specification)
+            if shown is None:
+                raise parse_failure(NOT_SUPPORTED, f"{name} is not supported in a change stream")
+            error = parse_failure(20, f"{shown} is not permitted in a $changeStream pipeline")
+            self.not_permitted.append(self._placed(error, place, scope.compilation))
+        elif name == INHIBIT_STAGE:
+            if specification != v.EMPTY_OBJECT:
+                raise parse_failure(9 if specification[0] == v.OBJECT else 14, f"{name} takes an empty object")
+        else:
+            raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
+
+
+def check_depths(stages: Sequence[bytes]) -> None:
+    """Refuse what nests deeper than the server takes: before anything is parsed, which would recurse into it."""
+    for place, raw in enumerate(stages):
+        try:
+            document_end(raw)
+            if deeper_than(raw, MAX_DEPTH - 1):
+                raise parse_failure(15, f"exceeded maximum nested object depth: {MAX_DEPTH}")
+        except TailraceError as error:
+            raise UsageError(error.message, code=error.code, hint=error.hint or f"At pipeline[{place}]") from None
+
+
+def check_event(document: bytes) -> None:
+    """What the server finds when it writes an event: that it nests too deep (15), or fits into no buffer (13548)."""
+    if len(document) > v.BUFFER_LIMIT:
+        raise failure(13548, f"BufBuilder attempted to grow() to {len(document)} bytes, past the 64MB limit.")
+    if sum(map(document.count, _NESTING)) >= MAX_DEPTH and deeper_than(document, MAX_DEPTH):
+        raise failure(15, f"BSONObj exceeded maximum nested object depth: {MAX_DEPTH}")
+
+
+def deeper_than(document: bytes, depth: int) -> bool:
+    """Whether a document nests deeper, itself counted. It is read once; what is deeper than ``depth`` is not."""
+    level = [document]
+    for _ in range(depth):
+        level = [data for each in level for _, kind, data in v.fields_of(each) if kind in (v.OBJECT, v.ARRAY)]
+        if not level:
+            return False
+    return True
+
+
+def _constants(
+    let: Mapping[str, Any] | bytes | None, now: int | None, cluster_time: int | None, order: Order
+) -> dict[str, Maybe]:
+    constants: dict[str, Maybe] = {"REMOVE": None}
+    if now is not None:
+        constants["NOW"] = v.date(now)
+    if cluster_time is not None:
+        constants["CLUSTER_TIME"] = v.timestamp(cluster_time >> 32, cluster_time & 0xFFFFFFFF)
+    if let is None:
+        return constants
+    scope = Scope.of_document(constants, order)  # so that a variable sees those before it
+    for name, kind, data in v.fields_of(let if isinstance(let, bytes) else bson.encode(let)):
+        shown = name.decode("utf-8", "replace")
+        check_variable_write(shown)
+        expression = parse_operand((kind, data), scope)
+        if not expression.constant:
+            raise parse_failure(4890500, "Command let Expression does not evaluate to a constant")
+        constants[shown] = expression.value
+    return constants

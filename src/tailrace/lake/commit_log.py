@@ -1,0 +1,294 @@
+"""The lake's log: one numbered file for each commit, without gaps. What the log names is what the lake holds.
+
+The log is Delta Lake's (``delta_log.py``), so that others read it. A commit is one step: its file appears, whole and on
+the device, under a number that nobody has used. Everything else is there before (the data files) or can be made again
+(``head.json``, checkpoints). ``head.json`` is a witness beside the log: it says which commit is the newest and what its
+bytes are, so that a log that has lost its end does not pass for a shorter one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailrace.errors import SinkError
+from tailrace.lake import durable
+from tailrace.lake.delta_log import (
+    FORMAT,
+    check_format,
+    decode,
+    encode,
+    guarded,
+    mark_from_json,
+    mark_to_json,
+    table_metadata,
+)
+from tailrace.lake.layout import LakeLayout
+from tailrace.lake.manifest import BatchMark, Commit, FileEntry, Gap, Removal, StagedFile, check_ascending
+
+#: A checkpoint each so many commits, and only so many older commits are kept. A directory of so few names is listed by
+#: one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old the lake is.
+CHECKPOINT_EVERY = 100
+COMMITS_KEPT = 200
+
+_COMMIT = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
+_TRIES = 5
+_HOLE = "Restore it from a copy; without it nobody can say what the lake holds"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log stands: the newest commit's number and SHA-256, and the newest micro-batch that added events."""
+
+    number: int
+    digest: str
+    newest: BatchMark | None
+
+    @property
+    def last_token(self) -> str | None:
+        return None if self.newest is None else self.newest.last_token
+
+
+@dataclass(slots=True)
+class LogState:
+    """What the log says up to commit ``number``: the lake's files by name, those that were replaced and when, the gaps
+    that were accepted."""
+
+    number: int = -1
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    removed: dict[str, Removal] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def in_order(self) -> list[FileEntry]:
+        """The files in the order of the stream."""
+        return sorted(self.files.values(), key=lambda file: file.first_token)
+
+    def apply(self, commit: Commit) -> None:
+        for removal in commit.removed:
+            self.files.pop(removal.name, None)
+            self.removed[removal.name] = removal
+        self.files.update((file.name, file) for file in commit.files)
+        if commit.gap is not None:
+            self.gaps = (*self.gaps, commit.gap)
+        self.number = commit.number
+
+
+class CommitLog:
+    """The log of the lake at ``root``. Every change is made while ``locked()``."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.layout = LakeLayout(Path(root))
+
+    @contextmanager
+    def locked(self) -> Iterator[Head]:
+        """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit."""
+        with durable.locked(self.layout.lock):
+            yield self._recover()
+
+    def head(self) -> Head:
+        """The head as it was last written; a commit that is being made just now may be missing. Takes no lock."""
+        return self._witness() or self._rebuilt_head()
+
+    def commits(self, after: int = 0) -> Iterator[Commit]:
+        """The commits whose files are still kept, in order, beginning after number ``after``."""
+        number = after + 1
+        if not self.layout.commit(number).exists():
+            number = min((kept for kept in self._listed()[0] if kept > after), default=number)
+        while (content := self._content(number)) is not None:
+            yield decode(content, number, self.layout.commit(number))
+            number += 1
+
+    def state(self, version: int | None = None) -> LogState:
+        """What the lake held after commit ``version``, by default the newest. Takes no lock: commits only ever add
+        files to the log, so what is read here is one version as a whole.
+
+        Raises SinkError where a commit is missing, the log is damaged, or it no longer reaches back to ``version``.
+        """
+        problem = ""
+        for _ in range(_TRIES):  # a checkpoint that is made meanwhile may take old commits away
+            witness = self._witness()
+            numbers, checkpoints = self._listed()
+            top = max(numbers, default=-1)
+            if witness is not None and witness.number > top:
+                problem = f"{self.layout.commit(witness.number)} is missing: the lake's log has lost its end"
+                continue
+            if version is not None and version > top:
+                raise SinkError(f"the lake {self.layout.root} has no version {version}: its newest is {top}")
+            target = top if version is None else version
+            base = max((number for number in checkpoints if number <= target), default=-1)
+            missing = next((number for number in range(base + 1, target + 1) if number not in numbers), None)
+            if missing is not None:
+                problem = f"{self.layout.commit(missing)} is missing: the lake's log has a hole"
+                continue
+            try:
+                return self._added_up(base, target)
+            except FileNotFoundError as error:
+                problem = f"{error.filename} is missing: the lake's log has a hole"
+        raise SinkError(problem, hint=_HOLE)
+
+    def live_files(self) -> list[FileEntry]:
+        """The files that the lake holds, in the order of the stream."""
+        return self.state().in_order
+
+    def write(self, commit: Commit, metadata: dict[str, object] | None = None) -> Head:
+        """Make ``commit`` the next one: the caller holds the lock and has checked it. Returns the new head."""
+        path = self.layout.commit(commit.number)
+        content = encode(commit, metadata)
+        try:
+            durable.publish(path, content, self.layout.state)
+        except FileExistsError:
+            raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
+        durable.step("commit.log")
+        head = Head(commit.number, _digest(content), commit.newest)
+        self._write_head(head)
+        durable.step("commit.head")
+        if commit.number and commit.number % CHECKPOINT_EVERY == 0:
+            from tailrace.lake import checkpoint  # noqa: PLC0415  deltalake and Arrow, now and then only
+
+            checkpoint.make(self.layout, commit.number, keep=COMMITS_KEPT)
+        return head
+
+    def create(self, table_id: str, schema: dict[str, object], claim: str) -> None:
+        """Write commit 0, which makes the table, where it is not there yet. The caller holds the lock."""
+        if self._listed()[0]:
+            return
+        if any(any(day.iterdir()) for day in self.layout.day_directories()):
+            raise SinkError(
+                f"{self.layout.log} is empty and {self.layout.root} holds files: its log has gone", hint=_HOLE
+            )
+        commit = Commit(0, "create", claim, "")
+        self.write(commit, table_metadata(table_id, schema, (), commit.committed_at))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the chain of commits that are kept, in sentences: holes, and files that were changed."""
+        numbers, checkpoints = self._listed()
+        first, last = min(numbers, default=0), max(numbers, default=-1)
+        found = [
+            f"{self.layout.commit(number)} is missing: the lake's log has a hole"
+            for number in range(first, last + 1)
+            if number not in numbers
+        ]
+        if first > 0 and not any(number >= first - 1 for number in checkpoints):
+            found.append(f"{self.layout.commit(first - 1)} is missing, and no checkpoint holds what it said")
+        before = None
+        for number in sorted(numbers):
+            content = self._content(number)
+            if content is None:
+                continue
+            commit = decode(content, number, self.layout.commit(number))
+            if before is not None and before[0] == number - 1 and commit.previous != before[1]:
+                found.append(f"{self.layout.commit(number - 1)} was changed after it was written")
+            before = number, _digest(content)
+        return found
+
+    def _added_up(self, base: int, target: int) -> LogState:
+        state = LogState()
+        if base >= 0:
+            from tailrace.lake import checkpoint  # noqa: PLC0415  Arrow, where there is one
+
+            state = checkpoint.read(self.layout, base)
+        for number in range(base + 1, target + 1):
+            path = self.layout.commit(number)
+            state.apply(decode(path.read_bytes(), number, path))
+        return state
+
+    def _listed(self) -> tuple[set[int], set[int]]:
+        """The numbers of the commits and of the checkpoints that are there."""
+        names = [path.name for path in self.layout.log.iterdir()] if self.layout.log.is_dir() else []
+        commits = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
+        return commits, {int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))}
+
+    def _content(self, number: int) -> bytes | None:
+        try:
+            return self.layout.commit(number).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SinkError(f"cannot read {self.layout.commit(number)}: {error.strerror}") from error
+
+    def _witness(self) -> Head | None:
+        path = self.layout.head
+        value = durable.read_json(path)
+        if value is None:
+            return None
+        check_format(value, path)
+
+        def read() -> Head:
+            number, digest, newest = value["number"], value["digest"], value["newest"]
+            if isinstance(number, bool) or not isinstance(number, int) or not isinstance(digest, str):
+                raise TypeError("number or digest")
+            return Head(number, digest, None if newest is None else mark_from_json(newest))  # type: ignore[arg-type]
+
+        return guarded(read, path)
+
+    def _rebuilt_head(self) -> Head:
+        number = max(self._listed()[0], default=-1)
+        content = self._content(number) if number >= 0 else None
+        if content is None:
+            return Head(-1, "", None)
+        return Head(number, _digest(content), decode(content, number, self.layout.commit(number)).newest)
+
+    def _recover(self) -> Head:
+        """The head, moved on to commits whose writer died before it could. A head without its commit is an error."""
+        witness = self._witness()
+        head = witness or self._rebuilt_head()
+        if head.number >= 0:
+            path, content = self.layout.commit(head.number), self._content(head.number)
+            if content is None:
+                raise SinkError(f"{path} is missing: the lake's log has lost its end", hint=_HOLE)
+            if _digest(content) != head.digest:
+                raise SinkError(f"{path} was changed after it was written", hint=_HOLE)
+        while (content := self._content(head.number + 1)) is not None:
+            path = self.layout.commit(head.number + 1)
+            commit = decode(content, head.number + 1, path)
+            if commit.previous != head.digest:
+                raise SinkError(f"{path} does not follow {self.layout.commit(head.number)}: one of them was changed")
+            head = Head(commit.number, _digest(content), commit.newest)
+        if head != witness and head.number >= 0:
+            self._write_head(head)
+        return head
+
+    def _write_head(self, head: Head) -> None:
+        newest = None if head.newest is None else mark_to_json(head.newest)
+        durable.write_json(
+            self.layout.head, {"format": FORMAT, "number": head.number, "digest": head.digest, "newest": newest}
+        )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def append_commit(head: Head, claim: str, batch: int, mark: BatchMark, files: tuple[StagedFile, ...]) -> Commit:
+    """The commit that adds ``files`` (ascending, checked here) after ``head``."""
+    check_ascending(files)
+    return Commit(
+        number=head.number + 1,
+        kind="append",
+        claim=claim,
+        previous=head.digest,
+        files=files,
+        batch=batch,
+        planned=mark.planned,
+        newest=mark,
+    )
+
+
+def check_present(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:
+    """Each file that a commit is to name is there with the size that its task reported."""
+    for file in files:
+        path = layout.root / file.name
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise SinkError(
+                f"{path} has gone before it could be committed: is another process writing this lake?"
+            ) from None
+        if size != file.size:
+            raise SinkError(f"{path} has {size} bytes, and {file.size} were written")

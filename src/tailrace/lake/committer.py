@@ -1,0 +1,94 @@
+"""Commit a micro-batch to the lake exactly once, whatever Spark does twice.
+
+Spark replays a micro-batch under the same number when it died between our commit and its own; it calls ``abort`` when
+``commit`` raised, also when the commit had already happened (both measured with PySpark 4.3). So a batch is recognised
+by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows do not
+tell: those of a replay may differ where the pipeline looks at documents that are looked up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.errors import SinkError
+from tailrace.lake import durable
+from tailrace.lake.commit_log import CommitLog, Head, append_commit, check_present
+from tailrace.lake.identity import check_claim
+from tailrace.lake.layout import LakeLayout, checked_name
+from tailrace.lake.manifest import BatchMark, Commit, PlannedRange, StagedFile
+
+_FRESH = "Was an old copy of the checkpoint restored? A fresh directory goes on after the lake's last event"
+
+
+def commit_batch(
+    root: Path, claim: str, batch: int, planned: PlannedRange, files: tuple[StagedFile, ...]
+) -> Commit | None:
+    """Add ``files``, in the order of the stream, as micro-batch ``batch``, planned for the range ``planned``.
+
+    Returns the new commit, or ``None`` where nothing was to be added: no files, or a batch that was committed before
+    (its files are dropped). Raises SinkError where the claim is not the lake's, the files are out of order, or they
+    repeat what the lake holds; the lake is then as it was.
+    """
+    for file in files:
+        checked_name(file.name, f"micro-batch {batch}")
+    log = CommitLog(root)
+    with log.locked() as head:
+        check_claim(root, claim)
+        if not files:
+            return None
+        if _is_replay(head, claim, batch, planned):
+            _discard(log.layout, files)
+            return None
+        if head.last_token is not None and files[0].first_token <= head.last_token:
+            raise SinkError(
+                f"micro-batch {batch} begins at token {files[0].first_token}, and the lake {root} already reaches to "
+                f"{head.last_token}",
+                hint="Give a fresh checkpoint directory: it goes on after the lake's last event",
+            )
+        check_present(log.layout, files)
+        for day in {(root / file.name).parent for file in files}:
+            durable.sync_directory(day)
+        durable.step("commit.files")
+        rows = sum(file.rows for file in files)
+        mark = BatchMark(head.number + 1, claim, batch, planned, files[0].first_token, files[-1].last_token, rows)
+        commit = append_commit(head, claim, batch, mark, files)
+        log.write(commit)
+        return commit
+
+
+def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:
+    """Drop the files of a failed micro-batch, except where its commit has happened after all."""
+    log = CommitLog(root)
+    for file in files:
+        checked_name(file.name, "the micro-batch")
+    with log.locked():
+        held = log.state().files if files else {}
+        _discard(log.layout, tuple(file for file in files if file.name not in held))
+
+
+def _discard(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:
+    for file in files:
+        (layout.root / file.name).unlink(missing_ok=True)
+
+
+def _is_replay(head: Head, claim: str, batch: int, planned: PlannedRange) -> bool:
+    """Whether this micro-batch is the newest one, given again. One that is older, or of another range that the lake has
+    passed, comes from an old copy of the checkpoint."""
+    newest = head.newest
+    if newest is None or newest.claim != claim:
+        return False
+    if newest.batch == batch and newest.planned == planned:
+        return True
+    if batch <= newest.batch:
+        raise SinkError(
+            f"the checkpoint is behind the lake: it gives micro-batch {batch} again for the range {planned}, and the "
+            f"lake holds micro-batch {newest.batch} of {newest.planned}",
+            hint=_FRESH,
+        )
+    if planned.after < newest.planned.until:
+        raise SinkError(
+            f"the checkpoint is behind the lake: micro-batch {batch} is planned for {planned}, and the lake holds "
+            f"micro-batch {newest.batch} of {newest.planned}",
+            hint=_FRESH,
+        )
+    return False

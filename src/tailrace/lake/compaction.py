@@ -1,0 +1,184 @@
+"""Merge a day's small files into larger ones: same rows, same order, nothing twice and nothing missing meanwhile.
+
+Files that follow each other hold tokens that follow each other, so merging is reading one after the other. The merged
+file is written without the lake's lock; only the commit, which names it and no longer names the others, is made under
+it. The others stay in their place until the retention has passed, for readers that have opened the lake before.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake import durable
+from tailrace.lake.commit_log import CommitLog, check_present
+from tailrace.lake.compaction_policy import RETENTION, CompactionPolicy
+from tailrace.lake.identity import read_identity
+from tailrace.lake.layout import merged_name
+from tailrace.lake.manifest import Commit, FileEntry, Removal, StagedFile
+from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
+from tailrace.lake.retention import remove_replaced
+
+_READ_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionResult:
+    """How many files became how many, and the bytes they had before and after."""
+
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    def __add__(self, other: CompactionResult) -> CompactionResult:
+        return CompactionResult(
+            self.files_before + other.files_before,
+            self.files_after + other.files_after,
+            self.bytes_before + other.bytes_before,
+            self.bytes_after + other.bytes_after,
+        )
+
+
+def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timedelta = RETENTION) -> CompactionResult:
+    """Merge all small files of the lake at ``path`` up to ``target_bytes``; a running stream and readers need not stop.
+
+    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is no lake,
+    LakeFullError, or SinkError where another compaction is running.
+    """
+    root = Path(path)
+    if read_identity(root) is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    policy = CompactionPolicy(target_bytes=target_bytes, retention=retention)
+    result = CompactionResult()
+    log = CommitLog(root)
+    with durable.locked(log.layout.compaction_lock, wait=False) as mine:
+        if not mine:
+            raise SinkError(f"another compaction of {root} is running")
+        with log.locked():
+            files = log.live_files()
+        for group in _groups(files, policy.target_bytes):
+            result += _merge(log, group)
+        remove_replaced(log, policy.retention)
+    return result
+
+
+def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> CompactionResult:
+    """What a stream does after each commit: nothing, or every ``policy.every`` commits what has become worth merging.
+
+    A lake that cannot be compacted (no room for a second copy, somebody compacting by hand) is still a good lake, so
+    the stream goes on.
+    """
+    result = CompactionResult()
+    if not policy.due(commit.number):
+        return result
+    log = CommitLog(root)
+    with durable.locked(log.layout.compaction_lock, wait=False) as mine:
+        if not mine:
+            return result
+        files = log.live_files()
+        today = commit.files[-1].day
+        groups = list(_groups([file for file in files if file.day != today], policy.target_bytes))
+        tail = _tail([file for file in files if file.day == today], policy)
+        if tail:
+            groups.append(tail)
+        try:
+            for group in groups:
+                result += _merge(log, group)
+        except durable.LakeFullError:
+            return result
+        finally:
+            remove_replaced(log, policy.retention)
+    return result
+
+
+def _groups(files: Sequence[FileEntry], target: int) -> Iterator[list[FileEntry]]:
+    """Neighbours of one day that are worth merging: two or more, none large already, together about the target."""
+    for _, day in groupby(files, key=lambda file: file.day):
+        group: list[FileEntry] = []
+        for file in day:
+            if file.size >= target or sum(held.size for held in group) + file.size > target * 3 // 2:
+                if len(group) > 1:
+                    yield group
+                group = []
+            if file.size < target:
+                group.append(file)
+        if len(group) > 1:
+            yield group
+
+
+def _tail(files: Sequence[FileEntry], policy: CompactionPolicy) -> list[FileEntry]:
+    """The newest files of a growing day, as many as can be merged into one at least twice the largest of them: so a row
+    is rewritten about log2(target / file size) times. Empty where fewer than ``fan_in`` come together."""
+    together = largest = count = 0
+    for number, file in enumerate(reversed(files), 1):
+        if file.size >= policy.target_bytes:
+            break
+        together += file.size
+        largest = max(largest, file.size)
+        if number >= policy.fan_in and 2 * largest <= together:
+            count = number
+    return next(_groups(files[len(files) - count :], policy.target_bytes), [])
+
+
+def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
+    merged = _write_merged(log, group)
+    durable.step("compaction.merged")
+    try:
+        with log.locked() as head:
+            held = log.state().files
+            gone = [file.name for file in group if file.name not in held]
+            if gone:
+                raise SinkError(f"{gone[0]} of {log.layout.root} was replaced while it was being compacted")
+            check_present(log.layout, (merged,))
+            now = datetime.now(UTC)
+            removed = tuple(Removal(file.name, now, file.size) for file in group)
+            claim = str((read_identity(log.layout.root) or {}).get("claim"))
+            number = head.number + 1
+            log.write(
+                Commit(
+                    number, "compaction", claim, head.digest, (merged,), removed, newest=head.newest, committed_at=now
+                )
+            )
+    except BaseException:
+        # Where the log names the merged file, the compaction has happened.
+        with log.locked():
+            if merged.name not in log.state().files:
+                (log.layout.root / merged.name).unlink(missing_ok=True)
+        raise
+    return CompactionResult(len(group), 1, sum(file.size for file in group), merged.size)
+
+
+def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
+    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's."""
+    root = log.layout.root
+    metadata = pq.read_metadata(root / group[0].name).metadata or {}
+    kept = {SPARK_SCHEMA: metadata[SPARK_SCHEMA]} if SPARK_SCHEMA in metadata else {}
+    writer = PartWriter(
+        root,
+        f"merge-{uuid.uuid4().hex}",
+        limits=FileLimits(file_bytes=1 << 62),
+        metadata=kept,
+        name=lambda first_token, index: merged_name(group[0].name),
+    )
+    merged = writer.write_all(_rows(root, group))
+    expected = (sum(file.rows for file in group), group[0].first_token, group[-1].last_token)
+    if len(merged) != 1 or (merged[0].rows, merged[0].first_token, merged[0].last_token) != expected:
+        for file in merged:
+            (root / file.name).unlink(missing_ok=True)
+        raise SinkError(f"{root / group[0].name} and its neighbours do not hold the rows that the log says")
+    return merged[0]
+
+
+def _rows(root: Path, group: Sequence[FileEntry]) -> Iterator[pa.RecordBatch]:
+    for entry in group:
+        with pq.ParquetFile(root / entry.name, page_checksum_verification=True) as file:
+            yield from file.iter_batches(batch_size=_READ_ROWS)

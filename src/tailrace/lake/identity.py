@@ -1,0 +1,240 @@
+"""Whose lake it is: the stream that a lake holds, and the one checkpoint that may go on writing it.
+
+``lake.json`` names the stream (source, scope, options, columns; never an address or a password) and the *claim*: a
+random id that the current checkpoint holds in its ``tailrace-lake.json``. A commit under any other claim is refused, so
+an old checkpoint, a copied one, or a process that was believed dead cannot add to the lake. A fresh checkpoint takes a
+new claim, and its stream goes on right after the lake's last event.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake import durable
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
+from tailrace.lake.manifest import Commit, Gap
+from tailrace.lake.retention import remove_leftovers
+from tailrace.oplog.cluster_time import ClusterTime
+
+CHECKPOINT_FILE = "tailrace-lake.json"
+#: What may lie in a directory that is to become a lake.
+_OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log"})
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A lake opened for a stream: its id, the claim to commit under, and, where a fresh checkpoint goes on from an
+    existing lake, the token ``after`` which it does so. ``start`` is the cluster time that it reads from where a gap
+    was accepted."""
+
+    lake_id: str
+    claim: str
+    after: str | None
+    start: ClusterTime | None = None
+
+
+def open_lake(
+    root: Path,
+    checkpoint: Path,
+    stream: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    *,
+    gap: Gap | None = None,
+) -> Opening:
+    """Make or open the lake at ``root`` for the stream described by ``stream`` (a JSON object) and ``checkpoint``.
+
+    ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a fresh
+    checkpoint goes on behind it, and the log says so. Removes what a crash left behind. Raises UsageError where the
+    lake belongs to another stream, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
+    the lake is damaged.
+    """
+    log = CommitLog(root)
+    known = read_identity(root)
+    _check_stream(root, known, stream)
+    held = durable.read_json(checkpoint / CHECKPOINT_FILE)
+    begun = _has_begun(checkpoint)
+    if begun and held is None:
+        raise UsageError(
+            f"the checkpoint {checkpoint} was not made for a lake",
+            hint="Give a checkpoint directory of its own to each lake",
+        )
+    if known is None:
+        if begun:
+            raise UsageError(
+                f"the checkpoint {checkpoint} continues a lake, and there is none at {root}",
+                hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
+            )
+        return _create(log, checkpoint, stream, columns)
+    from tailrace.lake import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
+
+    with durable.locked(log.layout.lock):
+        log_checkpoint.drop_torn(log.layout)
+    with log.locked() as head:
+        log.create(str(known["id"]), table_schema(known["columns"]), str(known["claim"]))
+        problems = log.problems()
+        if problems:
+            raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+        remove_leftovers(log)
+        if held is not None and begun and gap is None:
+            _check_claim(root, checkpoint, known, held)
+            return _opening(known, held, checkpoint / CHECKPOINT_FILE)
+        return _take_over(log, checkpoint, known, head.last_token, gap)
+
+
+def read_identity(root: Path) -> dict[str, Any] | None:
+    """The content of ``lake.json``, or ``None`` where ``root`` is no lake (it may be missing or empty)."""
+    path = CommitLog(root).layout.identity
+    value = durable.read_json(path)
+    if value is not None:
+        check_format(value, path)
+        for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
+            if not isinstance(value.get(key), kind):
+                raise SinkError(f"{path} is damaged: no {key}")
+        return value
+    if root.exists():
+        if not root.is_dir():
+            raise UsageError(f"{root} is not a directory")
+        foreign = sorted(entry.name for entry in root.iterdir() if entry.name not in _OWN_NAMES)
+        if foreign:
+            raise UsageError(
+                f"{root} is not empty and not a lake of Tailrace (it holds {foreign[0]!r})",
+                hint="Give a directory of its own",
+            )
+        if any((root / "_delta_log").glob("*")):
+            raise UsageError(
+                f"{root} is a Delta table, and not a lake of Tailrace (it has no {path.name})",
+                hint="Give a directory of its own",
+            )
+    return None
+
+
+def check_claim(root: Path, claim: str) -> None:
+    """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock."""
+    known = read_identity(root)
+    if known is None:
+        raise SinkError(f"{root} is no lake any more: lake.json has gone")
+    if known["claim"] != claim:
+        raise SinkError(
+            f"another checkpoint has taken over the lake {root}",
+            hint="Only one stream at a time may write a lake; this one stops here",
+        )
+
+
+def _has_begun(checkpoint: Path) -> bool:
+    """Whether Spark has planned a micro-batch in this checkpoint."""
+    offsets = checkpoint / "offsets"
+    return offsets.is_dir() and any(entry.name.isdigit() for entry in offsets.iterdir())
+
+
+def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[str, Any]) -> None:
+    if known is None:
+        return
+    there, here = _flat(known["stream"]), _flat(stream)
+    for key in sorted({*there, *here}):
+        if key.startswith("replicaSets.") and "" in (there.get(key), here.get(key)):
+            continue  # a server that does not tell its replica set's id
+        if there.get(key) != here.get(key):
+            raise UsageError(
+                f"the lake {root} belongs to another stream: "
+                f"{key} is {_shown(there.get(key))} there and {_shown(here.get(key))} here",
+                hint="Give this stream a lake of its own",
+            )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots, so that a difference is named as closely as can be."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            flat.update(_flat(inner, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = inner
+    return flat
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _check_claim(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    if held.get("lake") != known["id"]:
+        raise UsageError(
+            f"the checkpoint {checkpoint} belongs to another lake than {root}",
+            hint="Give the checkpoint of this lake, or a fresh directory: it goes on after the lake's last event",
+        )
+    if held.get("claim") != known["claim"]:
+        raise UsageError(
+            f"the checkpoint {checkpoint} was superseded: another one has written the lake {root} since",
+            hint="Give the newer checkpoint, or a fresh directory: it goes on after the lake's last event",
+        )
+
+
+def _opening(known: Mapping[str, Any], held: Mapping[str, Any], where: Path) -> Opening:
+    def read() -> Opening:
+        after, start = held.get("after"), held.get("start")
+        if after is not None and not isinstance(after, str):
+            raise TypeError("after is not a text")
+        time = None if start is None else ClusterTime.of(int(start[0]), int(start[1]))
+        return Opening(str(known["id"]), str(known["claim"]), after, time)
+
+    return guarded(read, where)
+
+
+def _create(
+    log: CommitLog, checkpoint: Path, stream: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]
+) -> Opening:
+    layout = log.layout
+    with durable.writing(layout.root):
+        for directory in (layout.state, layout.log, layout.staging):
+            directory.mkdir(parents=True, exist_ok=True)
+    with durable.locked(layout.lock):
+        if read_identity(layout.root) is not None:
+            raise UsageError(f"another process has just made a lake at {layout.root}")
+        known = {
+            "format": FORMAT,
+            "id": str(uuid.uuid4()),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "stream": dict(stream),
+            "columns": [dict(column) for column in columns],
+        }
+        opening = _take_over(log, checkpoint, known, None, None)
+        log.create(opening.lake_id, table_schema(columns), opening.claim)
+        return opening
+
+
+def _take_over(
+    log: CommitLog, checkpoint: Path, known: Mapping[str, Any], after: str | None, gap: Gap | None
+) -> Opening:
+    """Give the lake to ``checkpoint``. The checkpoint's file comes first: a crash between the two leaves the lake with
+    its old owner and a checkpoint that has not begun, which takes over again."""
+    claim = str(uuid.uuid4())
+    with durable.writing(checkpoint):
+        checkpoint.mkdir(parents=True, exist_ok=True)
+    held: dict[str, Any] = {"lake": known["id"], "claim": claim, "after": after}
+    if gap is not None:
+        held["start"] = [gap.until.seconds, gap.until.increment]
+    durable.write_json(checkpoint / CHECKPOINT_FILE, held)
+    durable.step("claim.checkpoint")
+    durable.write_json(log.layout.identity, {**known, "claim": claim})
+    if gap is not None:
+        _write_gap(log, claim, known, gap)
+    return Opening(str(known["id"]), claim, after, None if gap is None else gap.until)
+
+
+def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:
+    """The log says what will be missing before anything behind the gap can come. The caller holds the lock."""
+    head, gaps = log.head(), (*log.state().gaps, gap)
+    created = datetime.fromisoformat(str(known["created"]))
+    metadata = table_metadata(str(known["id"]), table_schema(known["columns"]), gaps, created)
+    log.write(Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest), metadata)

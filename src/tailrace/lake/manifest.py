@@ -1,0 +1,150 @@
+"""What a commit says, as values: the files it added, with their rows and token ranges, those it replaced, the range of
+the stream that it was planned for. How this is written in the log is in ``delta_log.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from tailrace.errors import SinkError
+from tailrace.lake.layout import cluster_time_of
+from tailrace.oplog.cluster_time import ClusterTime
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """The part of the stream that Spark planned for a micro-batch: ``after`` < cluster time <= ``until``.
+
+    Spark plans a micro-batch before it runs and replays it with the same range. Its rows may differ then: a ``$match``
+    on a document that is looked up sees today's document. So a replay is known by its range.
+    """
+
+    after: ClusterTime
+    until: ClusterTime
+
+    def __str__(self) -> str:
+        return f"({self.after}, {self.until}]"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A data file that a task has finished: ``name`` relative to the lake, its final one; all rows of one day, from
+    ``first_token`` ascending to ``last_token``. ``sha256`` is that of all its ``size`` bytes.
+
+    ``stats`` is JSON text: least and greatest value of some columns, as the log keeps them for readers that skip files.
+    ``last_wall_time`` is when the last of the rows was written to MongoDB, where the column is kept.
+    """
+
+    name: str
+    rows: int
+    size: int
+    sha256: str
+    first_token: str
+    last_token: str
+    stats: str = "{}"
+    last_wall_time: datetime | None = None
+
+    @property
+    def day(self) -> str:
+        return self.name.split("/", 1)[0].partition("=")[2]
+
+
+#: A file of the lake is what a task finished, once a commit names it.
+FileEntry = StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A file that compaction has replaced, and when: it is kept for readers that still hold the older log."""
+
+    name: str
+    at: datetime
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMark:
+    """The newest micro-batch that added events: commit ``number``, ``batch`` under ``claim``, the range it was planned
+    for, and what it brought."""
+
+    number: int
+    claim: str
+    batch: int
+    planned: PlannedRange
+    first_token: str
+    last_token: str
+    rows: int
+
+    @property
+    def last_cluster_time(self) -> ClusterTime:
+        return cluster_time_of(self.last_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events that the oplog had lost before the lake got them, and that its owner has accepted to miss: behind
+    ``after_token`` (``None``: the lake held no event) and cluster time ``after``, up to ``until``, where it goes on."""
+
+    after_token: str | None
+    after: ClusterTime
+    until: ClusterTime
+    accepted_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __str__(self) -> str:
+        return (
+            f"events after {_moment(self.after)} (token {self.after_token}) and before {_moment(self.until)} are "
+            f"missing: the oplog had lost them, and this was accepted on {self.accepted_at:%Y-%m-%d at %H:%M} UTC"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of the lake: it was made (``create``), a micro-batch was added (``append``; ``batch`` is its number
+    under ``claim``), files were merged (``compaction``), or events were given up for lost (``gap``).
+
+    ``files`` ascend in the stream's order; ``removed`` are those that a compaction replaced by them. ``previous`` is
+    the SHA-256 of the commit before, by which a hole in the log shows.
+    """
+
+    number: int
+    kind: str
+    claim: str
+    previous: str
+    files: tuple[FileEntry, ...] = ()
+    removed: tuple[Removal, ...] = ()
+    batch: int | None = None
+    planned: PlannedRange | None = None
+    gap: Gap | None = None
+    newest: BatchMark | None = None
+    committed_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def first_token(self) -> str:
+        return self.files[0].first_token
+
+    @property
+    def last_token(self) -> str:
+        return self.files[-1].last_token
+
+    @property
+    def last_cluster_time(self) -> ClusterTime:
+        return cluster_time_of(self.last_token)
+
+
+def _moment(time: ClusterTime) -> str:
+    return f"{datetime.fromtimestamp(time.seconds, UTC):%Y-%m-%d %H:%M:%S} UTC ({time.seconds},{time.increment})"
+
+
+def check_ascending(files: tuple[StagedFile, ...]) -> None:
+    """Refuse a micro-batch whose files do not follow each other in the stream's order, or share a token."""
+    for before, after in pairwise(files):
+        if before.last_token >= after.first_token:
+            raise SinkError(
+                f"events are out of order: token {after.first_token} follows {before.last_token}",
+                hint="Partitions of a micro-batch must be ascending slices of the stream",
+            )

@@ -1,0 +1,307 @@
+"""Write the events of one partition as Parquet files: ordered, of one day each, bounded in size.
+
+A file is written in ``_staging``, and moved to its place, under the name that it will always have, when it is whole and
+on the device. Nothing refers to it until a commit does. Row groups are bounded so that a reader's memory is; pages
+carry checksums; a file's footer says which tokens it holds (``tailrace.firstToken`` and ``tailrace.lastToken``), and
+Spark's own schema in it lets Spark read VARIANT columns back as such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tailrace.errors import SinkError, invariant
+from tailrace.lake import durable
+from tailrace.lake.layout import LakeLayout, cluster_time_of, day_of, first_token_of_next_day, new_name
+from tailrace.lake.manifest import StagedFile
+
+TOKEN: Final = "token"
+WALL_TIME: Final = "wall_time"
+_CLUSTER_TIME: Final = "cluster_time"
+FIRST_TOKEN: Final = b"tailrace.firstToken"
+LAST_TOKEN: Final = b"tailrace.lastToken"
+SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
+
+#: Columns of few distinct values: the only ones where trying a dictionary is worth its time.
+_DICTIONARY: Final = ("operation_type", "database", "collection")
+#: What stands in a required field of a struct that is NULL as a whole.
+_EMPTY: Final = {pa.int64(): 0, pa.string(): "", pa.binary(): b""}
+#: Columns that a reader prunes by. Bounds of whole documents would only make the footer long.
+_STATISTICS: Final = ("token", "cluster_time", "wall_time", *_DICTIONARY)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """Bounds in rows and bytes (of Arrow memory, before compression). A file ends at the first row group that reaches
+    ``file_bytes``; a row group at the first batch that reaches one of its bounds."""
+
+    row_group_rows: int = 65_536
+    row_group_bytes: int = 32 << 20
+    file_bytes: int = 512 << 20
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: Path
+    writer: pq.ParquetWriter
+    day: str
+    first_token: str
+    last_token: str
+    last_wall_time: datetime | None = None
+    bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    rows: int = 0
+    written: int = 0
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    held_rows: int = 0
+    held_bytes: int = 0
+
+
+class PartWriter:
+    """Writes ascending Arrow batches to files of the lake at ``root`` and remembers what it wrote. While they are
+    written they are named ``_staging/<stem>-<n>.staged``; ``name`` makes a final name of a first token and a count.
+
+    Raises SinkError where the rows do not ascend by token or have none, LakeFullError where there is no room; its own
+    files are gone then.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        stem: str,
+        *,
+        limits: FileLimits = FileLimits(),
+        metadata: Mapping[bytes, bytes] | None = None,
+        name: Callable[[str, int], str] = new_name,
+    ) -> None:
+        self._root = root
+        self._staging = LakeLayout(root).staging
+        self._name = name
+        self._stem = stem
+        self._limits = limits
+        self._metadata = dict(metadata or {})
+        self._open: _OpenFile | None = None
+        self._done: list[StagedFile] = []
+        self._count = 0
+
+    def write_all(self, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
+        """Write every batch and give the finished files, in order and on disk (synced)."""
+        try:
+            with durable.writing(self._staging):
+                for batch in batches:
+                    self._write(batch)
+                self._close()
+                for day in {(self._root / file.name).parent for file in self._done}:
+                    durable.sync_directory(day)
+        except BaseException:
+            self._remove_everything()
+            raise
+        return tuple(self._done)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        self._check_ascending(batch)
+        for day, rows in _by_day(batch):
+            if self._open is not None and self._open.day != day:
+                self._close()
+            file = self._open or self._start(rows, day)
+            file.held.append(_without_inner_nulls(rows))
+            file.held_rows += rows.num_rows
+            file.held_bytes += rows.nbytes
+            file.last_token = _token(rows, -1)
+            file.last_wall_time = _wall_time(rows)
+            _widen(file.bounds, rows)
+            if file.held_rows >= self._limits.row_group_rows or file.held_bytes >= self._limits.row_group_bytes:
+                self._flush(file)
+                if file.written >= self._limits.file_bytes:
+                    self._close()
+
+    def _check_ascending(self, batch: pa.RecordBatch) -> None:
+        if TOKEN not in batch.schema.names:
+            raise SinkError("a lake needs the column 'token': its order and its days come from it")
+        tokens = batch.column(TOKEN)
+        if tokens.null_count:
+            raise SinkError("an event without a token cannot be put in order")
+        before = self._open.last_token if self._open else self._done[-1].last_token if self._done else ""
+        ascending = pc.all(pc.less(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py()
+        if ascending is False or _token(batch, 0) <= before:
+            raise SinkError(
+                "events of a partition are out of order, or one is there twice", hint=f"After token {before}"
+            )
+
+    def _start(self, batch: pa.RecordBatch, day: str) -> _OpenFile:
+        path = self._staging / f"{self._stem}-{self._count:04d}.staged"
+        self._count += 1
+        writer = pq.ParquetWriter(
+            path,
+            batch.schema.with_metadata(None),
+            compression="zstd",
+            use_dictionary=[name for name in _DICTIONARY if name in batch.schema.names],
+            write_statistics=[name for name in _STATISTICS if name in batch.schema.names],
+            write_page_checksum=True,
+            sorting_columns=[pq.SortingColumn(batch.schema.get_field_index(TOKEN))],
+        )
+        token = _token(batch, 0)
+        self._open = _OpenFile(path, writer, day, token, token)
+        return self._open
+
+    def _flush(self, file: _OpenFile) -> None:
+        if file.held:
+            table = pa.Table.from_batches(file.held).replace_schema_metadata(None)
+            file.writer.write_table(table, row_group_size=self._limits.row_group_rows)
+            file.rows += file.held_rows
+            file.written += file.held_bytes
+            file.held, file.held_rows, file.held_bytes = [], 0, 0
+
+    def _close(self) -> None:
+        file = self._open
+        if file is None:
+            return
+        self._flush(file)
+        file.writer.add_key_value_metadata(
+            {**self._metadata, FIRST_TOKEN: file.first_token.encode(), LAST_TOKEN: file.last_token.encode()}
+        )
+        file.writer.close()
+        self._open = None
+        durable.sync_file(file.path)
+        name = self._name(file.first_token, self._count - 1)
+        finished = StagedFile(
+            name=name,
+            rows=file.rows,
+            size=file.path.stat().st_size,
+            sha256=sha256_of(file.path),
+            first_token=file.first_token,
+            last_token=file.last_token,
+            stats=_stats(file),
+            last_wall_time=file.last_wall_time,
+        )
+        place = self._root / name
+        if not place.parent.is_dir():
+            place.parent.mkdir(exist_ok=True)
+            durable.sync_directory(self._root)
+        file.path.rename(place)
+        self._done.append(finished)
+
+    def _remove_everything(self) -> None:
+        if self._open is not None:
+            # There may be no room for its footer either. The file goes, and the first error is the one to tell.
+            with suppress(OSError, pa.ArrowException):
+                self._open.writer.close()
+            self._open = None
+        for index in range(self._count):
+            (self._staging / f"{self._stem}-{index:04d}.staged").unlink(missing_ok=True)
+        for finished in self._done:
+            (self._root / finished.name).unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _widen(bounds: dict[str, tuple[Any, Any]], rows: pa.RecordBatch) -> None:
+    """Take ``rows`` into the least and greatest values. They are the columns' own: a pipeline may have changed them."""
+    columns = {}
+    if _CLUSTER_TIME in rows.schema.names and pa.types.is_struct(rows.column(_CLUSTER_TIME).type):
+        columns[_CLUSTER_TIME] = pc.struct_field(rows.column(_CLUSTER_TIME), "t")
+    if WALL_TIME in rows.schema.names:
+        columns[WALL_TIME] = rows.column(WALL_TIME).cast(pa.int64())
+    for name, column in columns.items():
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            least, most = bounds.get(name, (found["min"], found["max"]))
+            bounds[name] = min(least, found["min"]), max(most, found["max"])
+
+
+def _stats(file: _OpenFile) -> str:
+    """The file's statistics as Delta's log keeps them. Moments there have milliseconds: the last is rounded up."""
+    least: dict[str, Any] = {TOKEN: file.first_token}
+    most: dict[str, Any] = {TOKEN: file.last_token}
+    if _CLUSTER_TIME in file.bounds:
+        low, high = file.bounds[_CLUSTER_TIME]
+        least[_CLUSTER_TIME], most[_CLUSTER_TIME] = {"t": low}, {"t": high}
+    if WALL_TIME in file.bounds:
+        low, high = file.bounds[WALL_TIME]
+        with suppress(OverflowError, ValueError):  # a year that ISO 8601 has no four digits for: no bound
+            first, last = _iso(low // 1000), _iso(-(-high // 1000))
+            least[WALL_TIME], most[WALL_TIME] = first, last
+    return json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": {TOKEN: 0}})
+
+
+def _iso(milliseconds: int) -> str:
+    return (datetime(1970, 1, 1) + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds") + "Z"
+
+
+def _token(batch: pa.RecordBatch, index: int) -> str:
+    value = batch.column(TOKEN)[index].as_py()
+    invariant(isinstance(value, str), "the column 'token' is text")
+    return str(value)
+
+
+def _without_inner_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Give the required fields of NULL structs a value.
+
+    Arrow leaves NULLs there, its Parquet writer refuses them, and Spark reads a VARIANT only where they are required.
+    """
+    arrays = [_filled(array) if pa.types.is_struct(array.type) else array for array in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _filled(array: pa.StructArray) -> pa.StructArray:
+    fields = list(array.type)
+    children = [array.field(number) for number in range(len(fields))]
+    if not any(child.null_count and not field.nullable for child, field in zip(children, fields, strict=True)):
+        return array
+    filled = [
+        child if field.nullable or not child.null_count else child.fill_null(_EMPTY.get(child.type, b""))
+        for child, field in zip(children, fields, strict=True)
+    ]
+    return pa.StructArray.from_arrays(filled, fields=fields, mask=array.is_null())
+
+
+def _wall_time(batch: pa.RecordBatch) -> datetime | None:
+    """When the batch's last event was written, where that column is kept (it is what the lag is measured by)."""
+    if WALL_TIME not in batch.schema.names:
+        return None
+    value = batch.column(WALL_TIME)[-1].as_py()
+    return value if isinstance(value, datetime) else None
+
+
+def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Cut an ascending batch where the UTC day changes. Nearly always it does not, and nothing is copied."""
+    start, end = 0, batch.num_rows
+    while start < end:
+        first = _token(batch, start)
+        day = day_of(cluster_time_of(first))
+        if day_of(cluster_time_of(_token(batch, end - 1))) == day:
+            stop = end
+        else:
+            later = pc.index(pc.greater_equal(batch.column(TOKEN), first_token_of_next_day(first)), True).as_py()
+            stop = int(later)
+        yield day, batch if (start, stop) == (0, end) else batch.slice(start, stop - start)
+        start = stop
+
+
+def spark_metadata(schema_json: str) -> dict[bytes, bytes]:
+    """Footer metadata by which Spark finds its own types again (VARIANT is a struct for everybody else)."""
+    json.loads(schema_json)  # a damaged one would make every file unreadable for Spark
+    return {SPARK_SCHEMA: schema_json.encode()}
+
+
+def footer_range(metadata: Mapping[bytes, Any] | None) -> tuple[str, str] | None:
+    """First and last token as a file's footer gives them, or ``None`` where it has none."""
+    if not metadata or FIRST_TOKEN not in metadata or LAST_TOKEN not in metadata:
+        return None
+    return metadata[FIRST_TOKEN].decode(), metadata[LAST_TOKEN].decode()

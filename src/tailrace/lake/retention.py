@@ -1,0 +1,50 @@
+"""When files leave the lake's directory: replaced ones after a time that readers need, leftovers of the dead at once.
+
+A reader that has opened the lake at one version names its files, and they stay until the retention has passed. No
+directory is ever emptied, renamed or swapped.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from tailrace.lake import durable
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.layout import is_lake_file, is_merged
+
+
+def remove_replaced(log: CommitLog, retention: timedelta) -> int:
+    """Remove the files that were replaced longer than ``retention`` ago. Returns how many went."""
+    state, until = log.state(), datetime.now(UTC) - retention
+    removed = 0
+    for removal in state.removed.values():
+        path = log.layout.root / removal.name
+        if removal.at <= until and removal.name not in state.files and not path.parent.is_symlink() and path.exists():
+            path.unlink(missing_ok=True)
+            removed += 1
+            durable.step("compaction.removed")
+    return removed
+
+
+def remove_leftovers(log: CommitLog) -> int:
+    """Remove what interrupted tasks and compactions have left: unfinished files, and finished ones that no commit
+    names. The caller holds the lock of a lake that no stream is writing. Returns how many files went."""
+    state = log.state()
+    removed = 0
+    with durable.locked(log.layout.compaction_lock, wait=False) as no_compaction:
+        for path in log.layout.staging.iterdir() if log.layout.staging.is_dir() else ():
+            if path.is_file() and (no_compaction or not path.name.startswith("merge-")):
+                path.unlink(missing_ok=True)
+                removed += 1
+        for path in log.layout.state.glob(durable.UNFINISHED):
+            path.unlink(missing_ok=True)
+            removed += 1
+        for day in log.layout.day_directories():
+            for path in day.iterdir():
+                name = f"{day.name}/{path.name}"
+                if not is_lake_file(name) or name in state.files or name in state.removed:
+                    continue
+                if no_compaction or not is_merged(name):
+                    path.unlink(missing_ok=True)
+                    removed += 1
+    return removed

@@ -1,0 +1,150 @@
+"""Read a lake's files, and compare them with what its log says; the log with itself and with what others read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tailrace.errors import UsageError
+from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.identity import read_identity
+from tailrace.lake.layout import LakeLayout, cluster_time_of, day_of, is_lake_file
+from tailrace.lake.manifest import FileEntry, Gap
+from tailrace.lake.part_writer import TOKEN, footer_range, sha256_of
+
+_PROBLEMS_MAX = 100
+
+
+@dataclass(slots=True)
+class LakeReport:
+    """``problems`` are sentences, at most 100; the lake is sound when there is none. ``rows`` were read, in ``files``
+    files of ``days`` days, from ``first_token`` to ``last_token``.
+
+    ``gaps`` were accepted, and are no problem. ``replaced`` files are kept for readers until the retention has passed;
+    ``leftovers`` belong to no commit (a micro-batch that is running or was interrupted). ``full``: every byte was read.
+    """
+
+    files: int = 0
+    rows: int = 0
+    days: int = 0
+    first_token: str | None = None
+    last_token: str | None = None
+    gaps: tuple[Gap, ...] = ()
+    replaced: int = 0
+    leftovers: int = 0
+    full: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def add(self, problem: str) -> None:
+        if len(self.problems) < _PROBLEMS_MAX:
+            self.problems.append(problem)
+
+
+def verify(path: Path | str, *, full: bool = False) -> LakeReport:
+    """Check the lake at ``path``: the log's chain of commits, files against the log, footers and rows against both, the
+    order of every token (so that a doubled event shows too), each file's day. Reads the tokens of every row, their
+    pages' checksums too. ``full`` reads every byte and compares it with the hash in the log, and the files that
+    ``deltalake`` finds with ours. Changes nothing.
+
+    Raises UsageError where ``path`` is no lake, SinkError where its log is damaged or has a hole.
+    """
+    root = Path(path)
+    if read_identity(root) is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    log = CommitLog(root)
+    report = LakeReport(full=full)
+    with log.locked() as head:
+        for problem in log.problems():
+            report.add(problem)
+        state = log.state()
+        present = _present(log.layout)
+    live = state.in_order
+    report.gaps = state.gaps
+    report.days = len({file.day for file in live})
+    for name in sorted(present - set(state.files)):
+        if not is_lake_file(name):
+            report.add(f"{name} is not in the log, and not a name that a lake gives")
+        elif name in state.removed:
+            report.replaced += 1
+        else:
+            report.leftovers += 1
+    for file in live:
+        if file.name not in present:
+            report.add(f"{file.name} is in the log and missing in the directory")
+            continue
+        _check_file(root, file, report)
+    if head.last_token is not None and report.last_token != head.last_token and report.sound:
+        report.add(f"the last event is {report.last_token}, and the log says {head.last_token}")
+    if full:
+        _compare_with_delta(root, state.number, set(state.files), report)
+    return report
+
+
+def _present(layout: LakeLayout) -> set[str]:
+    return {f"{day.name}/{file.name}" for day in layout.day_directories() for file in day.iterdir()}
+
+
+def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeReport) -> None:
+    from deltalake import DeltaTable  # noqa: PLC0415  half a second, and only here
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+    try:
+        found = {"/".join(uri.rsplit("/", 2)[1:]) for uri in DeltaTable(str(root), version=version).file_uris()}
+    except (OSError, DeltaError) as error:
+        report.add(f"deltalake cannot read version {version}: {error}")
+        return
+    if found != names:
+        report.add(f"deltalake finds {len(found)} files in version {version}, and the log names {len(names)}")
+
+
+def _check_file(root: Path, entry: FileEntry, report: LakeReport) -> None:
+    report.files += 1
+    path = root / entry.name
+    try:
+        if path.stat().st_size != entry.size:
+            report.add(f"{entry.name} has {path.stat().st_size} bytes, and the log says {entry.size}")
+        elif report.full and sha256_of(path) != entry.sha256:
+            report.add(f"{entry.name} is not what was written: its SHA-256 differs from the log's")
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if footer_range(file.metadata.metadata) != (entry.first_token, entry.last_token):
+                report.add(f"{entry.name}: its footer and the log name different tokens")
+            rows = 0
+            for tokens in _tokens(file):
+                rows += len(tokens)
+                _check_tokens(entry, tokens, report)
+    except (OSError, pa.ArrowException) as error:
+        report.add(f"{entry.name} cannot be read: {error}")
+        return
+    report.rows += rows
+    if rows != entry.rows:
+        report.add(f"{entry.name} has {rows} rows, and the log says {entry.rows}")
+    if report.last_token != entry.last_token:
+        report.add(f"{entry.name} ends with token {report.last_token}, and the log says {entry.last_token}")
+
+
+def _tokens(file: pq.ParquetFile) -> Iterator[pa.Array]:
+    for batch in file.iter_batches(batch_size=65_536, columns=[TOKEN]):
+        if batch.num_rows:
+            yield batch.column(0)
+
+
+def _check_tokens(entry: FileEntry, tokens: pa.Array, report: LakeReport) -> None:
+    first, last = tokens[0].as_py(), tokens[-1].as_py()
+    if report.last_token is not None and first <= report.last_token:
+        report.add(f"{entry.name}: token {first} does not follow {report.last_token}")
+    if pc.all(pc.less(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py() is False:
+        report.add(f"{entry.name}: its tokens do not ascend, or one is there twice")
+    for token in (first, last):
+        if day_of(cluster_time_of(token)) != entry.day:
+            report.add(f"{entry.name}: token {token} is of day {day_of(cluster_time_of(token))}")
+    report.first_token = report.first_token or first
+    report.last_token = last

@@ -1,0 +1,126 @@
+"""Building a plan: parameters checked, versions chosen, the start found. Running it is ``pipeline.stream``'s work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tailrace import raw_bson
+from tailrace.errors import ChangeStreamFatal, ChangeStreamHistoryLost, InvalidResumeToken, UsageError, invariant
+from tailrace.event.resume_token import HIGH_WATER_MARK, ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import SERVER_6_0, ServerProfile
+
+SPLIT_STAGE: Final = b"$changeStreamSplitLargeEvent"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A change stream that is ready to run.
+
+    ``start``          the cluster time of the first entry to read, inclusive; ``None`` until "now" is known
+    ``start_token``    the token to search for and to swallow, or a high-water mark; ``None`` when started by time
+    ``token_version``  of the tokens that the stream writes
+    ``splits``         whether the pipeline ends with ``$changeStreamSplitLargeEvent``
+    """
+
+    options: StreamOptions
+    profile: ServerProfile
+    token_version: int
+    start: ClusterTime | None
+    start_token: ResumeToken | None
+    splits: bool
+
+    @property
+    def read_after(self) -> ClusterTime | None:
+        """Read the entries with ts greater than this; ``None`` means that the stream starts now (``start_at``)."""
+        return None if self.start is None else ClusterTime(max(self.start - 1, 0))
+
+    def start_at(self, cluster_time: ClusterTime) -> Plan:
+        """The plan with a start, inclusive. The server starts a new stream at its newest time plus one tick."""
+        invariant(self.start is None, "a plan is given a start although it has one")
+        return replace(self, start=cluster_time)
+
+    @property
+    def first_token(self) -> ResumeToken:
+        """The resume token of a stream that has read nothing yet (semantics 7)."""
+        if self.start_token is not None and not self.start_token.is_high_water_mark:
+            return self.start_token
+        # A high-water mark is only a time: it is written anew, in the version of the stream's tokens.
+        invariant(self.start is not None, "the first token is asked of a plan without a start")
+        return ResumeToken.high_water_mark(self.start or 0, version=self.token_version)
+
+    def confirm_history(self, oldest: ClusterTime, complete: bool) -> None:
+        """Confirm that the oplog reaches back to the start.
+
+        ``oldest`` is the cluster time of its first entry; ``complete`` says that nothing was ever written before it.
+        Raises ``ChangeStreamHistoryLost`` (286).
+        """
+        if self.start is not None and not complete and self.start < oldest:
+            raise ChangeStreamHistoryLost(
+                "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
+                hint=f"The stream would start at {self.start} and the oldest entry is {oldest}: start a new stream at "
+                "or after that time, and keep a longer oplog (replSetResizeOplog, minRetentionHours)",
+            )
+
+
+def build_plan(options: StreamOptions, profile: ServerProfile = SERVER_6_0) -> Plan:
+    """The plan for ``options`` on a server of ``profile``'s version.
+
+    Raises ``InvalidResumeToken`` (260) when the token is an invalidate's or lacks the UUID that a collection stream
+    needs, ``ChangeStreamFatal`` (280) when the start is a fragment of a split event and the pipeline does not split,
+    ``UsageError`` when the version does not know an option.
+    """
+    _check_profile(options, profile)
+    splits = any(_stage_name(stage) == SPLIT_STAGE for stage in options.pipeline)
+    _check_token(options, profile)
+    token = options.start_token
+    if token is not None and token.fragment_num is not None and not splits:
+        raise ChangeStreamFatal(
+            "To resume from a split event, the $changeStream pipeline must include a $changeStreamSplitLargeEvent stage"
+        )
+    version = profile.token_version
+    if splits or options.generate_v2_tokens or (token is not None and token.version == 2):
+        version = 2
+    start = token.cluster_time if token is not None else options.start_at_operation_time
+    return Plan(options, profile, version, start, token, splits)
+
+
+def _stage_name(stage: bytes) -> bytes:
+    first = next(raw_bson.elements(stage), None)
+    return b"" if first is None else first.name
+
+
+def _check_token(options: StreamOptions, profile: ServerProfile) -> None:
+    token = options.start_token
+    if token is None:
+        return
+    stop = "." if profile.messages_end_with_full_stop else ""
+    if options.resume_after is not None and token.from_invalidate:
+        raise InvalidResumeToken(
+            "Attempting to resume a change stream using 'resumeAfter' is not allowed from an invalidate "
+            f"notification{stop}",
+            code=260,
+            hint="Use startAfter with this token to go on after the invalidation",
+        )
+    if options.scope.kind == "collection" and not token.is_high_water_mark and token.uuid is None:
+        raise InvalidResumeToken(
+            f"Attempted to resume a single-collection stream, but the resume token does not include a UUID{stop}",
+            code=260,
+        )
+    if token.token_type == HIGH_WATER_MARK and not token.is_high_water_mark:
+        raise InvalidResumeToken("Invalid high water mark token", code=6189505)
+
+
+def _check_profile(options: StreamOptions, profile: ServerProfile) -> None:
+    if profile.expanded_events_and_images:
+        return
+    if options.show_expanded_events or options.full_document_before_change != "off":
+        raise UsageError(
+            f"MongoDB {profile.name} has neither showExpandedEvents nor fullDocumentBeforeChange",
+            code=40415,
+            hint="They came with 6.0",
+        )
+    if options.full_document in ("whenAvailable", "required"):
+        raise UsageError(f"MongoDB {profile.name} has no pre- and post-images", code=40415, hint="They came with 6.0")

@@ -1,0 +1,165 @@
+"""Server profiles: what differs between server versions, in one table.
+
+6.0 is measured against a running mongod 6.0.27, 5.0 and 4.4 against recordings of 5.0.4 and 4.4.2. 7.0 and 8.0 follow
+the server's published documents (semantics 1.1, 2.5, 4.3); no running server of these versions stood behind them.
+``tailrace.plan.reference`` makes docs/reference/server-versions.md from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from tailrace.errors import UsageError
+
+
+def _column(says: str) -> Any:
+    """A field that the documentation explains in these words."""
+    return field(metadata={"says": says})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProfile:
+    """What a server version's change streams do differently from the others."""
+
+    version: tuple[int, int]
+    token_version: int = _column(
+        "version of the resume tokens that a stream writes, unless something asks for version 2"
+    )
+    wall_time: bool = _column("events carry `wallTime`")
+    disambiguated_paths: bool = _column("`updateDescription.disambiguatedPaths`, with showExpandedEvents")
+    ns_type: bool = _column("`nsType` on create events")
+    unwinds_apply_ops_without_session: bool = _column(
+        "an `applyOps` entry without a session (batched deletes, atomic applyOps) gives events"
+    )
+    multi_op_is_no_transaction: bool = _column(
+        "several retryable writes in one `applyOps` (`multiOpType: 1`) give events without `lsid` and `txnNumber`"
+    )
+    expanded_events_and_images: bool = _column(
+        "showExpandedEvents, fullDocumentBeforeChange and pre- and post-images exist"
+    )
+    insert_keys_from_catalog: bool = _column(
+        "a shard's insert gets its `documentKey` from the shard key of the collection as it is when the event is made"
+    )
+    always_shows_new_shards: bool = _column("a shard's streams show `kNewShardDetected` without `needsMerge` too")
+    shard_part_ends: bool = _column("a shard's stream with `needsMerge` ends with its invalidate")
+    looks_up_by_uuid: bool = _column(
+        "`updateLookup` finds the event's collection by its UUID: under its new name after a rename, and never one "
+        "made anew under the old name"
+    )
+    searches_before_user_stages: bool = _column(
+        "the event that a stream is resumed from is looked for before the user's stages, so they may leave it out"
+    )
+    match_sees_session_of_entry: bool = _column(
+        "a `$match` on `lsid` or `txnNumber` alone also looks at the oplog entry: it takes a retryable write for one "
+        "that has them, although its event shows neither"
+    )
+    ends_with_token_of_invalidate: bool = _column(
+        "a stream ends with its invalidate's resume token although its pipeline leaves that event out"
+    )
+    reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
+    messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
+    measured: bool = _column("measured against a server of this version, not taken from its documentation")
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+SERVER_4_4: Final = ServerProfile(
+    version=(4, 4),
+    token_version=1,
+    wall_time=False,
+    disambiguated_paths=False,
+    ns_type=False,
+    unwinds_apply_ops_without_session=False,
+    multi_op_is_no_transaction=False,
+    expanded_events_and_images=False,
+    insert_keys_from_catalog=True,
+    always_shows_new_shards=True,
+    shard_part_ends=False,
+    looks_up_by_uuid=True,
+    searches_before_user_stages=True,
+    match_sees_session_of_entry=False,
+    ends_with_token_of_invalidate=False,
+    reply_says_invalidated=False,
+    messages_end_with_full_stop=True,
+    measured=True,
+)
+SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), insert_keys_from_catalog=False)
+SERVER_6_0: Final = replace(
+    SERVER_5_0,
+    version=(6, 0),
+    wall_time=True,
+    expanded_events_and_images=True,
+    looks_up_by_uuid=False,
+    searches_before_user_stages=False,
+    match_sees_session_of_entry=True,
+    always_shows_new_shards=False,
+    shard_part_ends=True,
+    ends_with_token_of_invalidate=True,
+    reply_says_invalidated=True,
+    messages_end_with_full_stop=False,
+)
+SERVER_7_0: Final = replace(
+    SERVER_6_0,
+    version=(7, 0),
+    token_version=2,
+    disambiguated_paths=True,
+    unwinds_apply_ops_without_session=True,
+    measured=False,
+)
+SERVER_8_0: Final = replace(SERVER_7_0, version=(8, 0), multi_op_is_no_transaction=True)
+SERVER_8_1: Final = replace(SERVER_8_0, version=(8, 1), ns_type=True)
+
+#: All profiles, oldest first.
+PROFILES: Final[tuple[ServerProfile, ...]] = (
+    SERVER_4_4,
+    SERVER_5_0,
+    SERVER_6_0,
+    SERVER_7_0,
+    SERVER_8_0,
+    SERVER_8_1,
+)
+
+
+def profile_for(version: str | Sequence[int]) -> ServerProfile:
+    """The newest profile that is not newer than ``version`` (``"6.0.27"`` or ``[6, 0, 27]``).
+
+    Raises ``UsageError`` for a version before 4.4 or one that is no version.
+    """
+    try:
+        parts = [int(part) for part in version.split(".")[:2]] if isinstance(version, str) else list(version)[:2]
+        asked = (parts[0], parts[1] if len(parts) > 1 else 0)
+    except (ValueError, IndexError):
+        raise UsageError(f"'{version}' is not a server version", hint="Give one such as 6.0 or 6.0.27") from None
+    fitting = [profile for profile in PROFILES if profile.version <= asked]
+    if not fitting:
+        raise UsageError(f"MongoDB {asked[0]}.{asked[1]} is not supported", hint="4.4 is the oldest version that is")
+    return fitting[-1]
+
+
+def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
+    """As ``profile_for``, for a version that somebody asks for by name: one that nobody knows yet is a UsageError."""
+    profile = profile_for(version)
+    parts = version.split(".") if isinstance(version, str) else version
+    if int(parts[0]) > PROFILES[-1].version[0]:
+        raise UsageError(
+            f"nothing is known of the events of MongoDB {'.'.join(map(str, parts))}",
+            hint=f"{PROFILES[-1].name} is the newest version that can be asked for",
+        )
+    return profile
+
+
+def differences() -> list[tuple[str, dict[str, str]]]:
+    """The table in words: what differs, and for each version's name how it is there."""
+    columns = [column for column in fields(ServerProfile) if "says" in column.metadata]
+    return [
+        (column.metadata["says"], {profile.name: _word(getattr(profile, column.name)) for profile in PROFILES})
+        for column in columns
+    ]
+
+
+def _word(value: bool | int) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

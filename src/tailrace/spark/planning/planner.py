@@ -1,0 +1,69 @@
+"""Where a micro-batch ends and how it is cut into slices: arithmetic on counts, without any reading of its own.
+
+A cut always falls between two cluster times, so a transaction is never split and a slice is complete in itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.outline import Bucket
+
+#: A slice below this size of oplog costs more to start than it saves.
+SLICE_BYTES_MIN: Final = 2 << 20
+
+
+class Limits(NamedTuple):
+    """Bounds of a micro-batch in events and in bytes of oplog; ``None`` is no bound."""
+
+    events: int | None = None
+    bytes: int | None = None
+
+    def exceeded_by(self, events: int, size: int) -> bool:
+        return (self.events is not None and events > self.events) or (self.bytes is not None and size > self.bytes)
+
+
+def batch_end(
+    buckets: Iterable[Bucket], refine: Callable[[Bucket], Sequence[Bucket]], limits: Limits
+) -> ClusterTime | None:
+    """The last cluster time that ``limits`` leave room for, or ``None`` where all of ``buckets`` fit.
+
+    ``refine`` gives the entries of the one bucket in which the limit falls. At least one entry is taken, however large.
+    """
+    events = size = 0
+    last: ClusterTime | None = None
+    for bucket in buckets:
+        if not limits.exceeded_by(events + bucket.events, size + bucket.bytes):
+            events, size, last = events + bucket.events, size + bucket.bytes, bucket.last
+            continue
+        for entry in refine(bucket):
+            events, size = events + entry.events, size + entry.bytes
+            if limits.exceeded_by(events, size) and last is not None:
+                return last
+            last = entry.last
+        return last
+    return None
+
+
+def cuts(buckets: Sequence[Bucket], parts: int) -> list[ClusterTime]:
+    """Up to ``parts - 1`` cluster times, ascending, after which to cut ``buckets`` so that the parts weigh the same."""
+    total = sum(bucket.bytes for bucket in buckets)
+    parts = min(parts, max(1, total // SLICE_BYTES_MIN))
+    result: list[ClusterTime] = []
+    size = 0
+    for bucket in buckets[:-1]:
+        size += bucket.bytes
+        if size * parts >= total * (len(result) + 1) and len(result) < parts - 1:
+            result.append(bucket.last)
+    return result
+
+
+def slices(
+    after: ClusterTime, until: ClusterTime, cut_at: Sequence[ClusterTime]
+) -> list[tuple[ClusterTime, ClusterTime]]:
+    """The range (``after``, ``until``] as ascending ranges that meet at ``cut_at``."""
+    edges = [after, *cut_at, until]
+    return list(pairwise(edges))

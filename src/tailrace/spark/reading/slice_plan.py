@@ -1,0 +1,27 @@
+"""The stream's plan in one of its slices."""
+
+from __future__ import annotations
+
+from tailrace.errors import ChangeStreamFatal
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import profile_for
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.source.options import ReadOptions, Start
+
+
+def slice_plan(options: ReadOptions, slice_: OplogSlice) -> Plan:
+    if slice_.resume is None:
+        start = Start("startAtOperationTime", time=slice_.after.tick())
+    else:
+        start = Start(slice_.resume.option, token=slice_.resume.token.to_bson())
+    stream = options.stream_options(start, v2_tokens=slice_.token_version == 2)
+    return build_plan(stream, profile_for(slice_.server_version))
+
+
+def token_not_found(slice_: OplogSlice) -> ChangeStreamFatal:
+    """Later slices do not search, so the question must not stay open here, as it may in the server's stream."""
+    return ChangeStreamFatal(
+        "cannot resume stream; the resume token was not found.",
+        hint=f"The oplog was read up to {slice_.until} and holds no event with this token in this stream; a $match "
+        "that excludes the event hides it too",
+    )

@@ -1,0 +1,61 @@
+"""Reading one slice in a worker: raw oplog batches through kernel and stages to Arrow record batches.
+
+Spark forks its Python workers and uses them again, so each process keeps one source open for each deployment, opened
+after the fork. Nothing else outlives a slice, and a slice's memory is bounded by one reply of the server and one record
+batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from tailrace.kernel.fast_path import process_batch
+from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.source.drive import drive
+from tailrace.source.mongod import MongodSource
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.reading.columns import EventBlock, EventColumns
+from tailrace.spark.reading.merged_slice import merged_slice_events
+from tailrace.spark.reading.slice_plan import slice_plan, token_not_found
+from tailrace.spark.source.options import ReadOptions
+
+#: Bytes of oplog that go through the stages at a time. A reply of the server may hold 16 MB.
+_BATCH_BYTES: Final = 4 << 20
+
+_sources: dict[tuple[int, str], MongodSource] = {}
+
+
+def _source(uri: str) -> MongodSource:
+    """This process's source for ``uri``. A forked child finds its parent's under another process id and leaves it."""
+    key = (os.getpid(), uri)
+    source = _sources.get(key)
+    if source is None:
+        source = _sources[key] = MongodSource(uri)
+    return source
+
+
+def read_slice(options: ReadOptions, slice_: OplogSlice) -> Iterator[pa.RecordBatch]:
+    """The slice's events as record batches, in stream order. Raises what the source and the stages raise."""
+    columns = EventColumns(options.columns, options.documents)
+    if slice_.shards:
+        return columns.batches(merged_slice_events(options, slice_))
+    return columns.batches(slice_events(options, slice_, _source(options.uri)))
+
+
+def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:
+    """The events of a replica set's slice, in blocks."""
+    pipeline = ChangeStreamPipeline(slice_plan(options, slice_), mid_stream=slice_.resume is None)
+    run = partial(drive, source=source)
+    wanted = pipeline.oplog_filter if slice_.filtered else None
+    for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
+        for events in process_batch(pipeline, batch, run):
+            yield EventBlock(events.buffer, events.offsets)
+        if pipeline.invalidated:
+            return
+    if pipeline.searching:
+        raise token_not_found(slice_)

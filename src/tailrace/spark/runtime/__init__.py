@@ -1,0 +1,1 @@
+"""Java, Python and the session that Spark runs with."""
