@@ -1,0 +1,166 @@
+"""A block of finished change events: their bytes in one buffer, and what is known of each of them as arrays.
+
+Whoever makes a block (the kernel, or the plain stages by ``EventBlock.of``) knows where each event's parts are, so
+nobody who merges, cuts, resumes or serves it parses an event again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace import raw_bson
+from tailrace.event.change_event import ChangeEvent
+from tailrace.oplog.cluster_time import ClusterTime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Times: TypeAlias = npt.NDArray[np.uint64]
+
+#: The operation types by their number in ``EventBlock.operation``; 0 is every type that has no number.
+OPERATION_TYPES: Final = (
+    "",
+    "insert",
+    "update",
+    "replace",
+    "delete",
+    "invalidate",
+    "drop",
+    "rename",
+    "dropDatabase",
+    "create",
+    "createIndexes",
+    "dropIndexes",
+    "modify",
+    "shardCollection",
+    "reshardCollection",
+    "refineCollectionShardKey",
+)
+_NUMBER: Final = {name: number for number, name in enumerate(OPERATION_TYPES)}
+
+
+@dataclass(frozen=True, slots=True)
+class EventBlock:
+    """``n`` finished events in stream order.
+
+    ``buffer``        uint8: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]``, exact BSON
+    ``offsets``       int64[n + 1]; may begin anywhere in the buffer
+    ``cluster_time``  uint64[n]: as a ``ClusterTime``
+    ``operation``     uint8[n]: a place in ``OPERATION_TYPES``
+    ``token_start``   int64[n], and ``token_end``: where in ``buffer`` the event's resume token is, the document
+                      ``{_data[, _typeBits]}``. 0 and 0 where a stage of the user's has removed it
+    ``ns_start``      int64[n], and ``ns_end``: where the document ``ns`` is; 0 and 0 where the event has none
+    """
+
+    buffer: Bytes
+    offsets: Offsets
+    cluster_time: Times
+    operation: Bytes
+    token_start: Offsets
+    token_end: Offsets
+    ns_start: Offsets
+    ns_end: Offsets
+
+    @classmethod
+    def of(cls, events: Sequence[ChangeEvent]) -> EventBlock:
+        """The block of events that the plain stages made."""
+        parts = [event.to_bson() for event in events]
+        count = len(parts)
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        places = np.zeros((4, count), np.int64)
+        for index, part in enumerate(parts):
+            places[:, index] = _places(part, int(offsets[index]))
+        return cls(
+            np.frombuffer(b"".join(parts), np.uint8),
+            offsets,
+            np.array([event.cluster_time for event in events], np.uint64),
+            np.array([_NUMBER.get(event.operation_type, 0) for event in events], np.uint8),
+            *places,
+        )
+
+    @classmethod
+    def join(cls, blocks: Sequence[EventBlock]) -> EventBlock:
+        """One block of the events of all of them, in order. At least one block."""
+        if len(blocks) == 1:
+            return blocks[0]
+        used = [block.buffer[block.offsets[0] : block.offsets[-1]] for block in blocks]
+        sizes = np.concatenate([np.diff(block.offsets) for block in blocks])
+        ends = np.cumsum([part.size for part in used])
+        moves = [
+            int(end) - part.size - int(block.offsets[0]) for end, part, block in zip(ends, used, blocks, strict=True)
+        ]
+
+        def moved(name: str) -> Offsets:
+            pairs = [(getattr(block, name), move) for block, move in zip(blocks, moves, strict=True)]
+            return np.concatenate([np.where(places > 0, places + move, 0) for places, move in pairs])
+
+        return cls(
+            np.concatenate(used),
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+            np.concatenate([block.cluster_time for block in blocks]),
+            np.concatenate([block.operation for block in blocks]),
+            moved("token_start"),
+            moved("token_end"),
+            moved("ns_start"),
+            moved("ns_end"),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of all events."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def cut(self, first: int, last: int) -> EventBlock:
+        """The events ``[first, last)``, without a copy."""
+        return EventBlock(
+            self.buffer,
+            self.offsets[first : last + 1],
+            self.cluster_time[first:last],
+            self.operation[first:last],
+            self.token_start[first:last],
+            self.token_end[first:last],
+            self.ns_start[first:last],
+            self.ns_end[first:last],
+        )
+
+    def event(self, index: int) -> bytes:
+        """The BSON of one event."""
+        return self.buffer[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+    def events(self) -> list[bytes]:
+        """The BSON of each event."""
+        start = int(self.offsets[0])
+        data = self.buffer[start : self.offsets[-1]].tobytes()
+        places = (self.offsets - start).tolist()
+        return [data[first:last] for first, last in pairwise(places)]
+
+    def token(self, index: int) -> bytes:
+        """The resume token of one event, as BSON; empty where a stage of the user's has removed it."""
+        return self.buffer[self.token_start[index] : self.token_end[index]].tobytes()
+
+    def times(self) -> Iterator[ClusterTime]:
+        """The cluster time of each event."""
+        return map(ClusterTime, self.cluster_time.tolist())
+
+
+def _places(event: bytes, start: int) -> tuple[int, int, int, int]:
+    """Where the token and the namespace of an event are: four places, counted from ``start`` before the event."""
+    token = raw_bson.find(event, b"_id")
+    namespace = raw_bson.find(event, b"ns")
+    found = [0, 0, 0, 0]
+    for place, element in ((0, token), (2, namespace)):
+        if element is not None and element.type == raw_bson.OBJECT:
+            found[place : place + 2] = start + element.value_start, start + element.end
+    return found[0], found[1], found[2], found[3]
