@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import bson
+import numpy as np
 from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.kernel import EventRun
+from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.reading.block_merge import ShardEvents, merge_blocks, up_to
-from tailrace.spark.reading.columns import EventBlock
 
 Place = tuple[int, int]
 
@@ -39,18 +39,14 @@ def events_of(places: list[list[Place]]) -> list[list[bytes]]:
     return [[event(place, shard, n) for n, place in enumerate(own)] for shard, own in enumerate(places)]
 
 
-def events(block: EventBlock) -> list[bytes]:
-    return EventRun(block.buffer, block.offsets).events()
-
-
 @given(shards)
 def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[list[Place]]) -> None:
     made = events_of(places)
     keyed = [(place, one) for own, mine in zip(places, made, strict=True) for place, one in zip(own, mine, strict=True)]
-    blocks = [EventBlock.of(own) for own in made if own]
+    blocks = [EventBlock.of_bson(own) for own in made if own]
     if blocks:
         # Python's sort is stable, and the events stand in the order of their shards.
-        assert events(merge_blocks(blocks)) == [one for _, one in sorted(keyed, key=lambda pair: pair[0])]
+        assert merge_blocks(blocks).events() == [one for _, one in sorted(keyed, key=lambda pair: pair[0])]
 
 
 @given(shards, st.lists(st.integers(0, 7), max_size=4).map(sorted))
@@ -58,12 +54,11 @@ def test_what_is_taken_up_to_ascending_times_is_all_of_it_once(places: list[list
     for own, made in zip(places, events_of(places), strict=True):
         waiting = ShardEvents(ClusterTime(0))
         for first in range(0, len(made), 3):
-            block = EventBlock.of(made[first : first + 3])
-            waiting.add(block.buffer, block.offsets)
+            waiting.add(EventBlock.of_bson(made[first : first + 3]))
         taken: list[bytes] = []
         for limit in [*limits, 7]:
             block_or_none = waiting.take(ClusterTime.of(1700, limit))
-            taken += [] if block_or_none is None else events(block_or_none)
+            taken += [] if block_or_none is None else block_or_none.events()
             assert taken == [one for place, one in zip(own, made, strict=True) if place[0] <= limit]
 
 
@@ -73,5 +68,20 @@ def test_what_is_taken_up_to_ascending_times_is_all_of_it_once(places: list[list
 def test_nothing_stands_behind_the_end(places: list[Place], increment: int, rest: int) -> None:
     made = [event(place, 0, number) for number, place in enumerate(places)]
     if made:
-        kept = up_to(EventBlock.of(made), token((increment, rest)))
-        assert events(kept) == [one for place, one in zip(places, made, strict=True) if place <= (increment, rest)]
+        kept = up_to(EventBlock.of_bson(made), bson.encode({"_data": token((increment, rest))}))
+        assert kept.events() == [one for place, one in zip(places, made, strict=True) if place <= (increment, rest)]
+
+
+@given(shards, st.data())
+def test_events_taken_in_any_order_keep_all_that_is_known_of_them(
+    places: list[list[Place]], data: st.DataObject
+) -> None:
+    whole = [one for own in events_of(places) for one in own]
+    if not whole:
+        return
+    order = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8))
+    taken = EventBlock.of_bson(whole).take(np.array(order, np.int64))
+    expected = EventBlock.of_bson([whole[number] for number in order])
+    assert taken.events() == expected.events()
+    for name in ("offsets", "cluster_time", "operation", "token_start", "token_end", "ns_start", "ns_end"):
+        assert getattr(taken, name).tolist() == getattr(expected, name).tolist(), name

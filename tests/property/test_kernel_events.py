@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, TailraceError
 from tailrace.event.change_event import ChangeEvent
+from tailrace.event.event_block import EventBlock
 from tailrace.kernel import EVENT, PLAIN, SKIPPED, KernelSettings, transform_batch
 from tailrace.kernel.fast_path import process_batch, settings_for
 from tailrace.oplog.cluster_time import ClusterTime
@@ -212,6 +214,18 @@ def test_a_buffer_that_proves_too_small_is_replaced_by_a_larger_one() -> None:
     assert [made.event(i) for i in range(3)] == (PlainStages(plan).events(entry) or []) * 3
 
 
+def check_what_is_known(block: EventBlock) -> None:
+    """What a block knows of its events is what their bytes say."""
+    read = EventBlock.of_bson(block.events())
+    move = int(block.offsets[0])
+    assert (block.offsets - move).tolist() == read.offsets.tolist()
+    assert block.cluster_time.tolist() == read.cluster_time.tolist()
+    assert block.operation.tolist() == read.operation.tolist()
+    for name in ("token_start", "token_end", "ns_start", "ns_end"):
+        places, expected = getattr(block, name), getattr(read, name)
+        assert np.where(places > 0, places - move, 0).tolist() == expected.tolist(), name
+
+
 def driven(oplog: MemoryOplog, plan: Plan, entries_max: int, *, fast: bool) -> tuple[list[bytes], object]:
     """All events of a recorded oplog, and where the pipeline stands afterwards (or the error)."""
     pipeline = ChangeStreamPipeline(plan)
@@ -235,6 +249,7 @@ def driven(oplog: MemoryOplog, plan: Plan, entries_max: int, *, fast: bool) -> t
         for batch in oplog.batches(plan.read_after, oplog.times[-1], entries_max):
             if fast:
                 for made in process_batch(pipeline, batch, run):
+                    check_what_is_known(made)
                     given += made.events()
             else:
                 for events in run(pipeline.process(batch)):

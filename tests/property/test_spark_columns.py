@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import bson
@@ -13,7 +14,8 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
-from tailrace.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventBlock, EventColumns
+from tailrace.event.event_block import EventBlock
+from tailrace.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventColumns
 from tailrace.spark.source.options import COLUMNS, DOCUMENT_FORMS
 from tests.golden import recording
 from tests.property import plain_columns, random_values
@@ -54,7 +56,7 @@ def test_recorded_events_become_the_columns_that_their_fields_say(name: str, doc
     if not events:
         pytest.skip("a recording without events")
     columns = EventColumns(COLUMNS, documents)
-    got = [row for batch in columns.batches([EventBlock.of(events)]) for row in batch.to_pylist()]
+    got = [row for batch in columns.batches([EventBlock.of_bson(events)]) for row in batch.to_pylist()]
     assert got == plain_columns.rows(events, COLUMNS, documents)
 
 
@@ -63,7 +65,7 @@ def test_random_events_become_the_columns_that_their_fields_say(documents: str) 
     rng = random.Random(SEED)
     events = [random_event(rng) for _ in range(600)]
     columns = EventColumns(COLUMNS, documents)
-    batch = columns.batch(EventBlock.of(events))
+    batch = columns.batch(EventBlock.of_bson(events))
     batch.validate(full=True)
     assert batch.to_pylist() == plain_columns.rows(events, COLUMNS, documents)
 
@@ -72,7 +74,7 @@ def test_only_the_columns_asked_for_come_and_in_that_order() -> None:
     rng = random.Random(SEED)
     events = [random_event(rng) for _ in range(20)]
     for chosen in (("event",), ("token", "event"), ("full_document",), ("transaction_id", "collection")):
-        batch = EventColumns(chosen, "variant").batch(EventBlock.of(events))
+        batch = EventColumns(chosen, "variant").batch(EventBlock.of_bson(events))
         assert tuple(batch.schema.names) == chosen
         assert batch.to_pylist() == plain_columns.rows(events, chosen, "variant")
 
@@ -84,7 +86,7 @@ def test_batches_are_bounded_in_rows_and_bytes_however_the_events_come() -> None
     events = [small] * (2 * ROWS_MAX + 7) + [large] * 7 + [huge, small, huge] + [small] * 11
     columns = EventColumns(("event", "operation_type"), "bson")
     for size in (1, 3, 1000, len(events)):
-        blocks = [EventBlock.of(events[start : start + size]) for start in range(0, len(events), size)]
+        blocks = [EventBlock.of_bson(events[start : start + size]) for start in range(0, len(events), size)]
         batches = list(columns.batches(blocks))
         assert [event for batch in batches for event in batch.column(0).to_pylist()] == events
         for batch in batches:
@@ -95,7 +97,7 @@ def test_batches_are_bounded_in_rows_and_bytes_however_the_events_come() -> None
 
 def test_no_events_make_no_batch() -> None:
     assert list(EventColumns(COLUMNS, "variant").batches([])) == []
-    assert list(EventColumns(COLUMNS, "variant").batches([EventBlock.of([])])) == []
+    assert list(EventColumns(COLUMNS, "variant").batches([EventBlock.of_bson([])])) == []
 
 
 def test_text_that_is_not_utf8_is_replaced_in_texts_and_kept_in_the_event() -> None:
@@ -103,7 +105,7 @@ def test_text_that_is_not_utf8_is_replaced_in_texts_and_kept_in_the_event() -> N
         raw_bson.encode_element(raw_bson.STRING, b"db", raw_bson.encode_string(b"\xff"))
     )
     event = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"ns", namespace))
-    batch = EventColumns(("event", "database"), "bson").batch(EventBlock.of([event]))
+    batch = EventColumns(("event", "database"), "bson").batch(EventBlock.of_bson([event]))
     assert batch.to_pylist() == [{"event": event, "database": "\N{REPLACEMENT CHARACTER}"}]
 
 
@@ -111,16 +113,16 @@ def test_a_wall_time_beyond_spark_is_null_and_a_null_document_is_told_from_an_ab
     far = raw_bson.encode_document(raw_bson.encode_element(raw_bson.DATE, b"wallTime", raw_bson.encode_int64(2**62)))
     null = bson.encode({"fullDocument": None})
     columns = ("wall_time", "full_document")
-    as_json = EventColumns(columns, "json").batch(EventBlock.of([far, null])).to_pylist()
+    as_json = EventColumns(columns, "json").batch(EventBlock.of_bson([far, null])).to_pylist()
     assert as_json == [{"wall_time": None, "full_document": None}, {"wall_time": None, "full_document": "null"}]
-    as_variant = EventColumns(columns, "variant").batch(EventBlock.of([far, null])).column(1)
+    as_variant = EventColumns(columns, "variant").batch(EventBlock.of_bson([far, null])).column(1)
     assert as_variant.is_null().to_pylist() == [True, False]
-    as_bson = EventColumns(columns, "bson").batch(EventBlock.of([far, null])).column(1)
+    as_bson = EventColumns(columns, "bson").batch(EventBlock.of_bson([far, null])).column(1)
     assert as_bson.is_null().to_pylist() == [True, True]
 
 
 def test_an_event_that_is_no_document_is_an_error_not_a_crash() -> None:
     event = bson.encode({"operationType": "insert"})
-    block = EventBlock(np.frombuffer(event[:-1] + b"\x01", np.uint8), np.array([0, len(event)]))
+    block = replace(EventBlock.of_bson([event]), buffer=np.frombuffer(event[:-1] + b"\x01", np.uint8))
     with pytest.raises(OplogFormatError):
         EventColumns(COLUMNS, "variant").batch(block)

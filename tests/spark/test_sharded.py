@@ -19,14 +19,13 @@ from pyspark.sql.streaming import StreamingQuery
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
-from tailrace.kernel import EventRun
+from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import verify
 from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.planning import planner
 from tailrace.spark.planning.deployment import open_deployment
 from tailrace.spark.reading import merged_slice
-from tailrace.spark.reading.columns import EventBlock
 from tailrace.spark.reading.merged_slice import merged_slice_events
 from tailrace.spark.reading.slice_plan import slice_plan
 from tailrace.spark.source.offset import StreamIdentity
@@ -179,7 +178,7 @@ def test_slices_that_are_read_apart_give_the_same_events(run: Run, monkeypatch: 
     assert len(slices) == 5
     assert all({shard.name for shard in slice_.shards} == set(run.cluster.shards) for slice_ in slices)
     blocks = [block for slice_ in slices for block in merged_slice_events(options, slice_)]
-    assert EventRun(*EventBlock.join(blocks)).events() == run.union()
+    assert EventBlock.join(blocks).events() == run.union()
 
 
 def test_the_kernels_events_are_merged_as_the_stages_are(
@@ -200,7 +199,7 @@ def test_the_kernels_events_are_merged_as_the_stages_are(
             plain += [event.to_bson() for event in events]
         blocks += merged_slice.blocks_of_kernel(plan, slice_, connected)
     assert len(blocks) > 10
-    assert EventRun(*EventBlock.join(blocks)).events() == plain == run.union()
+    assert EventBlock.join(blocks).events() == plain == run.union()
 
 
 def test_a_database_is_read_too(spark: SparkSession, run: Run) -> None:

@@ -59,11 +59,12 @@ DOCUMENT: dict[str, Any] = {
 
 def to_variants(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Events with a ``fullDocument`` each, through the source's own columns."""
-    from tailrace.spark.reading.columns import EventBlock, EventColumns
+    from tailrace.event.event_block import EventBlock
+    from tailrace.spark.reading.columns import EventColumns
 
     columns = EventColumns(("full_document",), "variant")
     for batch in batches:
-        yield columns.batch(EventBlock.of(batch.column(0).to_pylist()))
+        yield columns.batch(EventBlock.of_bson(batch.column(0).to_pylist()))
 
 
 def variants(spark: SparkSession, *documents: bytes) -> DataFrame:

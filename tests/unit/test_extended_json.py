@@ -9,7 +9,8 @@ import pytest
 from bson import json_util
 
 from tailrace import raw_bson
-from tailrace.spark.reading.columns import EventBlock, EventColumns
+from tailrace.event.event_block import EventBlock
+from tailrace.spark.reading.columns import EventColumns
 
 OID = bytes(range(12))
 POINTER = raw_bson.encode_string("shop.orders") + OID
@@ -22,7 +23,7 @@ CASES = [
 
 def column(document: bytes, name: str = "full_document") -> str:
     event = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"fullDocument", document))
-    return str(EventColumns([name], "json").batch(EventBlock.of([event])).column(0)[0].as_py())
+    return str(EventColumns([name], "json").batch(EventBlock.of_bson([event])).column(0)[0].as_py())
 
 
 @pytest.mark.parametrize(("kind", "value", "form"), CASES)

@@ -72,7 +72,17 @@ class EventBlock:
     @classmethod
     def of(cls, events: Sequence[ChangeEvent]) -> EventBlock:
         """The block of events that the plain stages made."""
-        parts = [event.to_bson() for event in events]
+        times = [event.cluster_time for event in events]
+        numbers = [_NUMBER.get(event.operation_type, 0) for event in events]
+        return cls._of([event.to_bson() for event in events], times, numbers)
+
+    @classmethod
+    def of_bson(cls, events: Sequence[bytes]) -> EventBlock:
+        """The block of events of which nothing is known but their bytes; a field that one lacks is 0."""
+        return cls._of(events, list(map(_cluster_time, events)), list(map(_operation, events)))
+
+    @classmethod
+    def _of(cls, parts: Sequence[bytes], times: Sequence[int], operations: Sequence[int]) -> EventBlock:
         count = len(parts)
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum([len(part) for part in parts], out=offsets[1:])
@@ -82,8 +92,8 @@ class EventBlock:
         return cls(
             np.frombuffer(b"".join(parts), np.uint8),
             offsets,
-            np.array([event.cluster_time for event in events], np.uint64),
-            np.array([_NUMBER.get(event.operation_type, 0) for event in events], np.uint8),
+            np.array(times, np.uint64),
+            np.array(operations, np.uint8),
             *places,
         )
 
@@ -135,6 +145,33 @@ class EventBlock:
             self.ns_end[first:last],
         )
 
+    def take(self, order: Offsets) -> EventBlock:
+        """The events with these numbers, in this order. What lies in a row is copied in a row."""
+        if not order.size:
+            return self.cut(0, 0)
+        first = np.flatnonzero(np.diff(order, prepend=order[0]) != 1)
+        last = np.append(first[1:], order.size) - 1
+        data = self.buffer.data
+        runs = zip(self.offsets[order[first]].tolist(), self.offsets[order[last] + 1].tolist(), strict=True)
+        offsets = np.zeros(order.size + 1, np.int64)
+        np.cumsum(np.diff(self.offsets)[order], out=offsets[1:])
+        moves = offsets[:-1] - self.offsets[order]
+
+        def moved(places: Offsets) -> Offsets:
+            taken = places[order]
+            return np.where(taken > 0, taken + moves, 0)
+
+        return EventBlock(
+            np.frombuffer(b"".join(data[start:end] for start, end in runs), np.uint8),
+            offsets,
+            self.cluster_time[order],
+            self.operation[order],
+            moved(self.token_start),
+            moved(self.token_end),
+            moved(self.ns_start),
+            moved(self.ns_end),
+        )
+
     def event(self, index: int) -> bytes:
         """The BSON of one event."""
         return self.buffer[self.offsets[index] : self.offsets[index + 1]].tobytes()
@@ -164,3 +201,17 @@ def _places(event: bytes, start: int) -> tuple[int, int, int, int]:
         if element is not None and element.type == raw_bson.OBJECT:
             found[place : place + 2] = start + element.value_start, start + element.end
     return found[0], found[1], found[2], found[3]
+
+
+def _cluster_time(event: bytes) -> int:
+    element = raw_bson.find(event, b"clusterTime")
+    if element is None or element.type != raw_bson.TIMESTAMP:
+        return 0
+    return ClusterTime.from_bytes_le(event[element.value_start : element.end])
+
+
+def _operation(event: bytes) -> int:
+    element = raw_bson.find(event, b"operationType")
+    if element is None or element.type != raw_bson.STRING:
+        return 0
+    return _NUMBER.get(raw_bson.read_string(event, element.value_start).decode("utf-8", "replace"), 0)

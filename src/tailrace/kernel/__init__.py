@@ -24,7 +24,7 @@ From entries to events
 From a pipeline's batches to events
     ``process_batch(pipeline, batch, run)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the
     plain stages for the entries it leaves (all of them while the stream searches its start, looks images up or runs
-    user's stages other than ``$match``), everything in stream order as ``EventRun(buffer, offsets)``. ``run`` drives
+    user's stages other than ``$match``), everything in stream order as an ``EventBlock``. ``run`` drives
     the plain stages: ``functools.partial(drive, source=source)``. Afterwards the pipeline stands where its own
     ``process`` leaves it.
 
@@ -59,13 +59,12 @@ if TYPE_CHECKING:
         locate,
     )
     from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
-    from tailrace.kernel.fast_path import EventRun, process_batch, settings_for
+    from tailrace.kernel.fast_path import process_batch, settings_for
 
 __all__ = [
     "EVENT",
     "PLAIN",
     "SKIPPED",
-    "EventRun",
     "JsonColumn",
     "KernelBatch",
     "KernelSettings",

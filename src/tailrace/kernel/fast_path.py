@@ -6,15 +6,16 @@ ready for ``tailrace.kernel.locate``; the pipeline's state moves as if it had do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
 from tailrace.event.change_event import ChangeEvent
+from tailrace.event.event_block import OPERATION_TYPES, EventBlock
 from tailrace.expression.match import tree
-from tailrace.kernel.arrays import gather
-from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, Bytes, KernelBatch, KernelSettings, Offsets, transform_batch
+from tailrace.kernel.arrays import gather, locate
+from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, Offsets, transform_batch
 from tailrace.kernel.match import FAILS, PASSES, UNKNOWN
 from tailrace.kernel.match_program import MatchProgram, match_program
 from tailrace.oplog.cluster_time import ZERO
@@ -25,27 +26,13 @@ from tailrace.plan.request import OplogBatch, Running
 #: Runs the plain stages and answers their requests: ``functools.partial(drive, source=source)``.
 Run: TypeAlias = Callable[[Running], Iterator[list[ChangeEvent]]]
 
-
-class EventRun(NamedTuple):
-    """Finished events, one behind the other: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]``.
-
-    ``offsets`` (int64) may begin anywhere in the buffer.
-    """
-
-    buffer: Bytes
-    offsets: Offsets
-
-    @classmethod
-    def of(cls, events: Sequence[ChangeEvent]) -> EventRun:
-        parts = [event.to_bson() for event in events]
-        offsets = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum([len(part) for part in parts], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(parts), np.uint8), offsets)
-
-    def events(self) -> list[bytes]:
-        """Each event's BSON."""
-        data = self.buffer.tobytes() if len(self.offsets) > 1 else b""
-        return [data[start:end] for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True)]
+#: Where the token lies in an event, and how far into ``ns`` the database's text is: behind ``{db: `` and its length.
+_TOKEN_PLACE = 9
+_DATABASE_PLACE = 12
+#: The numbers of the kernel's four operation types by their first letters, which differ.
+_OPERATIONS = np.zeros(256, np.uint8)
+for _number, _name in enumerate(OPERATION_TYPES[1:5], 1):
+    _OPERATIONS[ord(_name[0])] = _number
 
 
 def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings | None:
@@ -73,7 +60,7 @@ def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings 
     )
 
 
-def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventRun]:
+def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventBlock]:
     """The events of one batch. Afterwards the pipeline stands where ``pipeline.process(batch)`` would leave it.
 
     Ends early when the pipeline is invalidated. What the source and the plain stages raise passes through, after the
@@ -90,7 +77,7 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -
     *stretches, last = _stretches(made)
     for entries in stretches:
         if made.kind[entries[0]] == EVENT:
-            yield EventRun(made.events, np.append(made.event_start[entries], made.event_start[entries[-1] + 1]))
+            yield _block(made, entries)
             continue
         # What is promised stays as it was: later entries of the batch are not given yet.
         yield from _plain(pipeline, OplogBatch(_entries(made, entries), pipeline.high_water), run)
@@ -131,14 +118,32 @@ def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
     return not pipeline.searching and not pipeline.invalidated
 
 
-def _plain(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventRun]:
+def _plain(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventBlock]:
     for events in run(pipeline.process(batch)):
         if events:
-            yield EventRun.of(events)
+            yield EventBlock.of(events)
 
 
 def _entries(made: KernelBatch, entries: Offsets) -> bytes:
     return b"".join(made.entry(entry) for entry in entries)
+
+
+def _block(made: KernelBatch, entries: Offsets) -> EventBlock:
+    """The events of these entries. Each begins with its ``_id``, and has a namespace of database and collection."""
+    offsets = np.append(made.event_start[entries], made.event_start[entries[-1] + 1])
+    parts = locate(made.events, offsets, ("cluster_time", "operation_type", "database", "collection"))
+    token = offsets[:-1] + _TOKEN_PLACE
+    size = sum(made.events[token + place].astype(np.int64) << 8 * place for place in range(4))
+    return EventBlock(
+        made.events,
+        offsets,
+        parts["cluster_time"].start.view(np.uint64),
+        _OPERATIONS[made.events[parts["operation_type"].start]],
+        token,
+        token + size,
+        parts["database"].start - _DATABASE_PLACE,
+        parts["collection"].end + 2,
+    )
 
 
 def _stretches(made: KernelBatch) -> list[Offsets]:

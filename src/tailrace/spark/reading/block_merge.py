@@ -8,19 +8,12 @@ The plain merge (``tailrace.pipeline.merge``) is the reference, and a test holds
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from tailrace.kernel import gather, locate
-from tailrace.kernel.batch import Bytes, Offsets
+from tailrace.event.event_block import EventBlock, Offsets, Times
+from tailrace.event.resume_token import token_order
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.reading.columns import EventBlock
-
-_WANTED: Final = ("cluster_time", "token")
-
-Numbers = npt.NDArray[np.int64]
 
 
 class ShardEvents:
@@ -32,12 +25,10 @@ class ShardEvents:
     def __init__(self, promised: ClusterTime) -> None:
         self.promised = promised
         self._blocks: list[EventBlock] = []
-        self._times: list[Numbers] = []
 
-    def add(self, buffer: Bytes, offsets: Offsets) -> None:
-        if len(offsets) > 1:
-            self._blocks.append(EventBlock(buffer, offsets))
-            self._times.append(locate(buffer, offsets, _WANTED[:1])[_WANTED[0]].start)
+    def add(self, block: EventBlock) -> None:
+        if len(block):
+            self._blocks.append(block)
 
     @property
     def size(self) -> int:
@@ -48,16 +39,15 @@ class ShardEvents:
         """The events at or before ``until``, in one block; ``None`` where there are none."""
         taken: list[EventBlock] = []
         while self._blocks:
-            block, times = self._blocks[0], self._times[0]
-            count = int(np.searchsorted(times, until, side="right"))
+            block = self._blocks[0]
+            count = int(np.searchsorted(block.cluster_time, np.uint64(until), side="right"))
             if count == 0:
                 break
-            taken.append(EventBlock(block.buffer, block.offsets[: count + 1]))
-            if count < block.events:
-                self._blocks[0] = EventBlock(block.buffer, block.offsets[count:])
-                self._times[0] = times[count:]
+            taken.append(block.cut(0, count))
+            if count < len(block):
+                self._blocks[0] = block.cut(count, len(block))
                 break
-            del self._blocks[0], self._times[0]
+            del self._blocks[0]
         return EventBlock.join(taken) if taken else None
 
 
@@ -67,22 +57,19 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
     if len(blocks) == 1:
         return blocks[0]
     whole = EventBlock.join(blocks)
-    parts = locate(whole.buffer, whole.offsets, _WANTED)
-    times = parts["cluster_time"].start
-    shards = np.repeat(np.arange(len(blocks)), [block.events for block in blocks])
+    times = whole.cluster_time
+    shards = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     order = np.lexsort((shards, times))
-    token = parts["token"]
 
     def place(event: int) -> tuple[bytes, int]:
-        return whole.buffer[token.start[event] : token.end[event]].tobytes(), int(shards[event])
+        return token_order(whole.token(event)), int(shards[event])
 
     for tied in _ties(times[order], shards[order]):
         order[tied] = sorted(order[tied], key=place)
-    buffer, offsets = gather(whole.buffer, whole.offsets[:-1][order], whole.offsets[1:][order])
-    return EventBlock(buffer, offsets.astype(np.int64))
+    return whole.take(order)
 
 
-def _ties(times: Numbers, shards: Numbers) -> Iterator[slice]:
+def _ties(times: Times, shards: Offsets) -> Iterator[slice]:
     """Where events of one cluster time come from several shards. Both arrays are in the order of time, then shard."""
     same_time = np.diff(times) == 0
     done = 0
@@ -94,10 +81,9 @@ def _ties(times: Numbers, shards: Numbers) -> Iterator[slice]:
         yield slice(first, done)
 
 
-def up_to(block: EventBlock, token: str) -> EventBlock:
-    """The events of ``block`` at or before ``token``, a token's hexadecimal digits."""
-    part = locate(block.buffer, block.offsets, ("token",))["token"]
-    count, last = block.events, token.encode()
-    while count and block.buffer[part.start[count - 1] : part.end[count - 1]].tobytes() > last:
+def up_to(block: EventBlock, token: bytes) -> EventBlock:
+    """The events of ``block`` at or before ``token``, a token's document."""
+    count, last = len(block), token_order(token)
+    while count and token_order(block.token(count - 1)) > last:
         count -= 1
-    return EventBlock(block.buffer, block.offsets[: count + 1])
+    return block.cut(0, count)

@@ -9,7 +9,7 @@ types on the first batch only; the schema therefore comes from Spark's own conve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import bson
@@ -21,6 +21,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tailrace import raw_bson
+from tailrace.event.event_block import Bytes, EventBlock, Offsets
 from tailrace.kernel import Part, encode_json, encode_variants, gather, is_utf8, locate
 from tailrace.spark.reading import variant
 from tailrace.spark.reading.extended_json import with_lost_types
@@ -37,41 +38,7 @@ _JSON: Final = json_util.RELAXED_JSON_OPTIONS
 #: Milliseconds beyond this have no microseconds in 64 bits.
 _MILLISECONDS_MAX: Final = (2**63 - 1) // 1000
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Offsets: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-
-
-class EventBlock(NamedTuple):
-    """Finished events in one buffer: event ``i`` is ``[offsets[i], offsets[i + 1])``; offsets may begin anywhere."""
-
-    buffer: Bytes
-    offsets: Offsets
-
-    @classmethod
-    def of(cls, events: Sequence[bytes]) -> EventBlock:
-        offsets = np.zeros(len(events) + 1, np.int64)
-        np.cumsum([len(event) for event in events], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(events), np.uint8), offsets)
-
-    @classmethod
-    def join(cls, blocks: Sequence[EventBlock]) -> EventBlock:
-        """One block of the events of all of them, in order."""
-        if len(blocks) == 1:
-            return blocks[0]
-        used = [block.buffer[block.offsets[0] : block.offsets[-1]] for block in blocks]
-        sizes = np.concatenate([np.diff(block.offsets) for block in blocks])
-        return cls(np.concatenate(used), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
-
-    @property
-    def events(self) -> int:
-        """How many they are."""
-        return len(self.offsets) - 1
-
-    @property
-    def size(self) -> int:
-        """Bytes of all events."""
-        return int(self.offsets[-1] - self.offsets[0])
 
 
 class EventColumns:
@@ -88,10 +55,10 @@ class EventColumns:
         """Record batches of at most ``ROWS_MAX`` events and, unless one event alone is larger, ``BYTES_MAX`` bytes."""
         for block in _filled(blocks):
             first = 0
-            while first < block.events:
+            while first < len(block):
                 fits = int(np.searchsorted(block.offsets, block.offsets[first] + BYTES_MAX, side="right")) - 1
                 last = max(first + 1, min(fits, first + ROWS_MAX))
-                yield self.batch(EventBlock(block.buffer, block.offsets[first : last + 1]))
+                yield self.batch(block.cut(first, last))
                 first = last
 
     def batch(self, block: EventBlock) -> pa.RecordBatch:
@@ -101,23 +68,25 @@ class EventColumns:
         buffer, offsets = block.buffer[low:high], block.offsets - low
         parts = locate(buffer, offsets, self._wanted) if self._wanted else {}
         arrays = [
-            self._column(name, field.type, EventBlock(buffer, offsets), parts)
+            self._column(name, field.type, buffer, offsets, parts)
             for name, field in zip(self._columns, self.arrow_schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
-    def _column(self, name: str, type_: pa.DataType, block: EventBlock, parts: dict[str, Part]) -> pa.Array:
+    def _column(
+        self, name: str, type_: pa.DataType, buffer: Bytes, offsets: Offsets, parts: dict[str, Part]
+    ) -> pa.Array:
         if name == "event":
-            return _binary_array(type_, block.buffer, block.offsets.astype(np.int32), None)
+            return _binary_array(type_, buffer, offsets.astype(np.int32), None)
         if name == "transaction_id":
-            return _transactions(type_, block.buffer, parts["session"], parts["txn_number"])
+            return _transactions(type_, buffer, parts["session"], parts["txn_number"])
         if name in DOCUMENT_COLUMNS:
-            return _DOCUMENT_MAKERS[self._documents](type_, block.buffer, parts[name])
+            return _DOCUMENT_MAKERS[self._documents](type_, buffer, parts[name])
         if name == "cluster_time":
             return _cluster_times(type_, parts[name])
         if name == "wall_time":
             return _wall_times(type_, parts[name])
-        return _texts(type_, block.buffer, parts[name])
+        return _texts(type_, buffer, parts[name])
 
 
 def _filled(blocks: Iterable[EventBlock]) -> Iterator[EventBlock]:
@@ -126,7 +95,7 @@ def _filled(blocks: Iterable[EventBlock]) -> Iterator[EventBlock]:
     count = size = 0
     for block in blocks:
         pending.append(block)
-        count, size = count + block.events, size + block.size
+        count, size = count + len(block), size + block.size
         if count >= ROWS_MAX or size >= BYTES_MAX:
             yield EventBlock.join(pending)
             pending, count, size = [], 0, 0

@@ -16,8 +16,9 @@ from pymongo import MongoClient
 
 from tailrace.errors import InternalError, SourceError, TailraceError, on_shard
 from tailrace.event.change_event import ChangeEvent
+from tailrace.event.event_block import EventBlock
 from tailrace.event.resume_token import ResumeToken
-from tailrace.kernel.fast_path import EventRun, process_batch, settings_for
+from tailrace.kernel.fast_path import process_batch, settings_for
 from tailrace.pipeline.merge import MergedChangeStream
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.plan import Plan
@@ -30,7 +31,6 @@ from tailrace.source.routing import OwnerLookup
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.spark.planning.input_partition import OplogSlice, ShardRange
 from tailrace.spark.reading.block_merge import ShardEvents, merge_blocks, up_to
-from tailrace.spark.reading.columns import EventBlock
 from tailrace.spark.reading.slice_plan import slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
 
@@ -119,8 +119,7 @@ def merged_slice_events(options: ReadOptions, slice_: OplogSlice) -> Iterator[Ev
         yield from blocks_of_kernel(plan, slice_, at)
         return
     for events in events_of_stages(plan, slice_, at):
-        run = EventRun.of(events)
-        yield EventBlock(run.buffer, run.offsets)
+        yield EventBlock.of(events)
 
 
 def _makes_plain(profile: ServerProfile) -> bool:
@@ -143,7 +142,7 @@ def blocks_of_kernel(plan: Plan, slice_: OplogSlice, at: Connected) -> Iterator[
         over = end is not None and end.cluster_time <= limit
         if blocks:
             block = merge_blocks(blocks)
-            yield up_to(block, end.data) if end is not None and over else block
+            yield up_to(block, end.to_bson()) if end is not None and over else block
         if over or not unread:
             return
         min(unread, key=lambda part: part.events.promised).step()
@@ -173,8 +172,8 @@ class _KernelPart:
             if batch is None:
                 self.is_over = True
                 return
-            for run in process_batch(self._pipeline, batch, self._run):
-                self.events.add(run.buffer, run.offsets)
+            for block in process_batch(self._pipeline, batch, self._run):
+                self.events.add(block)
         except TailraceError as error:
             raise on_shard(error, self._name) from None
         self.events.promised = batch.high_water

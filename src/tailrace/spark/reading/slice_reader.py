@@ -14,12 +14,13 @@ from typing import Final
 
 import pyarrow as pa
 
+from tailrace.event.event_block import EventBlock
 from tailrace.kernel.fast_path import process_batch
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.source.drive import drive
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.reading.columns import EventBlock, EventColumns
+from tailrace.spark.reading.columns import EventColumns
 from tailrace.spark.reading.merged_slice import merged_slice_events
 from tailrace.spark.reading.slice_plan import slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
@@ -53,8 +54,7 @@ def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource)
     run = partial(drive, source=source)
     wanted = pipeline.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
-        for events in process_batch(pipeline, batch, run):
-            yield EventBlock(events.buffer, events.offsets)
+        yield from process_batch(pipeline, batch, run)
         if pipeline.invalidated:
             return
     if pipeline.searching:
