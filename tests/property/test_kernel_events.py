@@ -22,7 +22,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, ServerProfile, profile_for
+from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile, profile_for
 from tailrace.plan.request import Answer, Emit, OplogBatch, Request, Running
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of
@@ -110,8 +110,11 @@ def test_random_entries_give_the_events_of_the_plain_stages(scope: str, v2: bool
         (SERVER_6_0, {"showRawUpdateDescription": True}),
         (SERVER_6_0, {"showRawUpdateDescription": True, "showExpandedEvents": True}),
         (SERVER_4_4, {}),
+        (SERVER_7_0, {"showExpandedEvents": True}),
+        (SERVER_8_1, {"showExpandedEvents": True}),
+        (SERVER_8_1, {"showExpandedEvents": True, "showRawUpdateDescription": True}),
     ],
-    ids=["expanded", "raw updates", "expanded raw updates", "4.4"],
+    ids=["expanded", "raw updates", "expanded raw updates", "4.4", "7.0 expanded", "8.1 expanded", "8.1 raw"],
 )
 def test_random_entries_give_the_same_events_under_other_options(
     profile: ServerProfile, options: dict[str, bool]

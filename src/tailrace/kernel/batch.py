@@ -42,7 +42,8 @@ _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 @dataclass(frozen=True, slots=True)
 class KernelSettings:
     """What the stream shows. Entries before ``start`` are skipped; ``token_version`` is 1 or 2; ``wall_time``: events
-    carry it (6.0 and later); ``collection_uuid``: showExpandedEvents; ``raw_updates``: showRawUpdateDescription."""
+    carry it (6.0 and later); ``collection_uuid``: showExpandedEvents; ``raw_updates``: showRawUpdateDescription;
+    ``disambiguated_paths``: showExpandedEvents from 6.1 on."""
 
     scope: Scope
     start: ClusterTime = ZERO
@@ -50,6 +51,7 @@ class KernelSettings:
     wall_time: bool = True
     collection_uuid: bool = False
     raw_updates: bool = False
+    disambiguated_paths: bool = False
 
     @property
     def flags(self) -> int:
@@ -124,7 +126,7 @@ def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: Kerne
     kind = np.empty(count, np.uint8)
     event_start = np.empty(count + 1, np.int64)
     scope = np.frombuffer(settings.scope_bytes + b"\0", np.uint8)
-    scratch, places = _scratch()
+    scratch, places = _scratch(settings)
     job = np.zeros(transform.JOB_SLOTS, np.int64)
     events = np.empty(2 * data.size + _MARGIN, np.uint8)
     slots = {
@@ -163,7 +165,7 @@ def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: Kerne
     return KernelBatch(data, kind, starts[:-1], starts[1:], events[:written], event_start)
 
 
-def _scratch() -> tuple[Bytes, dict[str, int]]:
+def _scratch(settings: KernelSettings) -> tuple[Bytes, dict[str, int]]:
     """Scratch memory and the address of each of its parts. Untouched pages of it cost nothing."""
     scratch = np.empty(sum(_SCRATCH_PARTS.values()) + 8 * len(_SCRATCH_PARTS), np.uint8)
     places: dict[str, int] = {}
@@ -174,6 +176,7 @@ def _scratch() -> tuple[Bytes, dict[str, int]]:
     state = np.frombuffer(scratch, np.int64, delta.DELTA_SIZE // 8, places["delta"] - address(scratch))
     state[delta.TEXT // 8] = address(_TEXT)
     state[delta.AREAS // 8] = places["areas"]
+    state[delta.DISAMBIGUATES // 8] = settings.disambiguated_paths
     return scratch, places
 
 

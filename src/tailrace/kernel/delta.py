@@ -1,14 +1,16 @@
 """Update descriptions from the oplog's ``o``, in compiled code (semantics 3). ``tailrace.stage`` holds the reference.
 
-A *delta* is a block of int64 slots: the output (``updatedFields`` goes straight into the event) and three areas of
-scratch memory: the names for ``removedFields``, the documents for ``truncatedArrays``, and the path of the nested diff
-that is being read. ``FALL_BACK`` leaves the entry to the plain stages, ``NO_ROOM`` asks for a larger event buffer.
+A *delta* is a block of int64 slots: the output (``updatedFields`` goes straight into the event) and four areas of
+scratch memory: the path of the nested diff that is being read, the names for ``removedFields``, the documents for
+``truncatedArrays`` and the arrays for ``disambiguatedPaths``. ``FALL_BACK`` leaves the entry to the plain stages,
+``NO_ROOM`` asks for a larger event buffer.
 """
 
 from __future__ import annotations
 
 from tailrace.kernel.compiled import inner
 from tailrace.kernel.fragments import (
+    DISAMBIGUATED_PATHS,
     FIELD,
     NEW_SIZE,
     REMOVED_FIELDS,
@@ -16,7 +18,7 @@ from tailrace.kernel.fragments import (
     UPDATED_FIELDS,
 )
 from tailrace.kernel.memory import copy, load8, load32, load64, store8, store32, store64
-from tailrace.kernel.scan import BOOL, INT32, OBJECT, STRING, find_nul, value_end
+from tailrace.kernel.scan import ARRAY, BOOL, INT32, OBJECT, STRING, find_nul, value_end
 
 FALL_BACK = -1
 NO_ROOM = -2
@@ -31,14 +33,20 @@ _TRUNCATED = 40
 _TRUNCATED_COUNT = 48
 AREAS = 56  # start of the scratch areas
 _TOO_LONG = 64  # what is longer than an event may be is left to the plain stages, however much room there is
-DELTA_SIZE = 72
+DISAMBIGUATES = 72  # whether there is a ``disambiguatedPaths``
+_PATHS = 80
+_FIELDS_LEFT = 88
+DELTA_SIZE = 96
 _DESCRIPTION_MAX = 16 * 1024 * 1024
+#: The server's document of the updated fields is limited to 64 MB in the making (``event.update_description``). With no
+#: more fields than this in no more than 16 MB it is well below that; the plain stages count where there are more.
+_FIELDS_MAX = 500_000
 
-#: Each of the three areas of scratch memory; what does not fit is left to the plain stages.
+#: Each of the four areas of scratch memory; what does not fit is left to the plain stages.
 _AREA = 1 << 16
 _DEPTH_MAX = 200
-_FRAME = 32
-_STACK = 3 * _AREA
+_FRAME = 40
+_STACK = 4 * _AREA
 AREAS_SIZE = _STACK + _FRAME * _DEPTH_MAX
 
 # Slots of a frame of the stack: where the enclosing diff goes on.
@@ -46,10 +54,12 @@ _POS = 0
 _LIMIT = 8
 _PREFIX = 16
 _RANK = 24
+_AMBIGUOUS = 32
 
 _ARRAY_DIFF = -2  # in place of a rank: the frame reads an array's diff
 _NO_SECTION = -1
 _SUB_DIFF = 3
+_LETTER_S = 0x73
 
 
 @inner
@@ -72,7 +82,9 @@ def put_decimal(target: int, number: int) -> int:
 def _updated(delta: int, prefix: int, type_: int, name: int, end: int) -> int:
     """One field of ``updatedFields``: its name begins at ``name``, and name, NUL and value end at ``end``."""
     out = load64(delta + OUT)
-    if 1 + prefix + end - name > load64(delta + _TOO_LONG) - out:
+    left = load64(delta + _FIELDS_LEFT)
+    store64(delta + _FIELDS_LEFT, left - 1)
+    if left == 0 or 1 + prefix + end - name > load64(delta + _TOO_LONG) - out:
         return FALL_BACK
     if 1 + prefix + end - name > load64(delta + OUT_END) - out:
         return NO_ROOM
@@ -130,8 +142,72 @@ def _truncated(delta: int, prefix: int, value: int) -> int:
 
 
 @inner
-def _fields(delta: int, prefix: int, document: int, end: int, removed: bool) -> int:
+def _is_ambiguous(name: int, end: int, depth: int) -> bool:
+    """Whether a field's name holds a dot or, below the first level, reads like an array index (semantics 3.3)."""
+    digits = depth > 0 and end > name and (end - name == 1 or load8(name) != 0x30)
+    for i in range(name, end):
+        byte = load8(i)
+        if byte == 0x2E:
+            return True
+        digits = digits and 0x30 <= byte <= 0x39
+    return digits
+
+
+@inner
+def _put_component(out: int, number: int, name: int, size: int, is_index: bool) -> int:
+    """One component of a path as element ``number`` of an array: a string, or an int32 for an array index."""
+    store8(out, INT32 if is_index else STRING)
+    out = put_decimal(out + 1, number)
+    if is_index:
+        index = 0
+        for i in range(name, name + size):
+            index = 10 * index + load8(i) - 0x30
+        store32(out, index)
+        return out + 4
+    store32(out, size + 1)
+    copy(out + 4, name, size)
+    store8(out + 4 + size, 0)
+    return out + 5 + size
+
+
+@inner
+def _note(delta: int, depth: int, prefix: int, name: int, end: int, last: int) -> int:  # noqa: PLR0917
+    """One path of ``disambiguatedPaths``: the names of the frames, then that in [name, end). ``last`` says whether that
+    is an array index (1), a field (0) or not there (-1; the prefix then ends with a dot too many).
+
+    Where each frame's name lies in the path is told by the prefixes of the frames.
+    """
+    path = load64(delta + AREAS)
+    out = load64(delta + _PATHS)
+    size = prefix - 1 if last < 0 else prefix + end - name
+    if out + 2 * size + 16 * (depth + 2) > path + 4 * _AREA:
+        return FALL_BACK
+    store8(out, ARRAY)
+    copy(out + 1, path, size if last < 0 else prefix)
+    if last >= 0:
+        copy(out + 1 + prefix, name, end - name)
+    store8(out + 1 + size, 0)
+    array = out + 2 + size
+    out = array + 4
+    for level in range(depth):
+        frame = path + _STACK + _FRAME * level
+        start = load64(frame + _PREFIX)
+        behind = load64(frame + _FRAME + _PREFIX) if level + 1 < depth else prefix
+        out = _put_component(out, level, path + start, behind - 1 - start, load64(frame + _RANK) == _ARRAY_DIFF)
+    if last >= 0:
+        out = _put_component(out, depth, name, end - name, last == 1)
+    store8(out, 0)
+    store32(array, out + 1 - array)
+    store64(delta + _PATHS, out + 1)
+    return 0
+
+
+@inner
+def _fields(  # noqa: PLR0917
+    delta: int, depth: int, prefix: int, document: int, end: int, removed: bool, ambiguous: bool
+) -> int:
     """All fields of a section: into ``updatedFields``, or their names into ``removedFields``."""
+    notes = load64(delta + DISAMBIGUATES) != 0
     limit = end - 1
     pos = document + 4
     while pos < limit:
@@ -143,6 +219,8 @@ def _fields(delta: int, prefix: int, document: int, end: int, removed: bool) -> 
             status = _removed(delta, prefix, pos + 1, nul - pos - 1)
         else:
             status = _updated(delta, prefix, load8(pos), pos + 1, after)
+        if status == 0 and notes and (ambiguous or _is_ambiguous(pos + 1, nul, depth)):
+            status = _note(delta, depth, prefix, pos + 1, nul, 0)
         if status < 0:
             return status
         pos = after
@@ -161,16 +239,22 @@ def _digits(name: int, end: int) -> bool:
 
 
 @inner
-def _array_part(delta: int, prefix: int, pos: int, nul: int, after: int, is_first: bool) -> int:  # noqa: PLR0917
+def _array_part(  # noqa: PLR0917
+    delta: int, depth: int, prefix: int, pos: int, nul: int, after: int, is_first: bool, ambiguous: bool
+) -> int:
     """A part of an array diff: 1 when it is a nested diff that is to be entered, else 0 or a negative status."""
     type_ = load8(pos)
     kind = load8(pos + 1)
     if kind == 0x6C and nul == pos + 2:  # "l"
-        return _truncated(delta, prefix, nul + 1) if is_first and type_ == INT32 else FALL_BACK
+        if not is_first or type_ != INT32:
+            return FALL_BACK
+        status = _truncated(delta, prefix, nul + 1)
+        return _note(delta, depth, prefix, 0, 0, -1) if status == 0 and ambiguous else status
     if not _digits(pos + 2, nul):
         return FALL_BACK
     if kind == 0x75:  # "u"
-        return _updated(delta, prefix, type_, pos + 2, after)
+        status = _updated(delta, prefix, type_, pos + 2, after)
+        return _note(delta, depth, prefix, pos + 2, nul, 1) if status == 0 and ambiguous else status
     return 1 if kind == 0x73 and type_ == OBJECT else FALL_BACK
 
 
@@ -180,7 +264,7 @@ def _section_rank(pos: int, nul: int) -> int:
     kind = load8(pos + 1)
     if load8(pos) != OBJECT:
         return FALL_BACK
-    if kind == 0x73:  # "s"
+    if kind == _LETTER_S:
         return _SUB_DIFF if nul > pos + 2 else FALL_BACK
     if nul != pos + 2:
         return FALL_BACK
@@ -211,13 +295,30 @@ def _is_array_diff(document: int, limit: int) -> bool:
 
 
 @inner
+def _push(frame: int, pos: int, limit: int, prefix: int, rank: int, ambiguous: bool) -> None:  # noqa: PLR0917
+    store64(frame + _POS, pos)
+    store64(frame + _LIMIT, limit)
+    store64(frame + _PREFIX, prefix)
+    store64(frame + _RANK, rank)
+    store64(frame + _AMBIGUOUS, 1 if ambiguous else 0)
+
+
+@inner
 def _diff(delta: int, document: int, end: int) -> int:
-    """Read a whole ``diff``, nested ones included, into the three outputs."""
+    """Read a whole ``diff``, nested ones included, into the outputs."""
     stack = load64(delta + AREAS) + _STACK
+    notes = load64(delta + DISAMBIGUATES) != 0
     depth = 0
     pos, limit, prefix, rank = document + 4, end - 1, 0, _NO_SECTION
-    is_first = True
+    is_first, ambiguous = True, False
+    # A level's deleted fields are told behind its updated and inserted ones, though they stand before them.
+    deleted, deleted_end = 0, 0
     while True:
+        if deleted != 0 and (pos == limit or load8(pos + 1) == _LETTER_S):
+            status = _fields(delta, depth, prefix, deleted, deleted_end, True, ambiguous)
+            if status < 0:
+                return status
+            deleted = 0
         if pos == limit:
             if rank == _NO_SECTION:
                 return FALL_BACK  # an empty diff
@@ -227,6 +328,7 @@ def _diff(delta: int, document: int, end: int) -> int:
             frame = stack + _FRAME * depth
             pos, limit = load64(frame + _POS), load64(frame + _LIMIT)
             prefix, rank = load64(frame + _PREFIX), load64(frame + _RANK)
+            ambiguous = load64(frame + _AMBIGUOUS) != 0
             is_first = False
             continue
         nul = find_nul(pos + 1, limit)
@@ -234,13 +336,17 @@ def _diff(delta: int, document: int, end: int) -> int:
         if after < 0:
             return FALL_BACK
         if rank == _ARRAY_DIFF:
-            status = _array_part(delta, prefix, pos, nul, after, is_first)
+            status = _array_part(delta, depth, prefix, pos, nul, after, is_first, ambiguous)
         else:
             section = _section_rank(pos, nul)
             if section < 0 or section < rank or (section == rank and rank != _SUB_DIFF):
                 return FALL_BACK
             rank = section
-            status = 1 if rank == _SUB_DIFF else _fields(delta, prefix, nul + 1, after, rank == 0)
+            status = 1
+            if rank == 0:
+                deleted, deleted_end, status = nul + 1, after, 0
+            elif rank != _SUB_DIFF:
+                status = _fields(delta, depth, prefix, nul + 1, after, False, ambiguous)
         is_first = False
         if status < 0:
             return status
@@ -251,10 +357,8 @@ def _diff(delta: int, document: int, end: int) -> int:
         if inner_prefix < 0 or depth == _DEPTH_MAX:
             return FALL_BACK
         frame = stack + _FRAME * depth
-        store64(frame + _POS, after)
-        store64(frame + _LIMIT, limit)
-        store64(frame + _PREFIX, prefix)
-        store64(frame + _RANK, rank)
+        _push(frame, after, limit, prefix, rank, ambiguous)
+        ambiguous = ambiguous or (notes and rank != _ARRAY_DIFF and _is_ambiguous(pos + 2, nul, depth))
         depth += 1
         pos, limit, prefix, rank = nul + 5, after - 1, inner_prefix, _NO_SECTION
         if _is_array_diff(nul + 1, limit):
@@ -289,6 +393,8 @@ def put_update_description(delta: int, diff: int, set_: int, unset: int) -> int:
     store64(delta + _REMOVED_COUNT, 0)
     store64(delta + _TRUNCATED, areas + 2 * _AREA)
     store64(delta + _TRUNCATED_COUNT, 0)
+    store64(delta + _PATHS, areas + 3 * _AREA)
+    store64(delta + _FIELDS_LEFT, _FIELDS_MAX)
     start = load64(delta + OUT)
     store64(delta + _TOO_LONG, start + _DESCRIPTION_MAX)
     fields = start + 4 + UPDATED_FIELDS[1]
@@ -300,9 +406,9 @@ def put_update_description(delta: int, diff: int, set_: int, unset: int) -> int:
     if diff != 0:
         status = _diff(delta, diff, diff + load32(diff))
     if set_ != 0:
-        status = _fields(delta, 0, set_, set_ + load32(set_), False)
+        status = _fields(delta, 0, 0, set_, set_ + load32(set_), False, False)
     if unset != 0 and status == 0:
-        status = _fields(delta, 0, unset, unset + load32(unset), True)
+        status = _fields(delta, 0, 0, unset, unset + load32(unset), True, False)
     if status < 0:
         return status
     out = load64(delta + OUT)
@@ -314,6 +420,8 @@ def put_update_description(delta: int, diff: int, set_: int, unset: int) -> int:
     status = _put_array(delta, REMOVED_FIELDS, areas + _AREA, load64(delta + _REMOVED))
     if status == 0 and diff != 0:
         status = _put_array(delta, TRUNCATED_ARRAYS, areas + 2 * _AREA, load64(delta + _TRUNCATED))
+    if status == 0 and diff != 0 and load64(delta + DISAMBIGUATES) != 0:
+        status = _put_array(delta, DISAMBIGUATED_PATHS, areas + 3 * _AREA, load64(delta + _PATHS))
     out = load64(delta + OUT)
     if status == 0 and out == load64(delta + OUT_END):
         status = NO_ROOM

@@ -37,7 +37,7 @@ for _number, _name in enumerate(OPERATION_TYPES[1:5], 1):
 
 def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings | None:
     """What the kernel must know of a plan; ``None`` where every entry needs the plain stages: images to look up, user's
-    stages, system or migration events, paths to disambiguate, a shard's part of a merged stream. ``without_stages``:
+    stages, system or migration events, a shard's part of a merged stream. ``without_stages``:
     of the events before the user's stages."""
     options, profile = plan.options, plan.profile
     if (
@@ -47,7 +47,6 @@ def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings 
         or options.show_system_events
         or options.show_migration_events
         or options.needs_merge
-        or (options.show_expanded_events and profile.disambiguated_paths)
     ):
         return None
     return KernelSettings(
@@ -57,6 +56,7 @@ def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings 
         wall_time=profile.wall_time,
         collection_uuid=options.show_expanded_events,
         raw_updates=options.show_raw_update_description,
+        disambiguated_paths=options.show_expanded_events and profile.disambiguated_paths,
     )
 
 
