@@ -38,7 +38,7 @@ from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for
-from tailrace.source.drive import drive
+from tailrace.source.drive import answers_of, drive, drive_blocks
 from tailrace.source.mongod import MongodSource
 
 Stage: TypeAlias = Mapping[str, Any]
@@ -151,22 +151,21 @@ class Sides:
 
     def fast_path(self, *stages: Stage) -> Iterator[bytes]:
         pipeline = pipeline_at(self.start, self.version, *stages)
-        run = functools.partial(drive, source=self.source)
         for batch in self.batches:
-            for made in process_batch(pipeline, batch, run):
+            for made in drive_blocks(process_batch(pipeline, batch), answers_of(self.source)):
                 yield made.buffer[made.offsets[0] : made.offsets[-1]].tobytes()
 
     def columns(self, encode: Callable[[Any, Part], object]) -> Iterator[bytes]:
         """The kernel's events and all columns of the Spark source, documents by ``encode``."""
         settings = KernelSettings(SCOPE)
         for batch in self.batches:
-            made = transform_batch(batch.raw, settings)
-            parts = locate(made.events, made.offsets)
+            made = transform_batch(batch.raw, settings).block()
+            parts = locate(made.buffer, made.offsets)
             for name in ("token", "operation_type", "database", "collection"):
-                gather(made.events, parts[name].start, parts[name].end)
+                gather(made.buffer, parts[name].start, parts[name].end)
             for name in ("document_key", "full_document", "update_description"):
-                encode(made.events, parts[name])
-            yield made.events.tobytes()
+                encode(made.buffer, parts[name])
+            yield made.buffer.tobytes()
 
 
 def measure(side: Callable[[], Iterator[bytes]], pid: int | None) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, TailraceError
-from tailrace.event.change_event import ChangeEvent
 from tailrace.event.event_block import EventBlock
-from tailrace.kernel import EVENT, PLAIN, SKIPPED, KernelSettings, transform_batch
+from tailrace.kernel import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
+from tailrace.kernel.event_record import KEY_END, KEY_START, SPLICE
 from tailrace.kernel.fast_path import process_batch, settings_for
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import parse_entry
@@ -23,7 +22,8 @@ from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile, profile_for
-from tailrace.plan.request import Answer, Emit, OplogBatch, Request, Running
+from tailrace.plan.request import Answer, OplogBatch, Request
+from tailrace.source.drive import drive_blocks, drive_by
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of
 from tests.property import random_entries
@@ -44,16 +44,9 @@ def plan_of(
     return plan, settings
 
 
-def answerless(running: Running) -> Iterator[list[ChangeEvent]]:
-    """Runs stages that ask for nothing."""
-    answer: Answer = None
-    while True:
-        try:
-            request = running.send(answer)
-        except StopIteration:
-            return
-        assert isinstance(request, Emit)
-        yield request.events
+def no_answer(request: Request) -> Answer:
+    """For stages that ask for nothing."""
+    raise AssertionError(f"nothing is asked for, but {request} was")
 
 
 class PlainStages:
@@ -66,7 +59,7 @@ class PlainStages:
     def events(self, entry: bytes) -> list[bytes] | None:
         """The events of one entry, or ``None`` where it is refused."""
         try:
-            lists = list(answerless(self._pipeline.process(OplogBatch(entry, ClusterTime(EVERYTHING)))))
+            lists = list(drive_by(self._pipeline.process(OplogBatch(entry, ClusterTime(EVERYTHING))), no_answer))
         except TailraceError:
             self._pipeline = ChangeStreamPipeline(self._plan, mid_stream=True)
             return None
@@ -85,8 +78,42 @@ def check_each(entries: list[bytes], plan: Plan, settings: KernelSettings) -> Co
         if made.kind[index] == SKIPPED:
             assert plain.events(entry) == [], entry.hex()
         elif made.kind[index] == EVENT:
-            assert plain.events(entry) == [made.event(index)], entry.hex()
+            assert plain.events(entry) == events_of(made, index), entry.hex()
     return Counter(made.kind.tolist())
+
+
+def events_of(made: KernelBatch, index: int) -> list[bytes]:
+    """The events of one entry. What the kernel wrote down of them is what their bytes say."""
+    places = np.flatnonzero(made.entry_number == index)
+    first, last = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
+    events = [made.event(place) for place in places]
+    block = made.block(first, last)
+    assert block.events() == events
+    check_what_is_known(block)
+    for place, event in enumerate(events):
+        key = raw_bson.find(event, b"documentKey")
+        start = made.start[first + place]
+        assert key is not None
+        assert made.column(KEY_START)[first + place] - start == key.value_start
+        assert made.column(KEY_END)[first + place] - start == key.end
+        following = raw_bson.find(event, b"fullDocument") or raw_bson.find(event, b"ns")
+        assert following is not None
+        assert made.column(SPLICE)[first + place] - start == following.start
+    return events
+
+
+def check_what_is_known(block: EventBlock) -> None:
+    """What a block knows of its events is what their bytes say."""
+    read = EventBlock.of_bson(block.events())
+    move = int(block.offsets[0])
+    assert (block.offsets - move).tolist() == read.offsets.tolist()
+    for name in ("cluster_time", "operation"):
+        known, expected = getattr(block, name), getattr(read, name)
+        # A later fragment of a large event has the time and the type of the event, and shows neither.
+        assert np.where(expected > 0, known, 0).tolist() == expected.tolist(), name
+    for name in ("token_start", "token_end", "ns_start", "ns_end"):
+        places, expected = getattr(block, name), getattr(read, name)
+        assert np.where(places > 0, places - move, 0).tolist() == expected.tolist(), name
 
 
 def random_run(seed: int, count: int) -> list[bytes]:
@@ -152,7 +179,7 @@ def test_an_entry_with_one_wrong_byte_gives_the_same_or_is_left_to_the_plain_sta
                 made = transform_batch(guarded.place(entry), settings)
                 if (made.kind == PLAIN).any():
                     continue
-                given = [made.event(index) for index in range(len(made.kind)) if made.kind[index] == EVENT]
+                given = [made.event(index) for index in range(len(made))]
                 assert plain.events(entry) == given, entry.hex()
 
 
@@ -171,9 +198,9 @@ def test_what_comes_before_a_damaged_entry_is_given_before_the_error() -> None:
     good = samples()[:3]
     pipeline = ChangeStreamPipeline(plan, mid_stream=True)
     given: list[bytes] = []
-    running = process_batch(pipeline, OplogBatch(b"".join(good) + good[0][:40], ClusterTime(9)), answerless)
+    running = process_batch(pipeline, OplogBatch(b"".join(good) + good[0][:40], ClusterTime(9)))
     with pytest.raises(OplogFormatError):
-        given.extend(event for run in running for event in run.events())
+        given.extend(event for block in drive_blocks(running, no_answer) for event in block.events())
     plain = PlainStages(plan)
     assert given == [event for entry in good for event in plain.events(entry) or []]
 
@@ -183,7 +210,7 @@ def test_an_empty_batch_gives_nothing_and_moves_the_high_water() -> None:
     assert transform_batch(b"", settings).kind.size == 0
     pipeline = ChangeStreamPipeline(plan, mid_stream=True)
     later = ClusterTime.of(50, 1)
-    assert list(process_batch(pipeline, OplogBatch(b"", later), answerless)) == []
+    assert list(process_batch(pipeline, OplogBatch(b"", later))) == []
     assert pipeline.high_water == later
 
 
@@ -213,20 +240,8 @@ def test_a_buffer_that_proves_too_small_is_replaced_by_a_larger_one() -> None:
     )
     made = transform_batch(entry * 3, settings)
     assert made.kind.tolist() == [EVENT] * 3
-    assert made.event_start[1] > 50 * len(entry)
+    assert made.end[0] > 50 * len(entry)
     assert [made.event(i) for i in range(3)] == (PlainStages(plan).events(entry) or []) * 3
-
-
-def check_what_is_known(block: EventBlock) -> None:
-    """What a block knows of its events is what their bytes say."""
-    read = EventBlock.of_bson(block.events())
-    move = int(block.offsets[0])
-    assert (block.offsets - move).tolist() == read.offsets.tolist()
-    assert block.cluster_time.tolist() == read.cluster_time.tolist()
-    assert block.operation.tolist() == read.operation.tolist()
-    for name in ("token_start", "token_end", "ns_start", "ns_end"):
-        places, expected = getattr(block, name), getattr(read, name)
-        assert np.where(places > 0, places - move, 0).tolist() == expected.tolist(), name
 
 
 def driven(oplog: MemoryOplog, plan: Plan, entries_max: int, *, fast: bool) -> tuple[list[bytes], object]:
@@ -234,28 +249,15 @@ def driven(oplog: MemoryOplog, plan: Plan, entries_max: int, *, fast: bool) -> t
     pipeline = ChangeStreamPipeline(plan)
     given: list[bytes] = []
 
-    def run(running: Running) -> Iterator[list[ChangeEvent]]:
-        answer: Answer = None
-        while True:
-            try:
-                request = running.send(answer)
-            except StopIteration:
-                return
-            answer = None
-            if isinstance(request, Emit):
-                yield request.events
-            else:
-                answer = oplog.answer(request)
-
     assert plan.read_after is not None
     try:
         for batch in oplog.batches(plan.read_after, oplog.times[-1], entries_max):
             if fast:
-                for made in process_batch(pipeline, batch, run):
-                    check_what_is_known(made)
-                    given += made.events()
+                for block in drive_blocks(process_batch(pipeline, batch), oplog.answer):
+                    check_what_is_known(block)
+                    given += block.events()
             else:
-                for events in run(pipeline.process(batch)):
+                for events in drive_by(pipeline.process(batch), oplog.answer):
                     given += [event.to_bson() for event in events]
             if pipeline.invalidated:
                 break
@@ -272,7 +274,7 @@ class PlainOplog(MemoryOplog):
         self.times = [parse_entry(entry).cluster_time for entry in entries]
 
     def answer(self, request: Request) -> Answer:
-        raise AssertionError(f"nothing is asked for, but {request} was")
+        return no_answer(request)
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -24,10 +24,11 @@ from tailrace.kernel.match_program import match_program
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.request import OplogBatch
+from tailrace.source.drive import drive_blocks, drive_by
 from tests.differential.event_predicates import EventPredicates
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
-from tests.property.test_kernel_events import answerless
+from tests.property.test_kernel_events import no_answer
 from tests.property.test_pushdown import CASES, events_of, match_of, plan_of, random_run
 
 SEED = 20261123
@@ -144,8 +145,8 @@ def test_a_stream_with_a_match_gives_the_same_events_and_token_through_the_kerne
     for _ in range(40):
         plan = plan_of(scope, profile, options, match_of(predicates))
         one, other = (ChangeStreamPipeline(plan, mid_stream=True) for _ in range(2))
-        wanted = [event.to_bson() for events in answerless(one.process(batch)) for event in events]
-        got = [event for run in process_batch(other, batch, answerless) for event in run.events()]
+        wanted = [event.to_bson() for events in drive_by(one.process(batch), no_answer) for event in events]
+        got = [event for block in drive_blocks(process_batch(other, batch), no_answer) for event in block.events()]
         assert got == wanted
         assert other.resume_token.to_bson() == one.resume_token.to_bson()
         passed += len(got)

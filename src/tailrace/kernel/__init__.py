@@ -8,13 +8,14 @@ From entries to events
     ``transform_batch(raw, settings) -> KernelBatch``: ``raw`` is an ``OplogBatch.raw``, BSON entries one behind the
     other; ``KernelSettings`` names scope, token version and what is shown. Of ``n`` entries, as numpy arrays:
 
-    ``kind``          uint8[n]: ``SKIPPED`` (the stream does not show it), ``EVENT``, ``PLAIN`` (for the plain stages)
+    ``kind``          uint8[n]: ``SKIPPED`` (the stream does not show it), ``EVENT`` (all of its events were made),
+                      ``PLAIN`` (for the plain stages)
     ``entry_start``   int64[n] and ``entry_end``, offsets into ``raw``. Where a length leads astray, the rest of the
                       buffer is one last entry of kind ``PLAIN``
-    ``events``        uint8: the events' BSON, one behind the other, in the order of their entries
-    ``event_start``   int64[n + 1]: event ``i`` is ``events[event_start[i] : event_start[i + 1]]``, empty unless its
-                      kind is ``EVENT``
-    ``offsets``       the same without the empty ones: what ``locate`` takes
+    ``events``        uint8: the events' BSON, in the order of their entries
+    ``records``       int64[m, K]: for each of ``m`` events its entry's number, where it and its parts are, its time
+                      and type: the slots of ``event_record``
+    ``block()``       the events as an ``EventBlock``
 
     The kernel makes the events of plain (non-transaction) insert, update (``$v`` 1 and 2), replace and delete entries,
     with document keys of the usual types (ObjectId, numbers but decimals, strings, symbols, dates, timestamps,
@@ -22,11 +23,11 @@ From entries to events
     writes to ``system.views``, entries without UUID or time and all corrupt bytes. It never reads outside ``raw``.
 
 From a pipeline's batches to events
-    ``process_batch(pipeline, batch, run)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the
-    plain stages for the entries it leaves (all of them while the stream searches its start, looks images up or runs
-    user's stages other than ``$match``), everything in stream order as an ``EventBlock``. ``run`` drives
-    the plain stages: ``functools.partial(drive, source=source)``. Afterwards the pipeline stands where its own
-    ``process`` leaves it.
+    ``process_batch(pipeline, batch)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the plain
+    stages for the entries it leaves (all of them while the stream searches its start). It is a generator of
+    ``EventBlock`` and of requests, which are answered as a pipeline's own; ``tailrace.source.drive.drive_blocks`` does
+    that from a source. Behind the transform stand block steps: images, the user's stages, the limit of an event's
+    size. Afterwards the pipeline stands where its own ``process`` leaves it.
 
 From events to columns
     ``locate(buffer, offsets, wanted) -> {name: Part}`` finds the parts of finished events, whatever made them (this

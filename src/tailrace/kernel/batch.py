@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tailrace.errors import UsageError
-from tailrace.kernel import delta, fragments, key_string, oplog_entry, transform
+from tailrace.event import event_block
+from tailrace.event.event_block import EventBlock
+from tailrace.kernel import delta, event_record, fragments, key_string, oplog_entry, transform
 from tailrace.kernel.namespace import CLUSTER, COLLECTION, DATABASE
+from tailrace.kernel.runs import copy_runs
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.plan.request import Answer, Request
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Offsets: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = event_block.Bytes
+Offsets: TypeAlias = event_block.Offsets
 
 SKIPPED = transform.SKIPPED
 EVENT = transform.EVENT
@@ -23,6 +28,8 @@ PLAIN = transform.PLAIN
 
 #: Room for the last event to be written and the fixed parts of the first ones; the buffer grows when it is not enough.
 _MARGIN = 1 << 16
+#: More records than entries; a transaction gives more than one.
+_RECORDS_MARGIN = 64
 #: The buffer for a batch's events is not made larger than twice this; of 16 MB of oplog the events are 60 MB at most
 #: where none of them is much longer than its entry.
 _EVENTS_BYTES_MAX = 128 << 20
@@ -72,27 +79,122 @@ class KernelSettings:
 
 @dataclass(frozen=True, slots=True)
 class KernelBatch:
-    """What became of each entry of a batch; see ``tailrace.kernel``."""
+    """What became of the entries of a batch, and the events that were made of them.
+
+    ``raw``                   the entries' BSON, one behind the other
+    ``kind``                  uint8[n]: what became of each entry, ``SKIPPED``, ``EVENT`` or ``PLAIN``
+    ``entry_start``           int64[n], and ``entry_end``: offsets into ``raw``
+    ``events``                uint8: a buffer that holds the events' BSON
+    ``records``               int64[m, K]: a row for each event, in stream order; the columns below
+
+    One entry may give any number of events. A step that takes events away or writes them anew gives another batch; it
+    never changes these arrays.
+    """
 
     raw: Bytes
     kind: Bytes
     entry_start: Offsets
     entry_end: Offsets
     events: Bytes
-    event_start: Offsets
+    records: Offsets
+
+    def __len__(self) -> int:
+        """How many events there are."""
+        return len(self.records)
+
+    def column(self, slot: int) -> Offsets:
+        """A column of ``records`` by its slot in ``event_record``: int64[m], a view."""
+        found: Offsets = self.records[:, slot // 8]
+        return found
+
+    @property
+    def entry_number(self) -> Offsets:
+        """int64[m]: the number of the entry that each event is made of; never falls."""
+        return self.column(event_record.ENTRY)
+
+    @property
+    def start(self) -> Offsets:
+        """int64[m]: event ``i`` is ``events[start[i] : end[i]]``. Others may lie between two events."""
+        return self.column(event_record.START)
+
+    @property
+    def end(self) -> Offsets:
+        return self.column(event_record.END)
 
     def entry(self, index: int) -> bytes:
         """The BSON of entry ``index``."""
         return self.raw[self.entry_start[index] : self.entry_end[index]].tobytes()
 
-    @property
-    def offsets(self) -> Offsets:
-        """The offsets of the events alone, without places for the other entries: what ``locate`` takes."""
-        return np.append(self.event_start[:-1][self.kind == EVENT], self.event_start[-1])
-
     def event(self, index: int) -> bytes:
-        """The event made of entry ``index``; empty unless its kind is ``EVENT``."""
-        return self.events[self.event_start[index] : self.event_start[index + 1]].tobytes()
+        """The BSON of event ``index``."""
+        return self.events[self.start[index] : self.end[index]].tobytes()
+
+    def token(self, index: int) -> bytes:
+        """The resume token of event ``index``, as BSON."""
+        row = self.records[index]
+        return self.events[row[event_record.TOKEN_START // 8] : row[event_record.TOKEN_END // 8]].tobytes()
+
+    def kept(self, events: npt.NDArray[np.bool_]) -> KernelBatch:
+        """The batch with those events only for which ``events`` (bool[m]) is true; the others are not shown."""
+        return self if events.all() else replace(self, records=self.records[events])
+
+    def left_plain(self, entries: npt.NDArray[np.bool_]) -> KernelBatch:
+        """The batch with the entries for which ``entries`` (bool[n]) is true left to the plain stages, and without
+        their events."""
+        if not entries.any():
+            return self
+        kind = np.where(entries, np.uint8(PLAIN), self.kind)
+        return replace(self, kind=kind, records=self.records[~entries[self.entry_number]])
+
+    def left_plain_by_event(self, events: npt.NDArray[np.bool_]) -> KernelBatch:
+        """As ``left_plain``, for the entries of those events for which ``events`` (bool[m]) is true."""
+        entries = np.zeros(self.kind.size, np.bool_)
+        entries[self.entry_number[events]] = True
+        return self.left_plain(entries)
+
+    def rewritten(self, events: Bytes, records: Offsets) -> KernelBatch:
+        """The batch with its events written anew elsewhere."""
+        return replace(self, events=events, records=records)
+
+    def block(self, first: int = 0, last: int | None = None) -> EventBlock:
+        """The events [first, last); without a copy of their bytes where they lie one behind the other."""
+        records = self.records[first:last]
+        columns = np.ascontiguousarray(records.T)
+        start, end = columns[event_record.START // 8], columns[event_record.END // 8]
+        places = columns[_PLACES]
+        buffer = self.events
+        if bool((start[1:] == end[:-1]).all()):
+            offsets = np.append(start, end[-1:]) if start.size else np.zeros(1, np.int64)
+        else:
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - start)])
+            buffer = moved(self.events, start, end, offsets)
+            places = np.where(places > 0, places + (offsets[:-1] - start), 0)
+        return EventBlock(
+            buffer,
+            offsets,
+            columns[event_record.CLUSTER_TIME // 8].view(np.uint64),
+            columns[event_record.OPERATION // 8].astype(np.uint8),
+            *places,
+        )
+
+
+#: The columns of ``records`` that are places in an ``EventBlock``, in its order.
+_PLACES: Final = [
+    slot // 8 for slot in (event_record.TOKEN_START, event_record.TOKEN_END, event_record.NS_START, event_record.NS_END)
+]
+
+#: What stands between the transform and the finished blocks, in order: ``tailrace.kernel.fast_path``.
+Step: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch]]
+
+
+def moved(buffer: Bytes, start: Offsets, end: Offsets, offsets: Offsets) -> Bytes:
+    """The runs [start, end) of ``buffer`` one behind the other; ``offsets`` (int64[m + 1]) says where each goes."""
+    gathered = np.empty(int(offsets[-1]), np.uint8)
+    runs = [np.ascontiguousarray(array, np.int64) for array in (start, end, offsets)]
+    starts, ends, places = map(address, runs)
+    job = np.array([runs[0].size, address(buffer), starts, ends, address(gathered), places], np.int64)
+    copy_runs(address(job))
+    return gathered
 
 
 def as_signed(number: int) -> int:
@@ -124,16 +226,14 @@ def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: Kerne
     starts = np.empty(count + 1, np.int64)
     transform.frame(start, start + data.size, address(starts))
     kind = np.empty(count, np.uint8)
-    event_start = np.empty(count + 1, np.int64)
     scope = np.frombuffer(settings.scope_bytes + b"\0", np.uint8)
     scratch, places = _scratch(settings)
     job = np.zeros(transform.JOB_SLOTS, np.int64)
-    events = np.empty(2 * data.size + _MARGIN, np.uint8)
     slots = {
         transform.ENTRY_STARTS: address(starts),
         transform.COUNT: count,
         transform.KINDS: address(kind),
-        transform.EVENT_STARTS: address(event_start),
+        transform.RAW: start,
         transform.SCOPE_KIND: _KINDS[settings.scope.kind],
         transform.SCOPE: address(scope),
         transform.SCOPE_SIZE: scope.size - 1,
@@ -146,23 +246,57 @@ def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: Kerne
         transform.DELTA: places["delta"],
         transform.KEY_STRING: places["key_string"],
         transform.KEY_DOCUMENT: places["key_document"],
-        transform.EVENTS: address(events),
-        transform.EVENT_NEXT: address(events),
-        transform.EVENTS_END: address(events) + events.size,
     }
     for slot, value in slots.items():
         job[slot // 8] = value
+    made = _Made(job, 2 * data.size + _MARGIN, count + _RECORDS_MARGIN)
     while transform.transform(address(job)):
-        if events.size > _EVENTS_BYTES_MAX:
+        if made.events.size > _EVENTS_BYTES_MAX:
             # Short entries that make long events: the plain stages give them on as they are made.
-            index, place = int(job[transform.INDEX // 8]), int(job[transform.EVENT_NEXT // 8])
-            kind[index:], event_start[index:] = PLAIN, place - address(events)
+            kind[int(job[transform.INDEX // 8]) :] = PLAIN
             break
-        events = _grown(events, job)
+        made.grow()
     del scratch
-    written = int(job[transform.EVENT_NEXT // 8]) - address(events)
     starts -= start
-    return KernelBatch(data, kind, starts[:-1], starts[1:], events[:written], event_start)
+    return KernelBatch(data, kind, starts[:-1], starts[1:], made.events[: made.written], made.written_records)
+
+
+class _Made:
+    """The memory that a job writes to: events and their records. What is written moves along when it grows."""
+
+    def __init__(self, job: Offsets, events_size: int, records_count: int) -> None:
+        self._job = job
+        self.events: Bytes = np.empty(0, np.uint8)
+        self.records: Offsets = np.empty((0, event_record.RECORD_SIZE // 8), np.int64)
+        self._place(np.empty(events_size, np.uint8), records_count, 0, 0)
+
+    def _place(self, events: Bytes, records_count: int, written: int, made: int) -> None:
+        records = np.empty((records_count, event_record.RECORD_SIZE // 8), np.int64)
+        events[:written] = self.events[:written]
+        records[:made] = self.records[:made]
+        self.events, self.records = events, records
+        job = self._job
+        job[transform.EVENTS // 8] = address(events)
+        job[transform.EVENT_NEXT // 8] = address(events) + written
+        job[transform.EVENTS_END // 8] = address(events) + events.size
+        job[transform.RECORD_NEXT // 8] = address(records) + made * event_record.RECORD_SIZE
+        job[transform.RECORDS_END // 8] = address(records) + records.nbytes
+
+    @property
+    def written(self) -> int:
+        """Bytes of events."""
+        return int(self._job[transform.EVENT_NEXT // 8]) - address(self.events)
+
+    @property
+    def written_records(self) -> Offsets:
+        written = int(self._job[transform.RECORD_NEXT // 8]) - address(self.records)
+        return self.records[: written // event_record.RECORD_SIZE]
+
+    def grow(self) -> None:
+        """Twice the room."""
+        self._place(
+            np.empty(2 * self.events.size, np.uint8), 2 * len(self.records), self.written, len(self.written_records)
+        )
 
 
 def _scratch(settings: KernelSettings) -> tuple[Bytes, dict[str, int]]:
@@ -178,14 +312,3 @@ def _scratch(settings: KernelSettings) -> tuple[Bytes, dict[str, int]]:
     state[delta.AREAS // 8] = places["areas"]
     state[delta.DISAMBIGUATES // 8] = settings.disambiguated_paths
     return scratch, places
-
-
-def _grown(events: Bytes, job: Offsets) -> Bytes:
-    """A larger event buffer with what is written so far, put into the job."""
-    written = int(job[transform.EVENT_NEXT // 8]) - address(events)
-    larger = np.empty(2 * events.size, np.uint8)
-    larger[:written] = events[:written]
-    job[transform.EVENTS // 8] = address(larger)
-    job[transform.EVENT_NEXT // 8] = address(larger) + written
-    job[transform.EVENTS_END // 8] = address(larger) + larger.size
-    return larger

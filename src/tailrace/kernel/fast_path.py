@@ -1,53 +1,42 @@
 """A change stream's batches through the kernel, and through the plain stages where the kernel leaves an entry.
 
-This is what Spark's readers and other bulk consumers drive. The events come in stream order as runs of one buffer,
-ready for ``tailrace.kernel.locate``; the pipeline's state moves as if it had done all the work itself.
+A batch becomes a ``KernelBatch``, which goes through *block steps* in the order of the stages: transform, the user's
+``$match`` as far as it stands before images, images, the user's stages, the limit of an event's size. A step that
+cannot do an entry leaves it to the plain stages, which do it whole, in its place in the stream. The pipeline's state
+moves as if it had done all the work itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Generator
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from tailrace.event.change_event import ChangeEvent
-from tailrace.event.event_block import OPERATION_TYPES, EventBlock
-from tailrace.expression.match import tree
-from tailrace.kernel.arrays import gather, locate
-from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, Offsets, transform_batch
-from tailrace.kernel.match import FAILS, PASSES, UNKNOWN
-from tailrace.kernel.match_program import MatchProgram, match_program
+from tailrace.errors import TailraceError
+from tailrace.event.event_block import EventBlock
+from tailrace.kernel.batch import PLAIN, KernelBatch, KernelSettings, Step, transform_batch
+from tailrace.kernel.images import image_steps
+from tailrace.kernel.match_ahead import ahead_steps
+from tailrace.kernel.transform import EVENT_MAX
+from tailrace.kernel.user_stages import user_steps
 from tailrace.oplog.cluster_time import ZERO
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import OplogBatch, Running
+from tailrace.plan.request import Answer, Emit, OplogBatch, Request, Running
 
-#: Runs the plain stages and answers their requests: ``functools.partial(drive, source=source)``.
-Run: TypeAlias = Callable[[Running], Iterator[list[ChangeEvent]]]
+#: Events as they are finished, and what must be answered meanwhile.
+Blocks: TypeAlias = Generator[EventBlock | Request, Answer, None]
 
-#: Where the token lies in an event, and how far into ``ns`` the database's text is: behind ``{db: `` and its length.
-_TOKEN_PLACE = 9
-_DATABASE_PLACE = 12
-#: The numbers of the kernel's four operation types by their first letters, which differ.
-_OPERATIONS = np.zeros(256, np.uint8)
-for _number, _name in enumerate(OPERATION_TYPES[1:5], 1):
-    _OPERATIONS[ord(_name[0])] = _number
+#: Blocks of fewer bytes are joined with what comes next: a block has a price of its own.
+_JOINED_BYTES: Final = 1 << 17
 
 
-def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings | None:
-    """What the kernel must know of a plan; ``None`` where every entry needs the plain stages: images to look up, user's
-    stages, system or migration events, a shard's part of a merged stream. ``without_stages``:
-    of the events before the user's stages."""
+def settings_for(plan: Plan) -> KernelSettings | None:
+    """What the transform must know of a plan; ``None`` where every entry needs the plain stages: system or migration
+    events, a shard's part of a merged stream."""
     options, profile = plan.options, plan.profile
-    if (
-        (options.pipeline and not without_stages)
-        or options.full_document != "default"
-        or options.full_document_before_change != "off"
-        or options.show_system_events
-        or options.show_migration_events
-        or options.needs_merge
-    ):
+    if options.show_system_events or options.show_migration_events or options.needs_merge:
         return None
     return KernelSettings(
         scope=options.scope,
@@ -60,53 +49,64 @@ def settings_for(plan: Plan, *, without_stages: bool = False) -> KernelSettings 
     )
 
 
-def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventBlock]:
-    """The events of one batch. Afterwards the pipeline stands where ``pipeline.process(batch)`` would leave it.
+_STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (ahead_steps, image_steps, user_steps)
 
-    Ends early when the pipeline is invalidated. What the source and the plain stages raise passes through, after the
-    events that come before it.
+
+def block_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
+    """The steps behind the transform, in order; ``None`` where a stage of the stream can only be done plain."""
+    steps: list[Step] = []
+    for build in _STEPS:
+        built = build(pipeline)
+        if built is None:
+            return None
+        steps += built
+    if steps:
+        steps.append(_check_size)
+    return steps
+
+
+def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
+    """The events of one batch, in blocks, and requests: send their answers, or throw what the source raised. Afterwards
+    the pipeline stands where ``pipeline.process(batch)`` would leave it.
+
+    Ends early when the pipeline is invalidated. Raises what the plain stages raise, after the events that come before
+    it.
     """
-    matching = _matching(pipeline)
-    settings = settings_for(pipeline.plan, without_stages=matching is not None)
-    if settings is None or not batch.raw or not _is_under_way(pipeline):
-        yield from _plain(pipeline, batch, run)
+    settings = settings_for(pipeline.plan)
+    steps = block_steps(pipeline)
+    if settings is None or steps is None or not batch.raw or not _is_under_way(pipeline):
+        yield from _plain(pipeline, batch)
         return
     made = transform_batch(batch.raw, settings)
-    if matching is not None:
-        made = _matched(made, matching)
-    *stretches, last = _stretches(made)
-    for entries in stretches:
-        if made.kind[entries[0]] == EVENT:
-            yield _block(made, entries)
-            continue
+    for step in steps:
+        made = yield from step(made)
+    yield from _joined(_given(pipeline, made))
+    if not pipeline.invalidated:
+        pipeline.advance(None, batch.high_water)
+
+
+def _given(pipeline: ChangeStreamPipeline, made: KernelBatch) -> Blocks:
+    """A batch's events, those of the plain stages between those of the kernel."""
+    plain = np.flatnonzero(made.kind == PLAIN)
+    places = np.searchsorted(made.entry_number, plain)
+    first = 0
+    # Entries for the plain stages go through them together where no event of the kernel lies between.
+    for entries in np.split(plain, np.flatnonzero(np.diff(places)) + 1) if plain.size else ():
+        before = int(np.searchsorted(made.entry_number, entries[0]))
+        yield from _block(pipeline, made, first, before)
+        first = before
+        raw = b"".join(made.entry(entry) for entry in entries)
         # What is promised stays as it was: later entries of the batch are not given yet.
-        yield from _plain(pipeline, OplogBatch(_entries(made, entries), pipeline.high_water), run)
+        yield from _plain(pipeline, OplogBatch(raw, pipeline.high_water))
         if pipeline.invalidated:
             return
-    yield from _plain(pipeline, OplogBatch(_entries(made, last), batch.high_water), run)
+    yield from _block(pipeline, made, first, len(made))
 
 
-def _matching(pipeline: ChangeStreamPipeline) -> MatchProgram | None:
-    """The program of the user's stages, where they are nothing but ``$match`` by the bytes of strings."""
-    user, options = pipeline.user_stages, pipeline.plan.options
-    nodes = [stage.parsed for stage in user.stages if stage.name == "$match"]
-    if not nodes or len(nodes) < len(user.stages) or user.split_large_event or options.collation is not None:
-        return None
-    return match_program(tree.And(tuple(nodes)))  # type: ignore[arg-type]
-
-
-def _matched(made: KernelBatch, matching: MatchProgram) -> KernelBatch:
-    """The batch after the user's ``$match``: events that fail it are skipped, and entries of which the program does not
-    know are left to the plain stages."""
-    answers = matching.answers(made.events, made.event_start)
-    is_event = made.kind == EVENT
-    passes = is_event & (answers == PASSES)
-    kind = made.kind.copy()
-    kind[is_event & (answers == FAILS)] = SKIPPED
-    kind[is_event & (answers == UNKNOWN)] = PLAIN
-    starts = np.where(passes, made.event_start[:-1], 0)
-    events, offsets = gather(made.events, starts, np.where(passes, made.event_start[1:], 0))
-    return KernelBatch(made.raw, kind, made.entry_start, made.entry_end, events, offsets.astype(np.int64))
+def _block(pipeline: ChangeStreamPipeline, made: KernelBatch, first: int, last: int) -> Blocks:
+    if first < last:
+        pipeline.advance(made.token(last - 1), pipeline.high_water)
+        yield made.block(first, last)
 
 
 def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
@@ -118,42 +118,61 @@ def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
     return not pipeline.searching and not pipeline.invalidated
 
 
-def _plain(pipeline: ChangeStreamPipeline, batch: OplogBatch, run: Run) -> Iterator[EventBlock]:
-    for events in run(pipeline.process(batch)):
-        if events:
-            yield EventBlock.of(events)
+def _plain(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
+    """The plain stages' events as blocks; their requests pass through."""
+    running: Running = pipeline.process(batch)
+    answer: Answer = None
+    failure: TailraceError | None = None
+    while True:
+        try:
+            given = running.send(answer) if failure is None else running.throw(failure)
+        except StopIteration:
+            return
+        answer = failure = None
+        if isinstance(given, Emit):
+            if given.events:
+                yield EventBlock.of(given.events)
+            continue
+        try:
+            answer = yield given
+        except TailraceError as error:
+            failure = error
 
 
-def _entries(made: KernelBatch, entries: Offsets) -> bytes:
-    return b"".join(made.entry(entry) for entry in entries)
+def _joined(blocks: Blocks) -> Blocks:
+    """The same with small blocks joined to larger ones, so that a command among writes does not cut them up."""
+    pending: list[EventBlock] = []
+    size = 0
+    answer: Answer = None
+    failure: TailraceError | None = None
+    while True:
+        try:
+            given = blocks.send(answer) if failure is None else blocks.throw(failure)
+        except StopIteration:
+            break
+        except Exception:
+            if pending:
+                yield EventBlock.join(pending)
+            raise
+        answer = failure = None
+        if isinstance(given, EventBlock):
+            pending.append(given)
+            size += given.size
+            if size < _JOINED_BYTES:
+                continue
+        if pending:
+            yield EventBlock.join(pending)
+            pending, size = [], 0
+        if not isinstance(given, EventBlock):
+            try:
+                answer = yield given
+            except TailraceError as error:
+                failure = error
+    if pending:
+        yield EventBlock.join(pending)
 
 
-def _block(made: KernelBatch, entries: Offsets) -> EventBlock:
-    """The events of these entries. Each begins with its ``_id``, and has a namespace of database and collection."""
-    offsets = np.append(made.event_start[entries], made.event_start[entries[-1] + 1])
-    parts = locate(made.events, offsets, ("cluster_time", "operation_type", "database", "collection"))
-    token = offsets[:-1] + _TOKEN_PLACE
-    size = sum(made.events[token + place].astype(np.int64) << 8 * place for place in range(4))
-    return EventBlock(
-        made.events,
-        offsets,
-        parts["cluster_time"].start.view(np.uint64),
-        _OPERATIONS[made.events[parts["operation_type"].start]],
-        token,
-        token + size,
-        parts["database"].start - _DATABASE_PLACE,
-        parts["collection"].end + 2,
-    )
-
-
-def _stretches(made: KernelBatch) -> list[Offsets]:
-    """The entries that matter, as indices: in turn some that the kernel made and some for the plain stages.
-
-    The last stretch is one for the plain stages, though it may be empty. The last event is left to them in any case, so
-    that the pipeline knows the token that it would resume after.
-    """
-    events = np.flatnonzero(made.kind == EVENT)
-    if events.size:
-        made.kind[events[-1]] = PLAIN
-    entries = np.flatnonzero(made.kind != SKIPPED)
-    return np.split(entries, np.flatnonzero(np.diff(made.kind[entries])) + 1)
+def _check_size(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
+    """Events that a step has made too large are the plain stages', which say so."""
+    yield from ()
+    return made.left_plain_by_event(made.end - made.start >= EVENT_MAX)

@@ -11,6 +11,26 @@ from collections.abc import Callable
 from tailrace.kernel import delta as delta_module
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.delta import FALL_BACK, NO_ROOM, put_update_description
+from tailrace.kernel.event_record import (
+    CLUSTER_TIME,
+    END,
+    ENTRY,
+    IMAGE_INDEX,
+    IMAGE_TIME,
+    KEY_END,
+    KEY_START,
+    NS_END,
+    NS_START,
+    RECORD_SIZE,
+    SPLICE,
+    TOKEN_END,
+    TOKEN_START,
+    UUID_FIRST,
+    UUID_LAST,
+)
+from tailrace.kernel.event_record import OBJECT as RECORD_OBJECT
+from tailrace.kernel.event_record import OPERATION as RECORD_OPERATION
+from tailrace.kernel.event_record import START as EVENT_START
 from tailrace.kernel.fragments import (
     COLL,
     COLLECTION_UUID,
@@ -68,7 +88,7 @@ EVENT_NEXT = 24  # where the next event goes
 EVENTS_END = 32
 EVENTS = 40
 KINDS = 48  # uint8[count]
-EVENT_STARTS = 56  # int64[count + 1], offsets from EVENTS
+RECORD_NEXT = 56  # where the next event's record goes (``event_record``)
 SCOPE_KIND = 64
 SCOPE = 72
 SCOPE_SIZE = 80
@@ -81,7 +101,9 @@ DELTA = 128
 KEY_STRING = 136  # scratch for key strings
 KEY_DOCUMENT = 144  # scratch for a document key that has to be built
 START = 152  # entries before this cluster time are skipped
-JOB_SLOTS = 20
+RECORDS_END = 160
+RAW = 168  # the batch's first byte
+JOB_SLOTS = 22
 
 # Flags.
 VERSION_2 = 1
@@ -103,7 +125,7 @@ _DELETE = 4
 KEY_DOCUMENT_MAX = 1 << 14
 KEY_STRING_MAX = 2 * KEY_DOCUMENT_MAX + 512
 #: The server refuses events beyond this size (10334); the plain stages say so.
-_EVENT_MAX = 16 * 1024 * 1024
+EVENT_MAX = 16 * 1024 * 1024
 #: More than all fixed parts of an event together.
 _FIXED_PARTS = 1024
 
@@ -304,9 +326,13 @@ def _put_event(job: int, operation: int, key: int) -> int:
     full = operation in (_INSERT, _REPLACE)
     needed = 2 * (writer_next(load64(job + WRITER)) - load64(job + KEY_STRING)) + load32(key) + _FIXED_PARTS
     needed += load32(load64(table + NAMESPACE)) + (load32(document) if full else 0)
-    if needed > load64(job + EVENTS_END) - start:
+    if needed > load64(job + EVENTS_END) - start or load64(job + RECORD_NEXT) >= load64(job + RECORDS_END):
         return NO_ROOM
+    record, events = load64(job + RECORD_NEXT), load64(job + EVENTS)
+    store64(record + EVENT_START, start - events)
+    store64(record + TOKEN_START, start + 4 + ID[1] - events)
     out = _put_token(start + 4, job)
+    store64(record + TOKEN_END, out - events)
     out = _put_operation(out, job, operation)
     store64(out, load64(load64(table + TIME)))
     out += 8
@@ -318,19 +344,41 @@ def _put_event(job: int, operation: int, key: int) -> int:
         out = _put(out, job, WALL_TIME)
         store64(out, load64(load64(table + WALL)))
         out += 8
+    store64(record + SPLICE, out - events)
     if full:
         out = _put_document(_put(out, job, FULL_DOCUMENT), document)
+    store64(record + NS_START, out + NS[1] - events)
     out = _put_namespace(out, job, load64(table + NAMESPACE))
+    store64(record + NS_END, out - events)
+    store64(record + KEY_START, out + DOCUMENT_KEY[1] - events)
     out = _put_document(_put(out, job, DOCUMENT_KEY), key)
+    store64(record + KEY_END, out - events)
     if operation == _UPDATE:
         out = _put_update(out, job, table)
         if out < 0:
             return out
-    if out - start >= _EVENT_MAX:
+    if out - start >= EVENT_MAX:
         return FALL_BACK
     store8(out, 0)
     store32(start, out + 1 - start)
+    _finish_record(job, record, operation, out + 1)
     return out + 1
+
+
+@inner
+def _finish_record(job: int, record: int, operation: int, end: int) -> None:
+    """What the record holds beside the places in the event."""
+    table = load64(job + TABLE)
+    time, uuid = load64(load64(table + TIME)), load64(table + UUID) + 5
+    store64(record + ENTRY, load64(job + INDEX))
+    store64(record + END, end - load64(job + EVENTS))
+    store64(record + CLUSTER_TIME, time)
+    store64(record + RECORD_OPERATION, operation)
+    store64(record + UUID_FIRST, load64(uuid))
+    store64(record + UUID_LAST, load64(uuid + 8))
+    store64(record + IMAGE_TIME, time)
+    store64(record + IMAGE_INDEX, 0)
+    store64(record + RECORD_OBJECT, load64(table + OBJECT_1) - load64(job + RAW))
 
 
 @inner
@@ -391,6 +439,7 @@ def _entry(job: int, start: int, end: int) -> int:
     if after < 0:
         return PLAIN if after == FALL_BACK else NO_ROOM
     store64(job + EVENT_NEXT, after)
+    store64(job + RECORD_NEXT, load64(job + RECORD_NEXT) + RECORD_SIZE)
     return EVENT
 
 
@@ -420,19 +469,16 @@ def _make_frame(sources: int) -> Callable[[int, int, int], int]:
 def _make_transform(sources: int) -> Callable[[int], int]:
     @entry_point("int64(int64)")
     def transform(job: int) -> int:
-        """Work through a job from its ``INDEX`` on. 0: done. 1: the event buffer is full, give a larger one."""
+        """Work through a job from its ``INDEX`` on. 0: done. 1: no room for events or records, give more of it."""
         if sources == 0:
             return 0
         starts, kinds = load64(job + ENTRY_STARTS), load64(job + KINDS)
-        event_starts, events = load64(job + EVENT_STARTS), load64(job + EVENTS)
         for index in range(load64(job + INDEX), load64(job + COUNT)):
-            store64(event_starts + 8 * index, load64(job + EVENT_NEXT) - events)
+            store64(job + INDEX, index)
             kind = _entry(job, load64(starts + 8 * index), load64(starts + 8 * index + 8))
             if kind == NO_ROOM:
-                store64(job + INDEX, index)
                 return 1
             store8(kinds + index, kind)
-        store64(event_starts + 8 * load64(job + COUNT), load64(job + EVENT_NEXT) - events)
         return 0
 
     return transform

@@ -199,6 +199,13 @@ class ChangeStreamPipeline:
         if not self.invalidated:
             self._promise(batch.high_water)
 
+    def advance(self, token_bson: bytes | None, high_water: ClusterTime) -> None:
+        """Move on past what other code than ``process`` has made of the stream's entries: ``token_bson`` is the resume
+        token of the last event that it gives (``None``: it gives none), and ``high_water`` is as in a batch."""
+        if token_bson is not None:
+            self._token = ResumeToken.parse(token_bson)
+        self._promise(high_water)
+
     def _run(self, entries: list[OplogEntry]) -> Running:
         """One chunk through all stages, transactions in bounded pieces."""
         if not entries:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -22,10 +21,9 @@ from tailrace.kernel.fast_path import process_batch, settings_for
 from tailrace.pipeline.merge import MergedChangeStream
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.plan import Plan
-from tailrace.plan.profile import ServerProfile
 from tailrace.plan.request import NeedDocuments, NeedEntries, NeedPreImages, NeedShardKeys, OplogBatch, Request
 from tailrace.source.connection import open_client
-from tailrace.source.drive import drive, drive_by
+from tailrace.source.drive import answers_of, drive_blocks, drive_by
 from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.topology import Cluster, ShardAddress
@@ -115,16 +113,19 @@ def merged_slice_events(options: ReadOptions, slice_: OplogSlice) -> Iterator[Ev
     """The slice's events in the order of the cluster, in blocks. Raises what a source, a shard's stages or the router's
     raise."""
     plan, at = slice_plan(options, slice_), connect(options.uri)
-    if slice_.resume is None and settings_for(plan) is not None and not _makes_plain(plan.profile):
+    if slice_.resume is None and settings_for(plan) is not None and not _makes_plain(plan):
         yield from blocks_of_kernel(plan, slice_, at)
         return
     for events in events_of_stages(plan, slice_, at):
         yield EventBlock.of(events)
 
 
-def _makes_plain(profile: ServerProfile) -> bool:
-    """Whether a shard of this version needs more than its oplog, or shows what a router hides."""
-    return profile.insert_keys_from_catalog or profile.always_shows_new_shards
+def _makes_plain(plan: Plan) -> bool:
+    """Whether a stream needs more of a shard than its oplog, or a shard of its version shows what a router hides."""
+    options, profile = plan.options, plan.profile
+    looks_up = options.full_document != "default" or options.full_document_before_change != "off"
+    more = bool(options.pipeline) or looks_up
+    return more or profile.insert_keys_from_catalog or profile.always_shows_new_shards
 
 
 def blocks_of_kernel(plan: Plan, slice_: OplogSlice, at: Connected) -> Iterator[EventBlock]:
@@ -163,7 +164,7 @@ class _KernelPart:
         self._pipeline = ChangeStreamPipeline(replace(plan, start=shard.after.tick()), mid_stream=True)
         wanted = self._pipeline.oplog_filter if slice_.filtered else None
         self._batches = source.read(shard.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted)
-        self._run = partial(drive, source=source)
+        self._answer_to = answers_of(source)
 
     def step(self) -> None:
         """Read a batch and make its events."""
@@ -172,7 +173,7 @@ class _KernelPart:
             if batch is None:
                 self.is_over = True
                 return
-            for block in process_batch(self._pipeline, batch, self._run):
+            for block in drive_blocks(process_batch(self._pipeline, batch), self._answer_to):
                 self.events.add(block)
         except TailraceError as error:
             raise on_shard(error, self._name) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow as pa
 from tailrace.event.event_block import EventBlock
 from tailrace.kernel.fast_path import process_batch
 from tailrace.pipeline.stream import ChangeStreamPipeline
-from tailrace.source.drive import drive
+from tailrace.source.drive import answers_of, drive_blocks
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.reading.columns import EventColumns
@@ -51,10 +50,9 @@ def read_slice(options: ReadOptions, slice_: OplogSlice) -> Iterator[pa.RecordBa
 def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:
     """The events of a replica set's slice, in blocks."""
     pipeline = ChangeStreamPipeline(slice_plan(options, slice_), mid_stream=slice_.resume is None)
-    run = partial(drive, source=source)
     wanted = pipeline.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
-        yield from process_batch(pipeline, batch, run)
+        yield from drive_blocks(process_batch(pipeline, batch), answers_of(source))
         if pipeline.invalidated:
             return
     if pipeline.searching:
