@@ -1,4 +1,4 @@
-"""The cluster's clock: a hybrid logical clock that its members keep together by gossip (seed 001).
+"""The cluster's clock: a hybrid logical clock that its members keep together by gossip (semantics 10).
 
 What may live here: comparing, ticking and passing on cluster times. Nothing here reads a wall clock: who ticks says
 what time it is. Three rules make the order causal: a member that writes takes a time above everything it has seen

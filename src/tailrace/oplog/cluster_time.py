@@ -1,4 +1,4 @@
-"""Cluster time: the server's hybrid logical clock, (seconds, increment) compared as one 64-bit pair (seed 001)."""
+"""Cluster time: the server's hybrid logical clock, (seconds, increment) compared as one 64-bit pair (semantics 10)."""
 
 from __future__ import annotations
 

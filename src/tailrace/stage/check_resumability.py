@@ -1,4 +1,4 @@
-"""CheckResumability: drops what comes before the token that a stream is resumed from (semantics 1.7, 6; seed 001).
+"""CheckResumability: drops what comes before the token that a stream is resumed from (semantics 1.7, 6, 10).
 
 Comparing an event with the token has three outcomes: check the next one (the event is before the token), found, and
 surpassed. Found and surpassed pass on; ``EnsureResumeTokenPresent`` decides about them.
