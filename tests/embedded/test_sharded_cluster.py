@@ -22,7 +22,7 @@ from pymongo.errors import OperationFailure, WriteError
 
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding import Router, Transaction
-from tailrace.embedded.sharding.catalog import hashed
+from tailrace.embedded.sharding.catalog import key_values
 from tailrace.errors import UsageError
 from tests.embedded.test_replica_set import is_alive, wait_until
 
@@ -142,14 +142,18 @@ def test_a_hashed_key_is_spread_over_all_shards_by_the_server_s_own_hash(sharded
     router = sharded_cluster.router
     router.create_database("hashed", "shard1")
     router.shard_collection("hashed.items", {"sku": "hashed"}, initial_chunks=6)
-    assert router.insert_many("hashed.items", [{"_id": i, "sku": f"s{i}"} for i in range(60)]) == 60
-    assert len(router.find("hashed.items")) == 60  # each is where its owner's filter of orphans lets it be seen
+    # The router once had a hash of its own, which cut the fraction of a decimal off. No test had a decimal whose
+    # fraction matters: 12.5 is 12 either way.
+    decimals = [Decimal128(f"{whole}.{tenths}") for whole in (0, 1, -1, 7) for tenths in (4, 5, 6, 9)]
+    skus = [*(f"s{i}" for i in range(60)), *decimals]
+    assert router.insert_many("hashed.items", [{"_id": i, "sku": sku} for i, sku in enumerate(skus)]) == 76
+    assert len(router.find("hashed.items")) == 76  # each is where its owner's filter of orphans lets it be seen
     assert all(on_shard(sharded_cluster, shard, "hashed.items") for shard in sharded_cluster.shards)
-    values = [None, True, False, 0, -1, 3.9, -3.9, 1e300, float("nan"), Int64(1 << 62), Decimal128("12.5"), "", "ä b"]
+    values: list[Any] = [*decimals, {"a": 1}, None, True, False, 0, -1, 3.9, -3.9, 1e300, float("nan"), Int64(1 << 62), Decimal128("12.5"), "", "ä b"]
     values += [Decimal128("NaN"), b"bytes", ObjectId("0123456789abcdef01234567"), Timestamp(7, 8)]
     with pymongo.MongoClient(sharded_cluster.config.uri) as client:
         for value in values:
-            assert hashed(value) == client.admin.command("_hashBSONElement", value, seed=0)["out"], value
+            assert key_values({"sku": "hashed"}, {"sku": value})["sku"] == client.admin.command("_hashBSONElement", value, seed=0)["out"], value
 
 
 def test_a_transaction_over_shards_is_seen_whole_or_not_at_all(sharded_cluster: ShardedCluster) -> None:

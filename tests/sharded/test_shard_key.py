@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,8 @@ NUMBERS: list[Any] = [
         Decimal128,
         (
             "1",
+            "1.5",
+            "0.5",
             "7.4",
             "7.9",
             "-7.9",
@@ -44,8 +47,10 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.mongod
-def test_hashes_are_the_server_s(replica_set: ReplicaSet) -> None:
-    with pymongo.MongoClient(replica_set.uri) as client:
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_hashes_are_the_server_s(version: str, start_replica_set: Callable[..., ReplicaSet]) -> None:
+    running = start_replica_set(version=version, enable_test_commands=True)
+    with pymongo.MongoClient(running.uri) as client:
         different = []
         for value in (*NUMBERS, *VALUES):
             raw = bson.encode({"": value})

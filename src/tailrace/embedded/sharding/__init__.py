@@ -2,7 +2,7 @@
 
 from tailrace.embedded.sharding.catalog import Chunk, Table
 from tailrace.embedded.sharding.connections import Clock
-from tailrace.embedded.sharding.router import Router, Written
-from tailrace.embedded.sharding.transaction import Transaction
+from tailrace.embedded.sharding.router import Router
+from tailrace.embedded.sharding.transaction import Transaction, Written
 
 __all__ = ["Chunk", "Clock", "Router", "Table", "Transaction", "Written"]

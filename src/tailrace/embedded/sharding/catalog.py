@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-import struct
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import bson
-from bson.decimal128 import Decimal128
-from bson.int64 import Int64
 from bson.min_key import MinKey
 from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
@@ -23,24 +18,8 @@ from tailrace import raw_bson
 from tailrace.embedded.sharding.connections import CONFIG, Connections
 from tailrace.errors import UsageError
 from tailrace.event import keystring
+from tailrace.source.shard_key import shard_key
 
-_NUMBERS = frozenset({raw_bson.DOUBLE, raw_bson.INT32, raw_bson.INT64, raw_bson.DECIMAL128})
-#: The server's canonical type of what can be a hashed shard key value (``canonicalizeBSONType``).
-_CANONICAL: Final[Mapping[int, int]] = {
-    raw_bson.NULL: 5,
-    raw_bson.UNDEFINED: 0,
-    raw_bson.DOUBLE: 10,
-    raw_bson.INT32: 10,
-    raw_bson.INT64: 10,
-    raw_bson.DECIMAL128: 10,
-    raw_bson.STRING: 15,
-    raw_bson.SYMBOL: 15,
-    raw_bson.BINARY: 30,
-    raw_bson.OBJECT_ID: 35,
-    raw_bson.BOOL: 40,
-    raw_bson.DATE: 45,
-    raw_bson.TIMESTAMP: 47,
-}
 _NO_EPOCH = ObjectId("0" * 24)
 _ZERO = Timestamp(0, 0)
 
@@ -158,41 +137,10 @@ def position(values: Mapping[str, Any]) -> bytes:
 
 def key_values(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     """A document's values of the shard key: ``null`` for what it lacks, the hash for a hashed field."""
-    values = {}
-    for path, kind in pattern.items():
-        value: Any = document.get(path) if path in document else document
-        for name in path.split(".") if value is document else ():
-            value = value.get(name) if isinstance(value, Mapping) else None
-        values[path] = hashed(value) if kind == "hashed" else value
-    return values
+    found = shard_key(bson.encode(document), pattern, whole=False)
+    return {} if found is None else bson.decode(found)
 
 
 def filled(pattern: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The first fields of a shard key, made whole with the least values."""
     return {path: values.get(path, MinKey()) for path in pattern}
-
-
-def hashed(value: Any) -> Int64:
-    """The server's hash of one value, as a hashed index holds it (``BSONElementHasher``, seed 0).
-
-    Numbers of any type that are equal as 64-bit integers have one hash. Raises UsageError for the types that no test
-    has needed: documents, arrays, regular expressions and code.
-    """
-    raw = bson.encode({"": value})
-    element = next(raw_bson.elements(raw))
-    if element.type not in _CANONICAL:
-        raise UsageError(f"A value of type {raw_bson.type_name(element.type)} cannot be hashed here")
-    content = raw_bson.value(raw, element)
-    if element.type in _NUMBERS:
-        content = struct.pack("<q", _whole(value))
-    digest = hashlib.md5(struct.pack("<ii", 0, _CANONICAL[element.type]) + content, usedforsecurity=False).digest()
-    return Int64(struct.unpack("<q", digest[:8])[0])
-
-
-def _whole(number: Any) -> int:
-    """A number cut to 64 bits as the server does it: towards zero, the ends of the range, and 0 for NaN."""
-    exact = number.to_decimal() if isinstance(number, Decimal128) else number
-    if math.isnan(exact):
-        return 0
-    low, high = -(1 << 63), (1 << 63) - 1
-    return low if exact <= low else high if exact >= high else int(exact)

@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -19,24 +18,11 @@ from tailrace.embedded.sharding.catalog import Table
 from tailrace.embedded.sharding.connections import CONFIG, MAJORITY, STALE, Connections
 from tailrace.embedded.sharding.definitions import Definitions
 from tailrace.embedded.sharding.dialect import Dialect
-from tailrace.embedded.sharding.transaction import Transaction, run_until_committed
+from tailrace.embedded.sharding.transaction import Transaction, Written, run_until_committed
 from tailrace.errors import UsageError
 
 _STEP_S = 0.02
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True)
-class Written:
-    """An acknowledged write: the shard that took it, and the shard's reply (``n``, ``nModified``, ``upserted``)."""
-
-    shard: str
-    reply: Mapping[str, Any]
-
-    @property
-    def count(self) -> int:
-        """How many documents were inserted, matched or deleted."""
-        return int(self.reply["n"])
 
 
 def _new_session() -> dict[str, Any]:

@@ -4,23 +4,79 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tailrace.embedded.sharding.connections import MAJORITY, STALE, is_gone
+from tailrace.embedded.sharding.connections import MAJORITY, STALE, Connections, is_gone
 from tailrace.errors import UsageError
-
-if TYPE_CHECKING:
-    from tailrace.embedded.sharding.router import Router, Written
 
 _NO_SUCH_TRANSACTION = 251
 _STALE_REFUSALS_MAX = 3  # the server waits up to half a second before each
 _STEP_S = 0.02
 _TRANSIENT = "TransientTransactionError"
+
+
+@dataclass(frozen=True)
+class Written:
+    """An acknowledged write: the shard that took it, and the shard's reply (``n``, ``nModified``, ``upserted``)."""
+
+    shard: str
+    reply: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        """How many documents were inserted, matched or deleted."""
+        return int(self.reply["n"])
+
+
+class Statements(Protocol):
+    """What a transaction asks of the router: single statements, each sent to the shard that owns the document."""
+
+    @property
+    def connections(self) -> Connections:
+        """The cluster's members."""
+
+    def insert_one(
+        self, namespace: str, document: Mapping[str, Any], *, transaction: Transaction | None = None
+    ) -> Written:
+        """Insert one document."""
+
+    def update_one(
+        self,
+        namespace: str,
+        query: Mapping[str, Any],
+        update: Any,
+        *,
+        upsert: bool = False,
+        transaction: Transaction | None = None,
+    ) -> Written:
+        """Update one document."""
+
+    def replace_one(
+        self,
+        namespace: str,
+        query: Mapping[str, Any],
+        document: Mapping[str, Any],
+        *,
+        upsert: bool = False,
+        transaction: Transaction | None = None,
+    ) -> Written:
+        """Replace one document."""
+
+    def delete_one(
+        self, namespace: str, query: Mapping[str, Any], *, transaction: Transaction | None = None
+    ) -> Written:
+        """Delete one document."""
+
+    def find_one(
+        self, namespace: str, query: Mapping[str, Any], *, transaction: Transaction | None = None
+    ) -> dict[str, Any] | None:
+        """Read one document."""
 
 
 class Transaction:
@@ -32,7 +88,7 @@ class Transaction:
     ``TransientTransactionError`` (``Router.run_transaction`` does both).
     """
 
-    def __init__(self, router: Router, session: Mapping[str, Any], number: int) -> None:
+    def __init__(self, router: Statements, session: Mapping[str, Any], number: int) -> None:
         self._router = router
         self._session = session
         self._number = number
