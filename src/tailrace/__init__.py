@@ -51,9 +51,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415
-
-        return version("tailrace")
+        return import_module("tailrace.version").version()
     if name not in __all__:
         raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
     return getattr(import_module("tailrace.client" if name in _CLIENT else "tailrace.errors"), name)

@@ -149,11 +149,30 @@ def test_a_hashed_key_is_spread_over_all_shards_by_the_server_s_own_hash(sharded
     assert router.insert_many("hashed.items", [{"_id": i, "sku": sku} for i, sku in enumerate(skus)]) == 76
     assert len(router.find("hashed.items")) == 76  # each is where its owner's filter of orphans lets it be seen
     assert all(on_shard(sharded_cluster, shard, "hashed.items") for shard in sharded_cluster.shards)
-    values: list[Any] = [*decimals, {"a": 1}, None, True, False, 0, -1, 3.9, -3.9, 1e300, float("nan"), Int64(1 << 62), Decimal128("12.5"), "", "ä b"]
+    values: list[Any] = [
+        *decimals,
+        {"a": 1},
+        None,
+        True,
+        False,
+        0,
+        -1,
+        3.9,
+        -3.9,
+        1e300,
+        float("nan"),
+        Int64(1 << 62),
+        Decimal128("12.5"),
+        "",
+        "ä b",
+    ]
     values += [Decimal128("NaN"), b"bytes", ObjectId("0123456789abcdef01234567"), Timestamp(7, 8)]
     with pymongo.MongoClient(sharded_cluster.config.uri) as client:
         for value in values:
-            assert key_values({"sku": "hashed"}, {"sku": value})["sku"] == client.admin.command("_hashBSONElement", value, seed=0)["out"], value
+            assert (
+                key_values({"sku": "hashed"}, {"sku": value})["sku"]
+                == client.admin.command("_hashBSONElement", value, seed=0)["out"]
+            ), value
 
 
 def test_a_transaction_over_shards_is_seen_whole_or_not_at_all(sharded_cluster: ShardedCluster) -> None:

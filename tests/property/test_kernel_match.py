@@ -15,7 +15,7 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import UsageError
 from tailrace.expression import compile_stages
-from tailrace.expression.language.core import Scope
+from tailrace.expression.language.expression import Bindings
 from tailrace.expression.match.parse import parse_match
 from tailrace.expression.match.test import document_test
 from tailrace.kernel.fast_path import process_batch
@@ -38,7 +38,7 @@ GUARDED = GuardedBuffer(1 << 20)
 def answers_to(query: dict[str, Any] | bytes, documents: list[bytes]) -> Counter[int]:
     """Ask both; gives how often each answer came."""
     raw = query if isinstance(query, bytes) else bson.encode(query)
-    node = parse_match(raw, Scope.of_document({}))
+    node = parse_match(raw, Bindings.of_document({}))
     program = match_program(node)
     if program is None:
         return Counter()
@@ -112,13 +112,13 @@ def test_what_is_unknown_does_not_matter_where_the_rest_decides() -> None:
 
 def test_what_could_fail_or_never_decides_has_no_program() -> None:
     for query in ({"$expr": {"$eq": ["$x", 1]}}, {"x": {"$regex": "a"}}, {"x": {"$elemMatch": {"y": 1}}}, {"": 1}):
-        assert match_program(parse_match(bson.encode(query), Scope.of_document({}))) is None
+        assert match_program(parse_match(bson.encode(query), Bindings.of_document({}))) is None
 
 
 def test_a_damaged_document_is_answered_as_by_the_reference_or_not_at_all() -> None:
     rng = random.Random(SEED)
     sample = bson.encode({"a": 1, "b": {"c": "text", "d": 2.5}, "e": bson.ObjectId(bytes(12))})
-    node = parse_match(bson.encode({"b.c": "text", "e": {"$gte": bson.ObjectId(bytes(12))}}), Scope.of_document({}))
+    node = parse_match(bson.encode({"b.c": "text", "e": {"$gte": bson.ObjectId(bytes(12))}}), Bindings.of_document({}))
     program, reference = match_program(node), document_test(node)
     assert program is not None
     for place in range(len(sample)):

@@ -12,8 +12,8 @@ from bson.timestamp import Timestamp
 
 from tailrace.errors import UsageError
 from tailrace.expression import compile_stages
-from tailrace.expression.language.reference import reference
 from tailrace.expression.match import tree
+from tailrace.expression.reference import reference
 
 
 def compiled(*stages: dict[str, Any], **options: Any) -> Any:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from tailrace.errors import SinkError
 from tailrace.lake import durable
-from tailrace.lake.commit_log import LogState
 from tailrace.lake.delta_log import entry_of, gaps_of, removal_of
 from tailrace.lake.layout import LakeLayout
+from tailrace.lake.log_state import LogState
 
 _NUMBERED = re.compile(r"([0-9]{20})\.(?:json|checkpoint\.parquet)")
 _COLUMNS = [

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.errors import SinkError
@@ -28,7 +28,8 @@ from tailrace.lake.delta_log import (
     table_metadata,
 )
 from tailrace.lake.layout import LakeLayout
-from tailrace.lake.manifest import BatchMark, Commit, FileEntry, Gap, Removal, StagedFile, check_ascending
+from tailrace.lake.log_state import LogState
+from tailrace.lake.manifest import BatchMark, Commit, FileEntry, StagedFile, check_ascending
 
 #: A checkpoint each so many commits, and only so many older commits are kept. A directory of so few names is listed by
 #: one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old the lake is.
@@ -52,31 +53,6 @@ class Head:
     @property
     def last_token(self) -> str | None:
         return None if self.newest is None else self.newest.last_token
-
-
-@dataclass(slots=True)
-class LogState:
-    """What the log says up to commit ``number``: the lake's files by name, those that were replaced and when, the gaps
-    that were accepted."""
-
-    number: int = -1
-    files: dict[str, FileEntry] = field(default_factory=dict)
-    removed: dict[str, Removal] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def in_order(self) -> list[FileEntry]:
-        """The files in the order of the stream."""
-        return sorted(self.files.values(), key=lambda file: file.first_token)
-
-    def apply(self, commit: Commit) -> None:
-        for removal in commit.removed:
-            self.files.pop(removal.name, None)
-            self.removed[removal.name] = removal
-        self.files.update((file.name, file) for file in commit.files)
-        if commit.gap is not None:
-            self.gaps = (*self.gaps, commit.gap)
-        self.number = commit.number
 
 
 class CommitLog:

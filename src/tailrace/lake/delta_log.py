@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-import tailrace
 from tailrace.errors import SinkError
 from tailrace.lake.layout import checked_name, cluster_time_of, day_of
 from tailrace.lake.manifest import BatchMark, Commit, FileEntry, Gap, PlannedRange, Removal
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.version import version
 
 #: The format of what is ours in the log and beside it. 1 was the log of manifests, without Delta.
 FORMAT: Final = 2
@@ -35,7 +35,7 @@ _OPERATIONS: Final = {
     "compaction": "OPTIMIZE",
     "gap": "SET TBLPROPERTIES",
 }
-_ENGINE: Final = f"tailrace/{getattr(tailrace, '__version__', '0')}"
+_ENGINE: Final = f"tailrace/{version()}"
 
 Value = TypeVar("Value")
 

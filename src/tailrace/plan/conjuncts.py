@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tailrace.expression import CompiledPipeline
-from tailrace.expression.language.core import Expression
+from tailrace.expression.language.expression import Expression
 from tailrace.expression.match import tree
-from tailrace.expression.stages.projection import Node as Projection
+from tailrace.expression.stages.projection import Projection
 
 FULL_DOCUMENT: Final = b"fullDocument"
 BEFORE_CHANGE: Final = b"fullDocumentBeforeChange"

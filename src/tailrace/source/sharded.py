@@ -47,7 +47,7 @@ class ShardStatistics:
     forced_noops: int
 
 
-class _Part:
+class _ReadShard:
     """A reader, and what asks its shard for promises."""
 
     def __init__(self, reader: ShardReader, requester: PromiseRequester, asker: Worker) -> None:
@@ -66,7 +66,7 @@ class ShardedSource:
     def __init__(self, *, batch_size: int | None = None, comment: Any = None) -> None:
         self.changed = threading.Condition()
         self._options: dict[str, Any] = {"await_ms": _AWAIT_MS, "batch_size": batch_size, "comment": comment}
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _ReadShard] = {}
         self._forced_by_closed = 0
         self._clock = ClusterClock()
 
@@ -74,7 +74,7 @@ class ShardedSource:
         """Read a shard behind ``after``. Does not wait for it."""
         reader = ShardReader(name, client, after, self.changed, **self._options)
         asker = Worker(f"tailrace-promise-{name}", self.changed)
-        self._parts[name] = _Part(reader, PromiseRequester(client, name), asker)
+        self._parts[name] = _ReadShard(reader, PromiseRequester(client, name), asker)
 
     def reader(self, name: str) -> ShardReader | None:
         """The reader of a shard that is open."""

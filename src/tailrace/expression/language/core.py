@@ -9,138 +9,42 @@ parsing, so a look-up at run time is one list index. The parsed form stays reada
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from tailrace.errors import TailraceError, UsageError
 from tailrace.expression.language import registry
+from tailrace.expression.language.expression import ROOT_SLOT, Bindings, Evaluate, Expression, Frame, constant
 from tailrace.expression.values import value as v
-from tailrace.expression.values.compare import SIMPLE, Order
+from tailrace.expression.values.compare import Order
 from tailrace.expression.values.value import Maybe, Value
 
-Frame: TypeAlias = list[Maybe]
-Evaluate: TypeAlias = Callable[[Frame], Maybe]
 
-ROOT_SLOT: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A compiled expression.
-
-    ``kind`` is "constant" (``value`` holds it), "field" (``name`` is the variable, ``path`` its fields), "operator"
-    (``name`` with its ``args``), "object" (``names`` beside ``args``) or "array".
-    """
-
-    evaluate: Evaluate
-    kind: str
-    name: str = ""
-    args: tuple[Expression, ...] = ()
-    value: Maybe = None
-    path: tuple[bytes, ...] = ()
-    names: tuple[bytes, ...] = ()
-
-    @property
-    def constant(self) -> bool:
-        return self.kind == "constant"
-
-
-@dataclass(slots=True)
-class Compilation:
-    """What one compilation shares: the number of slots and where the parser stands (left as it is by an error)."""
-
-    slots: int = 1
-    #: Whether documents made here keep the places of fields that went, because something later may set them again.
-    places: bool = False
-    #: Whether a stage before this one may have left places behind.
-    after_places: bool = False
-    place: list[str] = field(default_factory=list)
-    #: The order of values: the collation's.
-    order: Order = SIMPLE
-    #: Errors of constant parts. The server parses everything before it evaluates constants, so these come second.
-    failures: list[UsageError] = field(default_factory=list)
-
-    def new_slot(self) -> int:
-        self.slots += 1
-        return self.slots - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The variables that an expression can see: bound ones by slot, constant ones by value."""
-
-    compilation: Compilation
-    bound: dict[str, int]
-    constants: dict[str, Maybe]
-    folding: bool = True
-
-    @classmethod
-    def of_document(cls, constants: dict[str, Maybe], order: Order = SIMPLE) -> Scope:
-        """The scope of a stage: the document as ROOT and CURRENT, and constants such as NOW, REMOVE and ``let``."""
-        return cls(Compilation(order=order), {"ROOT": ROOT_SLOT, "CURRENT": ROOT_SLOT}, constants)
-
-    @property
-    def order(self) -> Order:
-        """The order in which this pipeline compares values."""
-        return self.compilation.order
-
-    def bind(self, *names: str) -> tuple[Scope, list[int]]:
-        """A scope in which ``names`` are bound to new slots, and these slots."""
-        slots = [self.compilation.new_slot() for _ in names]
-        return replace(self, bound={**self.bound, **dict(zip(names, slots, strict=True))}), slots
-
-    def unfolded(self) -> Scope:
-        """For the arguments of an operator that the server does not optimize: an error among them waits for the run."""
-        return replace(self, folding=False)
-
-    def frame(self, document: bytes) -> Frame:
-        frame: Frame = [None] * self.compilation.slots
-        frame[ROOT_SLOT] = (v.OBJECT, document)
-        return frame
-
-    def enter(self, place: str) -> None:
-        self.compilation.place.append(place)
-
-    def leave(self) -> None:
-        self.compilation.place.pop()
-
-    def fail_later(self, code: int | None, message: str) -> None:
-        """Note an error that the server finds only after everything is parsed."""
-        place = ".".join(self.compilation.place)
-        message = f"Failed to optimize pipeline :: caused by :: {message}"
-        self.compilation.failures.append(UsageError(message, code=code, hint=f"At {place}"))
-
-
-def constant(value: Maybe) -> Expression:
-    return Expression(lambda frame: value, "constant", value=value)
-
-
-def fold(expression: Expression, scope: Scope) -> Expression:
+def fold(expression: Expression, bindings: Bindings) -> Expression:
     """Evaluate an operator of constants once. An error of it belongs to the opening of the stream, as on the server,
     but after all errors of parsing."""
-    if not scope.folding:
+    if not bindings.folding:
         return expression
     try:
-        return constant(expression.evaluate([None] * scope.compilation.slots))
+        return constant(expression.evaluate([None] * bindings.compilation.slots))
     except TailraceError as error:
-        scope.fail_later(error.code, error.message)
+        bindings.fail_later(error.code, error.message)
         return expression
 
 
 # ── parsing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parse_operand(value: Value, scope: Scope) -> Expression:
+def parse_operand(value: Value, bindings: Bindings) -> Expression:
     """An expression from any value: a "$" string is a path, a document an operator or an object, else a constant."""
     kind, data = value
     if kind == v.STRING:
         if data[4:5] == b"$":
-            return parse_path(data[4:-1], scope)
+            return parse_path(data[4:-1], bindings)
         return constant(value)
     if kind == v.OBJECT:
-        return parse_object(data, scope)
+        return parse_object(data, bindings)
     if kind == v.ARRAY:
-        return _array([parse_operand(item, scope) for item in v.elements_of(value)])
+        return _array([parse_operand(item, bindings) for item in v.elements_of(value)])
     return constant(value)
 
 
@@ -151,7 +55,7 @@ def _array(items: list[Expression]) -> Expression:
     return Expression(lambda frame: v.array_of(evaluate(frame) for evaluate in closures), "array", args=tuple(items))
 
 
-def parse_object(data: bytes, scope: Scope) -> Expression:
+def parse_object(data: bytes, bindings: Bindings) -> Expression:
     """A document as an expression: ``{$operator: ...}`` alone, or an object literal of expressions."""
     fields = v.fields_of(data)
     if fields and fields[0][0][:1] == b"$":
@@ -162,41 +66,41 @@ def parse_object(data: bytes, scope: Scope) -> Expression:
                 f"but this one has {len(fields)} and begins with '{_shown(fields[0][0])}'",
             )
         name, kind, operand = fields[0]
-        return parse_operator(_shown(name), (kind, operand), scope)
-    return _object(fields, scope)
+        return parse_operator(_shown(name), (kind, operand), bindings)
+    return _object(fields, bindings)
 
 
 def _shown(name: bytes) -> str:
     return name.decode("utf-8", "replace")
 
 
-def parse_operator(name: str, operand: Value, scope: Scope) -> Expression:
+def parse_operator(name: str, operand: Value, bindings: Bindings) -> Expression:
     operator = registry.OPERATORS.get(name)
-    scope.enter(name)
+    bindings.enter(name)
     if operator is None:
         refusal = registry.refused_expression(name)
         if refusal is not None:
             if refusal.check is not None:
-                refusal.check(operand, scope)
+                refusal.check(operand, bindings)
             raise registry.parse_failure(refusal.code, f"{name} is not supported: {refusal.reason}")
         raise registry.parse_failure(168, f"Unrecognized expression '{name}'")
-    expression = operator.parse(operand, scope)
-    scope.leave()
+    expression = operator.parse(operand, bindings)
+    bindings.leave()
     return expression
 
 
-def _object(fields: Sequence[tuple[bytes, int, bytes]], scope: Scope) -> Expression:
+def _object(fields: Sequence[tuple[bytes, int, bytes]], bindings: Bindings) -> Expression:
     names: list[bytes] = []
     items: list[Expression] = []
     for name, kind, data in fields:
         if name in names:
             raise registry.parse_failure(16406, f"duplicate field name specified in object literal: {_shown(name)}")
         check_field_name(name)
-        scope.enter(_shown(name))
+        bindings.enter(_shown(name))
         names.append(name)
-        items.append(parse_operand((kind, data), scope))
-        scope.leave()
-    return object_literal(names, items, places=scope.compilation.places)
+        items.append(parse_operand((kind, data), bindings))
+        bindings.leave()
+    return object_literal(names, items, places=bindings.compilation.places)
 
 
 def object_literal(names: list[bytes], items: list[Expression], *, places: bool) -> Expression:
@@ -254,19 +158,19 @@ def check_length(names: int) -> None:
 MAX_PATH_LENGTH: Final = 200
 
 
-def parse_path(text: bytes, scope: Scope) -> Expression:
+def parse_path(text: bytes, bindings: Bindings) -> Expression:
     """A path such as ``$a.b`` or ``$$variable.a.b``."""
     if text == b"$":
         raise registry.parse_failure(16872, "'$' by itself is not a valid FieldPath")
     if text[1:2] != b"$":
         names = split_path(text[1:])
         check_length(len(names) + 1)  # CURRENT is one of them
-        return field_path("CURRENT", names, scope)
+        return field_path("CURRENT", names, bindings)
     variable = text[2:].partition(b".")[0]
     name = _shown(variable)
     check_variable_read(name)
     names = split_path(text[2:])[1:]
-    return field_path(name, names, scope)
+    return field_path(name, names, bindings)
 
 
 def check_variable_read(name: str) -> None:
@@ -294,19 +198,19 @@ def _check_variable_rest(name: str) -> None:
             raise registry.parse_failure(9, f"'{name}' contains an invalid character for a variable name: '{letter}'")
 
 
-def field_path(variable: str, names: tuple[bytes, ...], scope: Scope) -> Expression:
+def field_path(variable: str, names: tuple[bytes, ...], bindings: Bindings) -> Expression:
     """The closure that follows ``names`` from a variable."""
-    slot = scope.bound.get(variable)
+    slot = bindings.bound.get(variable)
     if slot is None:
-        if variable not in scope.constants:
+        if variable not in bindings.constants:
             if variable in _BUILT_IN:
-                return _not_available(variable, scope)
+                return _not_available(variable, bindings)
             raise registry.parse_failure(17276, f"Use of undefined variable: {variable}")
-        base = scope.constants[variable]
+        base = bindings.constants[variable]
         return constant(follow(base, names, 0))
     shown = "ROOT" if slot == ROOT_SLOT else variable
     evaluate = _path_closure(slot, names)
-    if scope.compilation.after_places:
+    if bindings.compilation.after_places:
         return Expression(lambda frame: _without_gaps(evaluate(frame)), "field", name=shown, path=names)
     return Expression(evaluate, "field", name=shown, path=names)
 
@@ -315,11 +219,11 @@ def field_path(variable: str, names: tuple[bytes, ...], scope: Scope) -> Express
 _BUILT_IN: Final = frozenset({"IS_MR", "JS_SCOPE", "SEARCH_META"})
 
 
-def _not_available(variable: str, scope: Scope) -> Expression:
+def _not_available(variable: str, bindings: Bindings) -> Expression:
     """Two of them fail when they are read, the third as soon as everything is parsed."""
     if variable == "SEARCH_META":
         message = "Can't access $$SEARCH_META without a $search stage earlier in the pipeline"
-        scope.compilation.failures.append(UsageError(message, code=6347903))
+        bindings.compilation.failures.append(UsageError(message, code=6347903))
 
     def evaluate(frame: Frame) -> Maybe:
         raise registry.failure(51144, f"Builtin variable '$${variable}' is not available")
@@ -375,11 +279,11 @@ def follow(value: Maybe, names: tuple[bytes, ...], index: int) -> Maybe:
 # ── operators with evaluated arguments ───────────────────────────────────────────────────────────────────────────────
 
 
-def parse_arguments(operand: Value, scope: Scope) -> list[Expression]:
+def parse_arguments(operand: Value, bindings: Bindings) -> list[Expression]:
     """An operator's arguments: the elements of an array, or the one value that stands there."""
     if operand[0] == v.ARRAY:
-        return [parse_operand(item, scope) for item in v.elements_of(operand)]
-    return [parse_operand(operand, scope)]
+        return [parse_operand(item, bindings) for item in v.elements_of(operand)]
+    return [parse_operand(operand, bindings)]
 
 
 def check_arity(name: str, given: int, low: int, high: int | None) -> None:
@@ -392,10 +296,10 @@ def check_arity(name: str, given: int, low: int, high: int | None) -> None:
         )
 
 
-def operator_of(name: str, args: Sequence[Expression], evaluate: Evaluate, scope: Scope) -> Expression:
+def operator_of(name: str, args: Sequence[Expression], evaluate: Evaluate, bindings: Bindings) -> Expression:
     """An operator over ``args``; folded when all of them are constant."""
     expression = Expression(evaluate, "operator", name=name, args=tuple(args))
-    return fold(expression, scope) if all(argument.constant for argument in args) else expression
+    return fold(expression, bindings) if all(argument.constant for argument in args) else expression
 
 
 def runtime_operator(name: str, args: Sequence[Expression], evaluate: Evaluate) -> Expression:
@@ -406,11 +310,11 @@ def runtime_operator(name: str, args: Sequence[Expression], evaluate: Evaluate) 
 def unary(name: str, group: str, since: str, function: Callable[[Maybe], Maybe], *, note: str = "") -> None:
     """Register an operator of exactly one argument."""
 
-    def parse(operand: Value, scope: Scope) -> Expression:
-        args = parse_arguments(operand, scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        args = parse_arguments(operand, bindings)
         check_arity(name, len(args), 1, 1)
         inner = args[0].evaluate
-        return operator_of(name, args, lambda frame: function(inner(frame)), scope)
+        return operator_of(name, args, lambda frame: function(inner(frame)), bindings)
 
     registry.register(name, group, since, parse, note=note)
 
@@ -439,10 +343,10 @@ def ordered_binary(
 ) -> None:
     """Register an operator of exactly two arguments that compares values: ``make`` gives it for an order."""
 
-    def parse(operand: Value, scope: Scope) -> Expression:
-        args = parse_arguments(operand, scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        args = parse_arguments(operand, bindings)
         check_arity(name, len(args), 2, 2)
-        function = make(scope.order)
+        function = make(bindings.order)
         left, right = args[0].evaluate, args[1].evaluate
         if right_first:
 
@@ -450,8 +354,8 @@ def ordered_binary(
                 second = right(frame)
                 return function(left(frame), second)
 
-            return operator_of(name, args, backwards, scope)
-        return operator_of(name, args, lambda frame: function(left(frame), right(frame)), scope)
+            return operator_of(name, args, backwards, bindings)
+        return operator_of(name, args, lambda frame: function(left(frame), right(frame)), bindings)
 
     registry.register(name, group, since, parse, note=note)
 
@@ -508,17 +412,17 @@ def _variadic(
 ) -> None:
     group, since, note = listed
 
-    def build(args: Sequence[Expression], scope: Scope) -> Expression:
-        function = make(scope.order)
+    def build(args: Sequence[Expression], bindings: Bindings) -> Expression:
+        function = make(bindings.order)
         closures = [argument.evaluate for argument in args]
-        return operator_of(name, args, lambda frame: function(evaluate(frame) for evaluate in closures), scope)
+        return operator_of(name, args, lambda frame: function(evaluate(frame) for evaluate in closures), bindings)
 
-    def parse(operand: Value, scope: Scope) -> Expression:
-        args = parse_arguments(operand, scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        args = parse_arguments(operand, bindings)
         check_arity(name, len(args), *arity)
-        if associative and scope.folding and not all(argument.constant for argument in args):
-            args = regroup(name, args, build, scope, commutative=commutative(scope.order))
-        return build(args, scope)
+        if associative and bindings.folding and not all(argument.constant for argument in args):
+            args = regroup(name, args, build, bindings, commutative=commutative(bindings.order))
+        return build(args, bindings)
 
     registry.register(name, group, since, parse, note=note)
 
@@ -526,8 +430,8 @@ def _variadic(
 def regroup(
     name: str,
     args: Sequence[Expression],
-    build: Callable[[Sequence[Expression], Scope], Expression],
-    scope: Scope,
+    build: Callable[[Sequence[Expression], Bindings], Expression],
+    bindings: Bindings,
     *,
     commutative: bool,
     least: int = 1,
@@ -542,7 +446,7 @@ def regroup(
     waiting: list[Expression] = []
 
     def settle() -> None:
-        result.extend(waiting if len(waiting) < 2 else [build(waiting, scope)])
+        result.extend(waiting if len(waiting) < 2 else [build(waiting, bindings)])
         waiting.clear()
 
     for argument in flat:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from tailrace.errors import ServerError, UsageError
+from tailrace.expression.language.expression import Bindings, Expression
 from tailrace.expression.values.value import Value
 
-if TYPE_CHECKING:
-    from tailrace.expression.language.core import Expression, Scope
-
-Parser: TypeAlias = "Callable[[Value, Scope], Expression]"
+Parser: TypeAlias = Callable[[Value, Bindings], Expression]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Refusal:
     code: int
     reason: str
     #: Raises what the server's parser raises for a malformed argument: that comes first.
-    check: Callable[[Value, Scope], None] | None = None
+    check: Callable[[Value, Bindings], None] | None = None
 
 
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -74,7 +72,7 @@ def refuse(
     reason: str,
     *,
     code: int = NOT_SUPPORTED,
-    check: Callable[[Value, Scope], None] | None = None,
+    check: Callable[[Value, Bindings], None] | None = None,
 ) -> None:
     """Refuse an operator by name: its use raises ``code`` at compile time, after what ``check`` raises."""
     REFUSED[name] = Refusal(name, group, code, reason, check)

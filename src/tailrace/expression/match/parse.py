@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Final, TypeAlias
 
 from tailrace.expression.language import pattern as regular
-from tailrace.expression.language.core import DBREF_NAMES, Scope, parse_operand
+from tailrace.expression.language.core import DBREF_NAMES, parse_operand
+from tailrace.expression.language.expression import Bindings
 from tailrace.expression.language.registry import REFUSED, listed, parse_failure
 from tailrace.expression.match import schema, tree
 from tailrace.expression.match.refused import PATHLESS, check_geometry, check_pathless
@@ -29,9 +30,9 @@ FieldParser: TypeAlias = "Callable[[bytes, Value, State], tree.Node]"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the parser stands: the scope for ``$expr``, the depth, and whether it is inside an ``$elemMatch``."""
+    """Where the parser stands: the bindings for ``$expr``, the depth, and whether it is inside an ``$elemMatch``."""
 
-    scope: Scope
+    bindings: Bindings
     depth: int = 0
     top_level: bool = True
 
@@ -41,9 +42,9 @@ class State:
         return replace(self, depth=self.depth + 1)
 
 
-def parse_match(query: bytes, scope: Scope) -> tree.Node:
+def parse_match(query: bytes, bindings: Bindings) -> tree.Node:
     """The parsed form of a query document. Raises ``UsageError`` with the server's code."""
-    return normalized(_parse_query(query, State(scope)))
+    return normalized(_parse_query(query, State(bindings)))
 
 
 def normalized(node: tree.Node) -> tree.Node:
@@ -91,7 +92,7 @@ def _shown(name: bytes) -> str:
 def _parse_query(query: bytes, state: State) -> tree.Node:
     children: list[tree.Node] = []
     for name, kind, data in v.fields_of(query):
-        state.scope.enter(_shown(name))
+        state.bindings.enter(_shown(name))
         value = (kind, data)
         if name.count(b".") >= MAX_PATH_NAMES:
             raise parse_failure(5729100, f"FieldPath is too long, at most {MAX_PATH_NAMES} names")
@@ -105,7 +106,7 @@ def _parse_query(query: bytes, state: State) -> tree.Node:
             children.append(_pattern_of(name, data))
         else:
             children.append(_comparison(name, "$eq", value))
-        state.scope.leave()
+        state.bindings.leave()
     return children[0] if len(children) == 1 else tree.And(tuple(children))
 
 
@@ -162,7 +163,7 @@ def _logical(name: str, make: Callable[[tuple[tree.Node, ...]], tree.Node]) -> C
 def _expr(value: Value, state: State) -> tree.Node:
     if not state.top_level:
         raise _bad("$expr can only be applied to the top-level document")
-    return tree.ExpressionIsTrue(parse_operand(value, state.scope), state.scope)
+    return tree.ExpressionIsTrue(parse_operand(value, state.bindings), state.bindings)
 
 
 def _always(name: str, truth: bool) -> Callable[[Value, State], tree.Node]:
@@ -219,9 +220,9 @@ def _parse_operators(path: bytes, operators: bytes, state: State) -> list[tree.N
                 check_geometry(shown, value)
                 raise parse_failure(REFUSED[shown].code, f"{shown} {REFUSED[shown].reason}")
             raise _bad(f"unknown operator: {shown}")
-        state.scope.enter(shown)
+        state.bindings.enter(shown)
         result.append(parser(path, value, state))
-        state.scope.leave()
+        state.bindings.leave()
     return result
 
 

@@ -107,7 +107,7 @@ def _mismatch(keyword: str, expected: str) -> Exception:
 
 
 def _schema(document: bytes, *, nested: bool = False) -> list[tree.SchemaTest]:
-    fields = _Fields()
+    fields = _Keywords()
     fields.nested = nested
     for name, kind, data in v.fields_of(document):
         keyword = name.decode("utf-8", "replace")
@@ -137,7 +137,7 @@ def _schema(document: bytes, *, nested: bool = False) -> list[tree.SchemaTest]:
     return tests
 
 
-class _Fields(dict[str, Value]):
+class _Keywords(dict[str, Value]):
     """The keywords of one schema. ``nested``: it speaks of a value inside the document, not of the document."""
 
     nested = False
@@ -149,7 +149,7 @@ def _sub_schema(keyword: str, value: Value, *, nested: bool) -> tuple[tree.Schem
     return tuple(_schema(value[1], nested=nested))
 
 
-def _types(keyword: str, value: Value, fields: _Fields) -> object:
+def _types(keyword: str, value: Value, fields: _Keywords) -> object:
     items = v.elements_of(value) if value[0] == v.ARRAY else [value]
     if not items:
         raise parse_failure(_FAILED_TO_PARSE, f"$jsonSchema keyword '{keyword}' must name at least one type")
@@ -171,7 +171,7 @@ def _types(keyword: str, value: Value, fields: _Fields) -> object:
     return frozenset(found)
 
 
-def _number(keyword: str, value: Value, fields: _Fields) -> object:
+def _number(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] not in v.NUMERIC:
         raise _mismatch(keyword, "a number")
     exclusive = fields.get("exclusive" + keyword.capitalize())
@@ -180,7 +180,7 @@ def _number(keyword: str, value: Value, fields: _Fields) -> object:
     return (value, exclusive is not None and exclusive == v.TRUE)
 
 
-def _multiple(keyword: str, value: Value, fields: _Fields) -> object:
+def _multiple(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] not in v.NUMERIC:
         raise _mismatch(keyword, "a number")
     if v.number_of(value) <= 0:
@@ -191,7 +191,7 @@ def _multiple(keyword: str, value: Value, fields: _Fields) -> object:
     return value
 
 
-def _count(keyword: str, value: Value, fields: _Fields) -> object:
+def _count(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] not in v.NUMERIC:
         raise parse_failure(_FAILED_TO_PARSE, f"Expected a number in: {keyword}")
     number = v.number_of(value)
@@ -200,14 +200,14 @@ def _count(keyword: str, value: Value, fields: _Fields) -> object:
     return int(number)
 
 
-def _pattern(keyword: str, value: Value, fields: _Fields) -> object:
+def _pattern(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.STRING:
         raise _mismatch(keyword, "a string")
     regular.check_query_pattern(v.bytes_of(value), b"")
     return v.bytes_of(value)
 
 
-def _required(keyword: str, value: Value, fields: _Fields) -> object:
+def _required(keyword: str, value: Value, fields: _Keywords) -> object:
     return _names(keyword, value)
 
 
@@ -226,7 +226,7 @@ def _names(keyword: str, value: Value) -> tuple[bytes, ...]:
     return tuple(names)
 
 
-def _properties(keyword: str, value: Value, fields: _Fields) -> object:
+def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.OBJECT:
         raise _mismatch(keyword, "an object")
     result = []
@@ -237,7 +237,7 @@ def _properties(keyword: str, value: Value, fields: _Fields) -> object:
     return tuple(result)
 
 
-def _schemas(keyword: str, value: Value, fields: _Fields) -> object:
+def _schemas(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.ARRAY:
         raise _mismatch(keyword, "an array")
     items = v.elements_of(value)
@@ -246,11 +246,11 @@ def _schemas(keyword: str, value: Value, fields: _Fields) -> object:
     return tuple(_sub_schema(keyword, item, nested=fields.nested) for item in items)
 
 
-def _one_schema(keyword: str, value: Value, fields: _Fields) -> object:
+def _one_schema(keyword: str, value: Value, fields: _Keywords) -> object:
     return _sub_schema(keyword, value, nested=fields.nested)
 
 
-def _enum(keyword: str, value: Value, fields: _Fields) -> object:
+def _enum(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.ARRAY:
         raise _mismatch(keyword, "an array")
     items = v.elements_of(value)
@@ -261,7 +261,7 @@ def _enum(keyword: str, value: Value, fields: _Fields) -> object:
     return tuple(items)
 
 
-def _items(keyword: str, value: Value, fields: _Fields) -> object:
+def _items(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] == v.OBJECT:
         return ("all", _sub_schema(keyword, value, nested=True))
     if value[0] != v.ARRAY:
@@ -269,7 +269,7 @@ def _items(keyword: str, value: Value, fields: _Fields) -> object:
     return ("each", tuple(_sub_schema(keyword, item, nested=True) for item in v.elements_of(value)))
 
 
-def _additional(keyword: str, value: Value, fields: _Fields) -> object:
+def _additional(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] == v.BOOL:
         schema: object = None if value == v.TRUE else False
     else:
@@ -284,13 +284,13 @@ def _additional(keyword: str, value: Value, fields: _Fields) -> object:
     return (frozenset(named), tuple(patterns), schema)
 
 
-def _unique(keyword: str, value: Value, fields: _Fields) -> object:
+def _unique(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.BOOL:
         raise _mismatch(keyword, "a boolean")
     return value == v.TRUE
 
 
-def _dependencies(keyword: str, value: Value, fields: _Fields) -> object:
+def _dependencies(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.OBJECT:
         raise _mismatch(keyword, "an object")
     result = []
@@ -306,7 +306,7 @@ def _dependencies(keyword: str, value: Value, fields: _Fields) -> object:
 
 _UNSUPPORTED: Final = frozenset({"$ref", "$schema", "default", "definitions", "format", "id"})
 #: In the order in which the server reads them, which is the order of their errors.
-_KEYWORDS: Final[dict[str, Callable[[str, Value, _Fields], object] | None]] = {
+_KEYWORDS: Final[dict[str, Callable[[str, Value, _Keywords], object] | None]] = {
     "type": _types,
     "bsonType": _types,
     "maximum": _number,

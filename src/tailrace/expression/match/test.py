@@ -31,7 +31,7 @@ def document_test(node: tree.Node, order: Order = SIMPLE) -> DocumentTest:
         truth = node.truth
         return lambda document: truth
     if isinstance(node, tree.ExpressionIsTrue):
-        evaluate, frame = node.expression.evaluate, node.scope.frame
+        evaluate, frame = node.expression.evaluate, node.bindings.frame
         return lambda document: v.truthy(evaluate(frame(document)))
     if isinstance(node, tree.SchemaTest) and not node.path:
         whole = schema.value_test(node)

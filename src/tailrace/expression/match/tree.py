@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tailrace.expression.language.core import Expression, Scope
+from tailrace.expression.language.expression import Bindings, Expression
 from tailrace.expression.values.value import Value
 
 
@@ -121,10 +121,10 @@ class ElementMatchesValue:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionIsTrue:
-    """``$expr``: ``expression`` with the scope that it was parsed in."""
+    """``$expr``: ``expression`` with the bindings that it was parsed in."""
 
     expression: Expression
-    scope: Scope
+    bindings: Bindings
 
 
 @dataclass(frozen=True, slots=True)

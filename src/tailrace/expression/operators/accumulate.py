@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Final
 
-from tailrace.expression.language.core import Expression, Frame, Scope, operator_of, parse_arguments, regroup
+from tailrace.expression.language.core import operator_of, parse_arguments, regroup
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, register
 from tailrace.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, widest
 from tailrace.expression.values import value as v
@@ -39,11 +40,11 @@ def _ordered_accumulator(
 ) -> None:
     """The same for one that compares values: ``make`` gives it for an order."""
 
-    def build(args: Sequence[Expression], scope: Scope) -> Expression:
-        total = make(scope.order)
+    def build(args: Sequence[Expression], bindings: Bindings) -> Expression:
+        total = make(bindings.order)
         closures = [argument.evaluate for argument in args]
         if len(closures) != 1:
-            return operator_of(name, args, lambda frame: total(evaluate(frame) for evaluate in closures), scope)
+            return operator_of(name, args, lambda frame: total(evaluate(frame) for evaluate in closures), bindings)
         only = closures[0]
 
         def evaluate(frame: Frame) -> Maybe:
@@ -52,13 +53,13 @@ def _ordered_accumulator(
                 return total(list(v.elements_of(value)))
             return total([value])
 
-        return operator_of(name, args, evaluate, scope)
+        return operator_of(name, args, evaluate, bindings)
 
-    def parse(operand: Value, scope: Scope) -> Expression:
-        args = parse_arguments(operand, scope)
-        if associative and scope.folding and len(args) > 1 and not all(argument.constant for argument in args):
-            args = regroup(name, args, build, scope, commutative=commutative, least=2)
-        return build(args, scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        args = parse_arguments(operand, bindings)
+        if associative and bindings.folding and len(args) > 1 and not all(argument.constant for argument in args):
+            args = regroup(name, args, build, bindings, commutative=commutative, least=2)
+        return build(args, bindings)
 
     register(name, _ACCUMULATOR, since, parse)
 

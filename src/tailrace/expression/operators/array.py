@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tailrace.expression.language.core import (
-    Expression,
-    Frame,
-    Scope,
     binary,
     check_arity,
     operator_of,
@@ -17,6 +14,7 @@ from tailrace.expression.language.core import (
     unary,
     variadic,
 )
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, register
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import Order
@@ -109,14 +107,14 @@ def index_bound(name: str, value: Maybe, which: str) -> int:
     return place
 
 
-def _index_of(operand: Value, scope: Scope) -> Expression:
+def _index_of(operand: Value, bindings: Bindings) -> Expression:
     """The array, the bounds, then what is looked for: that is the order in which errors show."""
-    args = parse_arguments(operand, scope)
+    args = parse_arguments(operand, bindings)
     check_arity("$indexOfArray", len(args), 2, 4)
     read, wanted, *bounds = [argument.evaluate for argument in args]
-    equal = scope.order.equal
-    if args[0].constant and scope.folding and not v.nullish(args[0].value) and v.type_name(args[0].value) != "array":
-        scope.fail_later(
+    equal = bindings.order.equal
+    if args[0].constant and bindings.folding and not v.nullish(args[0].value) and v.type_name(args[0].value) != "array":
+        bindings.fail_later(
             50809 if not all(argument.constant for argument in args) else 40090,
             f"First operand of $indexOfArray must be an array. It is of type: {v.type_name(args[0].value)}",
         )
@@ -136,7 +134,7 @@ def _index_of(operand: Value, scope: Scope) -> Expression:
                 return v.int32(place)
         return v.int32(-1)
 
-    return operator_of("$indexOfArray", args, evaluate, scope)
+    return operator_of("$indexOfArray", args, evaluate, bindings)
 
 
 register("$indexOfArray", _ARRAY, "3.4", _index_of)

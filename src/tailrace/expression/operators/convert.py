@@ -10,15 +10,8 @@ from decimal import ROUND_DOWN, Decimal, InvalidOperation
 from typing import Final
 
 from tailrace.errors import TailraceError
-from tailrace.expression.language.core import (
-    Expression,
-    Frame,
-    Scope,
-    operator_of,
-    parse_arguments,
-    parse_operand,
-    unary,
-)
+from tailrace.expression.language.core import operator_of, parse_arguments, parse_operand, unary
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators.calendar import iso_string
 from tailrace.expression.operators.date_text import parse_date_text
@@ -235,8 +228,8 @@ _CONVERSIONS: Final[dict[int, dict[int, Conversion]]] = {
 
 
 def _short(name: str, to: int) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
-        args = parse_arguments(operand, scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        args = parse_arguments(operand, bindings)
         if len(args) != 1:
             raise parse_failure(50723, f"{name} requires a single argument, got {len(args)}")
         read = args[0].evaluate
@@ -245,7 +238,7 @@ def _short(name: str, to: int) -> None:
             value = read(frame)
             return v.NULL if value is None or value[0] in v.NULLISH else convert(value, to)
 
-        return operator_of("$convert", args, evaluate, scope)
+        return operator_of("$convert", args, evaluate, bindings)
 
     register(name, _TYPE, "4.0", parse)
 
@@ -263,7 +256,7 @@ for _name, _to in (
     _short(_name, _to)
 
 
-def _convert(operand: Value, scope: Scope) -> Expression:
+def _convert(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(9, f"$convert expects an object of named arguments but found: {v.type_name(operand)}")
     given: dict[str, Expression] = {}
@@ -271,11 +264,11 @@ def _convert(operand: Value, scope: Scope) -> Expression:
         shown = name.decode("utf-8", "replace")
         if shown not in ("input", "to", "onError", "onNull"):
             raise parse_failure(9, f"$convert found an unknown argument: {shown}")
-        given[shown] = parse_operand((kind, data), scope)
+        given[shown] = parse_operand((kind, data), bindings)
     for shown in ("input", "to"):
         if shown not in given:
             raise parse_failure(9, f"Missing '{shown}' parameter to $convert")
-    return operator_of("$convert", list(given.values()), _converting(given), scope)
+    return operator_of("$convert", list(given.values()), _converting(given), bindings)
 
 
 def _converting(given: dict[str, Expression]) -> Callable[[Frame], Maybe]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression.language.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.language.core import operator_of
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import civil_of, days_of
@@ -30,8 +31,8 @@ _LENGTH: Final = {
 
 
 def _add(name: str, sign: int) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
-        given = named(name, operand, ("startDate", "unit", "amount", "timezone"), (5166400, 5166401), scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        given = named(name, operand, ("startDate", "unit", "amount", "timezone"), (5166400, 5166401), bindings)
         if not {"startDate", "unit", "amount"} <= set(given):
             raise parse_failure(5166402, f"{name} requires startDate, unit, and amount to be present")
 
@@ -63,7 +64,7 @@ def _add(name: str, sign: int) -> None:
                 raise failure(6045000, f"invalid dateSubtract 'amount' parameter value: {number} {shown}")
             return v.date(_added(moment, shown, number * sign, zone))
 
-        return operator_of(name, list(given.values()), evaluate, scope)
+        return operator_of(name, list(given.values()), evaluate, bindings)
 
     register(name, _DATE, "5.0", parse)
 
@@ -128,9 +129,9 @@ def _week_start(name: str, value: Value) -> int:
 _SUNDAY: Final = 6
 
 
-def _diff(operand: Value, scope: Scope) -> Expression:
+def _diff(operand: Value, bindings: Bindings) -> Expression:
     allowed = ("startDate", "endDate", "unit", "timezone", "startOfWeek")
-    given = named("$dateDiff", operand, allowed, (5166301, 5166302), scope)
+    given = named("$dateDiff", operand, allowed, (5166301, 5166302), bindings)
     for name, code in (("startDate", 5166303), ("endDate", 5166304), ("unit", 5166305)):
         if name not in given:
             raise parse_failure(code, f"Missing '{name}' parameter to $dateDiff")
@@ -149,7 +150,7 @@ def _diff(operand: Value, scope: Scope) -> Expression:
         start, end = (moment_or_none(date) or 0 for date in dates)
         return v.int64(_difference((start, end), *settled))
 
-    return operator_of("$dateDiff", list(given.values()), evaluate, scope)
+    return operator_of("$dateDiff", list(given.values()), evaluate, bindings)
 
 
 def _settings(
@@ -212,9 +213,9 @@ register("$dateDiff", _DATE, "5.0", _diff)
 # ── $dateTrunc ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _trunc(operand: Value, scope: Scope) -> Expression:
+def _trunc(operand: Value, bindings: Bindings) -> Expression:
     allowed = ("date", "unit", "binSize", "timezone", "startOfWeek")
-    given = named("$dateTrunc", operand, allowed, (5439007, 5439008), scope)
+    given = named("$dateTrunc", operand, allowed, (5439007, 5439008), bindings)
     for name, code in (("date", 5439009), ("unit", 5439010)):
         if name not in given:
             raise parse_failure(code, f"Missing '{name}' parameter to $dateTrunc")
@@ -241,7 +242,7 @@ def _trunc(operand: Value, scope: Scope) -> Expression:
             raise failure(NOT_SUPPORTED, "$dateTrunc at the end of the range of dates is not supported")
         return v.date(result)
 
-    return operator_of("$dateTrunc", list(given.values()), evaluate, scope)
+    return operator_of("$dateTrunc", list(given.values()), evaluate, bindings)
 
 
 def _bin_size(value: Value) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tailrace.errors import TailraceError
-from tailrace.expression.language.core import Expression, Frame, Scope, operator_of
+from tailrace.expression.language.core import operator_of
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar, date_format, date_words
 from tailrace.expression.operators.calendar import civil_of, days_of
@@ -35,8 +36,8 @@ def _check_format(text: str, letters: str) -> None:
         at += 2
 
 
-def _to_string(operand: Value, scope: Scope) -> Expression:
-    given = named("$dateToString", operand, ("date", "format", "timezone", "onNull"), (18629, 18534), scope)
+def _to_string(operand: Value, bindings: Bindings) -> Expression:
+    given = named("$dateToString", operand, ("date", "format", "timezone", "onNull"), (18629, 18534), bindings)
     if "date" not in given:
         raise parse_failure(18628, "Missing 'date' parameter to $dateToString")
 
@@ -58,7 +59,7 @@ def _to_string(operand: Value, scope: Scope) -> Expression:
             return v.NULL
         return v.string(written(moment_of(value), ISO_FORMAT if layout is None else layout, zone))
 
-    return operator_of("$dateToString", list(given.values()), evaluate, scope)
+    return operator_of("$dateToString", list(given.values()), evaluate, bindings)
 
 
 register("$dateToString", _DATE, "3.0", _to_string)
@@ -141,9 +142,9 @@ def placed(local: int, offset: int | None, zone: Zone | None, text: str, *, code
     return local - offset * 1000
 
 
-def _from_string(operand: Value, scope: Scope) -> Expression:
+def _from_string(operand: Value, bindings: Bindings) -> Expression:
     allowed = ("dateString", "format", "timezone", "onError", "onNull")
-    given = named("$dateFromString", operand, allowed, (40540, 40541), scope)
+    given = named("$dateFromString", operand, allowed, (40540, 40541), bindings)
     if "dateString" not in given:
         raise parse_failure(40542, "Missing 'dateString' parameter to $dateFromString")
 
@@ -167,7 +168,7 @@ def _from_string(operand: Value, scope: Scope) -> Expression:
                 raise
             return given["onError"].evaluate(frame)
 
-    return operator_of("$dateFromString", list(given.values()), evaluate, scope)
+    return operator_of("$dateFromString", list(given.values()), evaluate, bindings)
 
 
 def _layout(given: dict[str, Expression], frame: Frame) -> tuple[str | None, bool]:

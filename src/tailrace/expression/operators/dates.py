@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tailrace.expression.language.core import Expression, Frame, Scope, operator_of, parse_operand
+from tailrace.expression.language.core import operator_of, parse_operand
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import Civil, civil_of
@@ -35,7 +36,7 @@ def moment_or_none(value: Value) -> int | None:
 
 
 def named(
-    name: str, operand: Value, allowed: tuple[str, ...], codes: tuple[int, int], scope: Scope
+    name: str, operand: Value, allowed: tuple[str, ...], codes: tuple[int, int], bindings: Bindings
 ) -> dict[str, Expression]:
     """An operator's named arguments, parsed; ``codes``: not a document, unknown name."""
     if operand[0] != v.OBJECT:
@@ -45,7 +46,7 @@ def named(
         shown = key.decode("utf-8", "replace")
         if shown not in allowed:
             raise parse_failure(codes[1], f"Unrecognized argument to {name}: {shown}")
-        given[shown] = parse_operand((kind, data), scope)
+        given[shown] = parse_operand((kind, data), bindings)
     return given
 
 
@@ -68,8 +69,8 @@ Part = Callable[[int], Value]
 
 
 def _part(name: str, since: str, part: Part) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
-        given = _part_arguments(name, operand, scope)
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        given = _part_arguments(name, operand, bindings)
         read = given["date"].evaluate
 
         def evaluate(frame: Frame) -> Maybe:
@@ -88,28 +89,28 @@ def _part(name: str, since: str, part: Part) -> None:
                 )
             return part(zone_of(where).local(moment))
 
-        return operator_of(name, list(given.values()), evaluate, scope)
+        return operator_of(name, list(given.values()), evaluate, bindings)
 
     register(name, _DATE, since, parse)
 
 
-def _part_arguments(name: str, operand: Value, scope: Scope) -> dict[str, Expression]:
+def _part_arguments(name: str, operand: Value, bindings: Bindings) -> dict[str, Expression]:
     if operand[0] == v.ARRAY:
         items = v.elements_of(operand)
         if len(items) != 1:
             raise parse_failure(
                 40536, f"{name} accepts exactly one argument if given an array, but was given {len(items)}"
             )
-        return {"date": parse_operand(items[0], scope)}
+        return {"date": parse_operand(items[0], bindings)}
     fields = v.fields_of(operand[1]) if operand[0] == v.OBJECT else []
     if operand[0] != v.OBJECT or (fields and fields[0][0][:1] == b"$"):
-        return {"date": parse_operand(operand, scope)}
+        return {"date": parse_operand(operand, bindings)}
     given: dict[str, Expression] = {}
     for key, kind, data in fields:
         shown = key.decode("utf-8", "replace")
         if shown not in ("date", "timezone"):
             raise parse_failure(40535, f'unrecognized option to {name}: "{shown}"')
-        given[shown] = parse_operand((kind, data), scope)
+        given[shown] = parse_operand((kind, data), bindings)
     if "date" not in given:
         raise parse_failure(40539, f"missing 'date' argument to {name}")
     return given
@@ -143,8 +144,8 @@ _part("$isoWeekYear", "3.4", lambda m: v.int64(calendar.iso_week(_days(m))[0]))
 # ── $dateToParts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _to_parts(operand: Value, scope: Scope) -> Expression:
-    given = named("$dateToParts", operand, ("date", "timezone", "iso8601"), (40524, 40520), scope)
+def _to_parts(operand: Value, bindings: Bindings) -> Expression:
+    given = named("$dateToParts", operand, ("date", "timezone", "iso8601"), (40524, 40520), bindings)
     if "date" not in given:
         raise parse_failure(40522, "Missing 'date' parameter to $dateToParts")
 
@@ -165,7 +166,7 @@ def _to_parts(operand: Value, scope: Scope) -> Expression:
             return v.NULL
         return _parts(zone.local(moment_of(value)), iso=iso)
 
-    return operator_of("$dateToParts", list(given.values()), evaluate, scope)
+    return operator_of("$dateToParts", list(given.values()), evaluate, bindings)
 
 
 def _parts(local: int, *, iso: bool) -> Value:
@@ -195,8 +196,8 @@ _ISO: Final = ("isoWeekYear", "isoWeek", "isoDayOfWeek")
 _TIME: Final = ("hour", "minute", "second", "millisecond")
 
 
-def _from_parts(operand: Value, scope: Scope) -> Expression:
-    given = named("$dateFromParts", operand, (*_NATURAL, *_ISO, *_TIME, "timezone"), (40519, 40518), scope)
+def _from_parts(operand: Value, bindings: Bindings) -> Expression:
+    given = named("$dateFromParts", operand, (*_NATURAL, *_ISO, *_TIME, "timezone"), (40519, 40518), bindings)
     if "year" not in given and "isoWeekYear" not in given:
         raise parse_failure(40516, "$dateFromParts requires either 'year' or 'isoWeekYear' to be present")
     if "year" in given and any(name in given for name in _ISO):
@@ -217,7 +218,7 @@ def _from_parts(operand: Value, scope: Scope) -> Expression:
             raise failure(code, f"'{names[0]}' must evaluate to an integer in the range 1 to 9999, found {parts[0]}")
         return _assembled([*parts, *time], names is _ISO, zone)
 
-    return operator_of("$dateFromParts", list(given.values()), evaluate, scope)
+    return operator_of("$dateFromParts", list(given.values()), evaluate, bindings)
 
 
 def _numbers(

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tailrace.expression.language.core import (
-    Evaluate,
-    Expression,
-    Frame,
-    Scope,
-    check_variable_write,
-    parse_operand,
-    runtime_operator,
-)
+from tailrace.expression.language.core import check_variable_write, parse_operand, runtime_operator
+from tailrace.expression.language.expression import Bindings, Evaluate, Expression, Frame
 from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.operators.arithmetic import float_of, to_long
 from tailrace.expression.operators.array import as_int32
@@ -36,17 +29,17 @@ def arguments(operand: Value, names: tuple[str, ...], unknown: tuple[int, str]) 
     return result
 
 
-def _variable(given: dict[str, Value], scope: Scope) -> tuple[Scope, int]:
-    """The scope with the element's variable: the name in "as", or "this"."""
+def _variable(given: dict[str, Value], bindings: Bindings) -> tuple[Bindings, int]:
+    """The bindings with the element's variable: the name in "as", or "this"."""
     name = "this"
     if "as" in given:
         name = v.text_of(given["as"]) if given["as"][0] == v.STRING else ""
         check_variable_write(name)
-    inner, (slot,) = scope.bind(name)
+    inner, (slot,) = bindings.bind(name)
     return inner, slot
 
 
-def _map(operand: Value, scope: Scope) -> Expression:
+def _map(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(16878, "$map only supports an object as its argument")
     given = arguments(operand, ("input", "as", "in"), (16879, "Unrecognized parameter to $map"))
@@ -54,8 +47,8 @@ def _map(operand: Value, scope: Scope) -> Expression:
         raise parse_failure(16880, "Missing 'input' parameter to $map")
     if "in" not in given:
         raise parse_failure(16882, "Missing 'in' parameter to $map")
-    source = parse_operand(given["input"], scope)
-    inner, slot = _variable(given, scope)
+    source = parse_operand(given["input"], bindings)
+    inner, slot = _variable(given, bindings)
     body = parse_operand(given["in"], inner)
     read, each = source.evaluate, body.evaluate
 
@@ -78,7 +71,7 @@ def _map(operand: Value, scope: Scope) -> Expression:
 register("$map", _ARRAY, "2.6", _map)
 
 
-def _filter(operand: Value, scope: Scope) -> Expression:
+def _filter(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(28646, "$filter only supports an object as its argument")
     given = arguments(operand, ("input", "as", "cond", "limit"), (28647, "Unrecognized parameter to $filter"))
@@ -86,10 +79,10 @@ def _filter(operand: Value, scope: Scope) -> Expression:
         raise parse_failure(28648, "Missing 'input' parameter to $filter")
     if "cond" not in given:
         raise parse_failure(28650, "Missing 'cond' parameter to $filter")
-    source = parse_operand(given["input"], scope)
-    inner, slot = _variable(given, scope)
+    source = parse_operand(given["input"], bindings)
+    inner, slot = _variable(given, bindings)
     condition = parse_operand(given["cond"], inner)
-    limit = parse_operand(given["limit"], scope) if "limit" in given else None
+    limit = parse_operand(given["limit"], bindings) if "limit" in given else None
     read, passes = source.evaluate, condition.evaluate
 
     def evaluate(frame: Frame) -> Maybe:
@@ -126,16 +119,16 @@ def _limit(value: Maybe) -> int | None:
 register("$filter", _ARRAY, "3.2", _filter)
 
 
-def _reduce(operand: Value, scope: Scope) -> Expression:
+def _reduce(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(40075, f"$reduce requires an object as an argument, found: {v.type_name(operand)}")
     given = arguments(operand, ("input", "initialValue", "in"), (40076, "$reduce found an unknown argument"))
     for name, code in (("input", 40077), ("initialValue", 40078), ("in", 40079)):
         if name not in given:
             raise parse_failure(code, f"$reduce requires '{name}' to be specified")
-    source = parse_operand(given["input"], scope)
-    initial = parse_operand(given["initialValue"], scope)
-    inner, (this, total) = scope.bind("this", "value")
+    source = parse_operand(given["input"], bindings)
+    initial = parse_operand(given["initialValue"], bindings)
+    inner, (this, total) = bindings.bind("this", "value")
     body = parse_operand(given["in"], inner)
     read, start, each = source.evaluate, initial.evaluate, body.evaluate
 
@@ -157,7 +150,7 @@ def _reduce(operand: Value, scope: Scope) -> Expression:
 register("$reduce", _ARRAY, "3.4", _reduce)
 
 
-def _zip(operand: Value, scope: Scope) -> Expression:
+def _zip(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(34460, f"$zip only supports an object as an argument, found {v.type_name(operand)}")
     inputs: list[Expression] = []
@@ -169,7 +162,7 @@ def _zip(operand: Value, scope: Scope) -> Expression:
             if kind != v.ARRAY:
                 code = 34461 if name == b"inputs" else 34462
                 raise parse_failure(code, f"{shown} must be an array of expressions, found {v.TYPE_NAMES[kind]}")
-            items = [parse_operand(item, scope) for item in v.elements_of((kind, data))]
+            items = [parse_operand(item, bindings) for item in v.elements_of((kind, data))]
             inputs, defaults = (items, defaults) if name == b"inputs" else (inputs, items)
         elif name == b"useLongestLength":
             if kind != v.BOOL:
@@ -224,7 +217,7 @@ register("$zip", _ARRAY, "3.4", _zip)
 # ── sorting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sort_array(operand: Value, scope: Scope) -> Expression:
+def _sort_array(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(2942500, f"$sortArray requires an object as an argument, found: {v.type_name(operand)}")
     given = arguments(operand, ("input", "sortBy"), (2942501, "$sortArray found an unknown argument"))
@@ -232,8 +225,8 @@ def _sort_array(operand: Value, scope: Scope) -> Expression:
         raise parse_failure(2942502, "$sortArray requires 'input' to be specified")
     if "sortBy" not in given:
         raise parse_failure(2942503, "$sortArray requires 'sortBy' to be specified")
-    source = parse_operand(given["input"], scope)
-    sort = _sort(given["sortBy"], scope.order)
+    source = parse_operand(given["input"], bindings)
+    sort = _sort(given["sortBy"], bindings.order)
     read = source.evaluate
 
     def evaluate(frame: Frame) -> Maybe:
@@ -315,7 +308,7 @@ register("$sortArray", _ARRAY, "5.2", _sort_array, note="sort keys that are arra
 
 
 def _some(name: str, group: str, choose: Callable[[list[Value], int, Order], list[Value]]) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
+    def parse(operand: Value, bindings: Bindings) -> Expression:
         if operand[0] != v.OBJECT:
             code = 5787801 if name in ("$firstN", "$lastN") else 5787900
             raise parse_failure(code, f"specification must be an object; found {v.type_name(operand)}")
@@ -324,8 +317,8 @@ def _some(name: str, group: str, choose: Callable[[list[Value], int, Order], lis
             raise parse_failure(5787906, "Missing value for 'n'")
         if "input" not in given:
             raise parse_failure(5787907, "Missing value for 'input'")
-        count = parse_operand(given["n"], scope.unfolded())
-        source = parse_operand(given["input"], scope.unfolded())
+        count = parse_operand(given["n"], bindings.unfolded())
+        source = parse_operand(given["input"], bindings.unfolded())
         wanted, read = count.evaluate, source.evaluate
 
         def evaluate(frame: Frame) -> Maybe:
@@ -333,7 +326,7 @@ def _some(name: str, group: str, choose: Callable[[list[Value], int, Order], lis
             array = read(frame)
             if array is None or array[0] != v.ARRAY:
                 raise failure(5788200, "Input must be an array")
-            return v.array_of(choose(v.elements_of(array), size, scope.order))
+            return v.array_of(choose(v.elements_of(array), size, bindings.order))
 
         return runtime_operator(name, [count, source], evaluate)
 

@@ -8,18 +8,14 @@ from typing import Final
 
 from tailrace.errors import UsageError
 from tailrace.expression.language.core import (
-    Evaluate,
-    Expression,
-    Frame,
-    Scope,
     check_arity,
-    constant,
     operator_of,
     ordered_binary,
     parse_arguments,
     parse_operand,
     unary,
 )
+from tailrace.expression.language.expression import Bindings, Evaluate, Expression, Frame, constant
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import Order
@@ -54,9 +50,9 @@ unary("$not", _BOOLEAN, "2.2", lambda a: v.boolean(not v.truthy(a)))
 def _junction(name: str, *, stop_at: bool) -> None:
     """``$and`` stops at the first false argument, ``$or`` at the first true one."""
 
-    def parse(operand: Value, scope: Scope) -> Expression:
-        args = parse_arguments(operand, scope)
-        if scope.folding and any(each.constant and v.truthy(each.value) == stop_at for each in args):
+    def parse(operand: Value, bindings: Bindings) -> Expression:
+        args = parse_arguments(operand, bindings)
+        if bindings.folding and any(each.constant and v.truthy(each.value) == stop_at for each in args):
             return constant(v.boolean(stop_at))  # the server moves constants together and folds this
         closures = [argument.evaluate for argument in args]
 
@@ -66,7 +62,7 @@ def _junction(name: str, *, stop_at: bool) -> None:
                     return v.boolean(stop_at)
             return v.boolean(not stop_at)
 
-        return operator_of(name, args, evaluate, scope)
+        return operator_of(name, args, evaluate, bindings)
 
     register(name, _BOOLEAN, "2.2", parse)
 
@@ -75,39 +71,39 @@ _junction("$and", stop_at=False)
 _junction("$or", stop_at=True)
 
 
-def _cond(operand: Value, scope: Scope) -> Expression:
+def _cond(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
-        args = parse_arguments(operand, scope)
+        args = parse_arguments(operand, bindings)
         check_arity("$cond", len(args), 3, 3)
-        return _conditional(args, scope)
+        return _conditional(args, bindings)
     parts: dict[bytes, Expression] = {}
     for name, kind, data in v.fields_of(operand[1]):
         if name not in (b"if", b"then", b"else"):
             raise parse_failure(17083, f"Unrecognized parameter to $cond: {name.decode('utf-8', 'replace')}")
-        parts[name] = parse_operand((kind, data), scope)
+        parts[name] = parse_operand((kind, data), bindings)
     for part, code in ((b"if", 17080), (b"then", 17081), (b"else", 17082)):
         if part not in parts:
             raise parse_failure(code, f"Missing '{part.decode()}' parameter to $cond")
-    return _conditional([parts[b"if"], parts[b"then"], parts[b"else"]], scope)
+    return _conditional([parts[b"if"], parts[b"then"], parts[b"else"]], bindings)
 
 
-def _conditional(args: list[Expression], scope: Scope) -> Expression:
+def _conditional(args: list[Expression], bindings: Bindings) -> Expression:
     if args[0].constant:
         return args[1] if v.truthy(args[0].value) else args[2]
     condition, then, otherwise = (argument.evaluate for argument in args)
     return operator_of(
-        "$cond", args, lambda frame: then(frame) if v.truthy(condition(frame)) else otherwise(frame), scope
+        "$cond", args, lambda frame: then(frame) if v.truthy(condition(frame)) else otherwise(frame), bindings
     )
 
 
 register("$cond", _CONDITIONAL, "2.6", _cond)
 
 
-def _if_null(operand: Value, scope: Scope) -> Expression:
-    args = parse_arguments(operand, scope)
+def _if_null(operand: Value, bindings: Bindings) -> Expression:
+    args = parse_arguments(operand, bindings)
     if len(args) < 2:
         raise parse_failure(1257300, f"$ifNull needs at least two arguments, had: {len(args)}")
-    if scope.folding:
+    if bindings.folding:
         args = _without_constants(args)
         if len(args) == 1:
             return args[0]
@@ -121,7 +117,7 @@ def _if_null(operand: Value, scope: Scope) -> Expression:
                 return value
         return last(frame)
 
-    return operator_of("$ifNull", args, evaluate, scope)
+    return operator_of("$ifNull", args, evaluate, bindings)
 
 
 def _without_constants(args: list[Expression]) -> list[Expression]:
@@ -140,7 +136,7 @@ def _without_constants(args: list[Expression]) -> list[Expression]:
 register("$ifNull", _CONDITIONAL, "2.2", _if_null)
 
 
-def _switch(operand: Value, scope: Scope) -> Expression:
+def _switch(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(40060, f"$switch requires an object as an argument, found: {v.type_name(operand)}")
     branches: list[_Branch] = []
@@ -149,14 +145,14 @@ def _switch(operand: Value, scope: Scope) -> Expression:
         if name == b"branches":
             if kind != v.ARRAY:
                 raise parse_failure(40061, f"$switch expected an array for 'branches', found: {v.TYPE_NAMES[kind]}")
-            branches = [_branch(item, scope) for item in v.elements_of((kind, data))]
+            branches = [_branch(item, bindings) for item in v.elements_of((kind, data))]
         elif name == b"default":
-            default = parse_operand((kind, data), scope)
+            default = parse_operand((kind, data), bindings)
         else:
             raise parse_failure(40067, f"$switch found an unknown argument: {name.decode('utf-8', 'replace')}")
     if not branches:
         raise parse_failure(40068, "$switch requires at least one branch.")
-    return _switch_of(branches, default, scope)
+    return _switch_of(branches, default, bindings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,30 +164,30 @@ class _Branch:
     failures: tuple[UsageError, ...]
 
 
-def _branch(value: Value, scope: Scope) -> _Branch:
+def _branch(value: Value, bindings: Bindings) -> _Branch:
     if value[0] != v.OBJECT:
         raise parse_failure(40062, f"$switch expected each branch to be an object, found: {v.type_name(value)}")
     parts: dict[bytes, Expression] = {}
-    before = len(scope.compilation.failures)
+    before = len(bindings.compilation.failures)
     for name, kind, data in v.fields_of(value[1]):
         if name not in (b"case", b"then"):
             raise parse_failure(
                 40063, f"$switch found an unknown argument to a branch: {name.decode('utf-8', 'replace')}"
             )
-        parts[name] = parse_operand((kind, data), scope)
+        parts[name] = parse_operand((kind, data), bindings)
     for part, code in ((b"case", 40064), (b"then", 40065)):
         if part not in parts:
             raise parse_failure(code, f"$switch requires each branch have a '{part.decode()}' expression")
-    return _Branch(parts[b"case"], parts[b"then"], tuple(scope.compilation.failures[before:]))
+    return _Branch(parts[b"case"], parts[b"then"], tuple(bindings.compilation.failures[before:]))
 
 
-def _switch_of(branches: list[_Branch], default: Expression | None, scope: Scope) -> Expression:
+def _switch_of(branches: list[_Branch], default: Expression | None, bindings: Bindings) -> Expression:
     """A branch whose case is constant is decided now: a false one goes, a true one is the default."""
     kept: list[_Branch] = []
     decided = False
     for branch in branches:
         if decided or (branch.case.constant and not v.truthy(branch.case.value)):
-            _forget(branch.failures, scope)
+            _forget(branch.failures, bindings)
         elif branch.case.constant:
             default, decided = branch.then, True
         else:
@@ -199,17 +195,19 @@ def _switch_of(branches: list[_Branch], default: Expression | None, scope: Scope
     if not kept:
         if default is not None:
             return default
-        scope.fail_later(
+        bindings.fail_later(
             40069, "One cannot execute a switch statement where all the cases evaluate to false without a default."
         )
-    return _switching([(branch.case, branch.then) for branch in kept], default, scope)
+    return _switching([(branch.case, branch.then) for branch in kept], default, bindings)
 
 
-def _forget(failures: tuple[UsageError, ...], scope: Scope) -> None:
-    scope.compilation.failures[:] = [error for error in scope.compilation.failures if error not in failures]
+def _forget(failures: tuple[UsageError, ...], bindings: Bindings) -> None:
+    bindings.compilation.failures[:] = [error for error in bindings.compilation.failures if error not in failures]
 
 
-def _switching(branches: list[tuple[Expression, Expression]], default: Expression | None, scope: Scope) -> Expression:
+def _switching(
+    branches: list[tuple[Expression, Expression]], default: Expression | None, bindings: Bindings
+) -> Expression:
     closures: list[tuple[Evaluate, Evaluate]] = [(case.evaluate, then.evaluate) for case, then in branches]
     otherwise = None if default is None else default.evaluate
 
@@ -222,7 +220,7 @@ def _switching(branches: list[tuple[Expression, Expression]], default: Expressio
         return otherwise(frame)
 
     args = [expression for branch in branches for expression in branch]
-    return operator_of("$switch", args if default is None else [*args, default], evaluate, scope)
+    return operator_of("$switch", args if default is None else [*args, default], evaluate, bindings)
 
 
 register("$switch", _CONDITIONAL, "3.4", _switch)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression.language.core import Expression, Frame, Scope, parse_operand, runtime_operator, unary
+from tailrace.expression.language.core import parse_operand, runtime_operator, unary
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe, Value
@@ -12,12 +13,12 @@ from tailrace.expression.values.value import Maybe, Value
 _OBJECT: Final = "object"
 
 
-def _field_name(name: str, operand: Value, codes: tuple[int, int, int], scope: Scope) -> bytes:
+def _field_name(name: str, operand: Value, codes: tuple[int, int, int], bindings: Bindings) -> bytes:
     """The constant name of a field; ``codes`` are those for a path, for no constant, for another type."""
     if operand[0] == v.STRING and operand[1][4:5] == b"$":
-        parse_operand(operand, scope)
+        parse_operand(operand, bindings)
         raise parse_failure(codes[0], "a field path reference is not allowed in this context; use $literal")
-    expression = parse_operand(operand, scope)
+    expression = parse_operand(operand, bindings)
     if not _is_literal(operand):
         raise parse_failure(
             codes[1], f"{name} requires 'field' to evaluate to a constant, but got a non-constant argument"
@@ -39,7 +40,7 @@ def _is_literal(operand: Value) -> bool:
     return names in ([b"$literal"], [b"$const"])
 
 
-def _get_field(operand: Value, scope: Scope) -> Expression:
+def _get_field(operand: Value, bindings: Bindings) -> Expression:
     name_operand: Value | None = operand
     input_operand: Value | None = v.string("$$CURRENT")
     if operand == v.EMPTY_OBJECT or _named(operand):
@@ -55,8 +56,8 @@ def _get_field(operand: Value, scope: Scope) -> Expression:
             raise parse_failure(3041702, "$getField requires 'field' to be specified")
         if input_operand is None:
             raise parse_failure(3041703, "$getField requires 'input' to be specified")
-    field_name = _field_name("$getField", name_operand, (5654600, 5654601, 5654602), scope)  # type: ignore[arg-type]
-    source = parse_operand(input_operand, scope.unfolded())  # type: ignore[arg-type]
+    field_name = _field_name("$getField", name_operand, (5654600, 5654601, 5654602), bindings)  # type: ignore[arg-type]
+    source = parse_operand(input_operand, bindings.unfolded())  # type: ignore[arg-type]
     read = source.evaluate
 
     def evaluate(frame: Frame) -> Maybe:
@@ -77,7 +78,7 @@ register("$getField", _OBJECT, "5.0", _get_field)
 
 
 def _changing(name: str, *, sets: bool) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
+    def parse(operand: Value, bindings: Bindings) -> Expression:
         if operand[0] != v.OBJECT:
             raise parse_failure(4161100, f"{name} only supports an object as its argument")
         allowed = (b"field", b"input", b"value") if sets else (b"field", b"input")
@@ -92,13 +93,13 @@ def _changing(name: str, *, sets: bool) -> None:
             raise parse_failure(4161103, f"{name} requires 'value' to be specified")
         if b"input" not in given:
             raise parse_failure(4161109, f"{name} requires 'input' to be specified")
-        field_name = _field_name(name, given[b"field"], (4161108, 4161106, 4161107), scope)
-        source = parse_operand(given[b"input"], scope.unfolded())
-        new = parse_operand(given[b"value"], scope.unfolded()) if sets else None
+        field_name = _field_name(name, given[b"field"], (4161108, 4161106, 4161107), bindings)
+        source = parse_operand(given[b"input"], bindings.unfolded())
+        new = parse_operand(given[b"value"], bindings.unfolded()) if sets else None
         return runtime_operator(
             name,
             [source, *([] if new is None else [new])],
-            _Change(name, field_name, source, new, keep=scope.compilation.places),
+            _Change(name, field_name, source, new, keep=bindings.compilation.places),
         )
 
     register(name, _OBJECT, "5.0", parse)

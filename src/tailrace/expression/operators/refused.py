@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression.language.core import Expression, Scope, parse_operand
+from tailrace.expression.language.core import parse_operand
+from tailrace.expression.language.expression import Bindings, Expression
 from tailrace.expression.language.registry import NOT_SUPPORTED, parse_failure, refuse, register
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Value
 
 
-def _function(operand: Value, scope: Scope) -> None:
+def _function(operand: Value, bindings: Bindings) -> None:
     if operand[0] != v.OBJECT:
         raise parse_failure(31260, f"$function requires an object as an argument, found: {v.type_name(operand)}")
     if v.field(operand[1], b"body") is None:
         raise parse_failure(31261, "The body function must be specified.")
 
 
-def _rand(operand: Value, scope: Scope) -> None:
+def _rand(operand: Value, bindings: Bindings) -> None:
     if operand[0] not in (v.OBJECT, v.ARRAY):
         raise parse_failure(10065, "invalid parameter: expected an object ($rand)")
     if v.fields_of(operand[1]):
@@ -42,7 +43,7 @@ _NEVER_THERE: Final = frozenset(
 )
 
 
-def _meta(operand: Value, scope: Scope) -> Expression:
+def _meta(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.STRING:
         raise parse_failure(17307, "$meta only supports string arguments")
     wanted = v.bytes_of(operand)
@@ -55,8 +56,8 @@ def _meta(operand: Value, scope: Scope) -> Expression:
     return Expression(lambda frame: None, "operator", name="$meta")
 
 
-def _hashed(operand: Value, scope: Scope) -> None:
-    parse_operand(operand, scope)
+def _hashed(operand: Value, bindings: Bindings) -> None:
+    parse_operand(operand, bindings)
 
 
 refuse("$function", "expression", "JavaScript is not run here", check=_function)

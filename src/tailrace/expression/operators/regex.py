@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from tailrace.errors import TailraceError
 from tailrace.expression.language import pattern as regular
-from tailrace.expression.language.core import Expression, Frame, Scope, parse_operand, runtime_operator
+from tailrace.expression.language.core import parse_operand, runtime_operator
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.pattern import CompiledPattern
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.values import value as v
@@ -20,7 +21,7 @@ Answer = Callable[[str, CompiledPattern, bytes], Value]
 
 
 def _operator(name: str, nothing: Value, answer: Answer) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
+    def parse(operand: Value, bindings: Bindings) -> Expression:
         if operand[0] != v.OBJECT:
             raise parse_failure(51103, f"{name} expects an object of named arguments but found: {v.type_name(operand)}")
         given: dict[str, Expression] = {}
@@ -28,29 +29,29 @@ def _operator(name: str, nothing: Value, answer: Answer) -> None:
             shown = field_name.decode("utf-8", "replace")
             if shown not in ("input", "regex", "options"):
                 raise parse_failure(31024, f"{name} found an unknown argument: {shown}")
-            given[shown] = parse_operand((kind, data), scope)
+            given[shown] = parse_operand((kind, data), bindings)
         if "input" not in given:
             raise parse_failure(31022, f"{name} requires 'input' parameter")
         if "regex" not in given:
             raise parse_failure(31023, f"{name} requires 'regex' parameter")
-        return _built(name, given, (nothing, answer), scope)
+        return _built(name, given, (nothing, answer), bindings)
 
     register(name, _STRING, "4.2", parse)
 
 
-def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer], scope: Scope) -> Expression:
+def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer], bindings: Bindings) -> Expression:
     nothing, answer = result
     source, pattern, options = given["input"], given["regex"], given.get("options")
     read = source.evaluate
     fixed: CompiledPattern | None = None
-    known = scope.folding and pattern.constant and (options is None or options.constant)
+    known = bindings.folding and pattern.constant and (options is None or options.constant)
     if known:
         try:
             fixed = _compiled(name, pattern.value, None if options is None else options.value)
         except TailraceError as error:  # the server compiles a constant pattern when it optimizes
             if error.code == 115:
                 raise
-            scope.fail_later(error.code, error.message)
+            bindings.fail_later(error.code, error.message)
 
     def evaluate(frame: Frame) -> Maybe:
         value = read(frame)

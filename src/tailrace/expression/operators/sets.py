@@ -6,9 +6,6 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
 from tailrace.expression.language.core import (
-    Expression,
-    Frame,
-    Scope,
     check_arity,
     operator_of,
     ordered_binary,
@@ -17,6 +14,7 @@ from tailrace.expression.language.core import (
     runtime_operator,
     unary,
 )
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import Order
@@ -76,17 +74,17 @@ def _is_subset(a: Maybe, b: Maybe, order: Order) -> Maybe:
     return v.boolean(all(identity(item) in held for item in left))
 
 
-def _subset(operand: Value, scope: Scope) -> Expression:
+def _subset(operand: Value, bindings: Bindings) -> Expression:
     """With a constant second argument the server prepares the set beforehand, with other codes."""
-    args = parse_arguments(operand, scope)
+    args = parse_arguments(operand, bindings)
     check_arity("$setIsSubset", len(args), 2, 2)
-    left, right, order = args[0].evaluate, args[1].evaluate, scope.order
-    if not args[1].constant or args[0].constant or not scope.folding:
-        return operator_of("$setIsSubset", args, lambda frame: _is_subset(left(frame), right(frame), order), scope)
+    left, right, order = args[0].evaluate, args[1].evaluate, bindings.order
+    if not args[1].constant or args[0].constant or not bindings.folding:
+        return operator_of("$setIsSubset", args, lambda frame: _is_subset(left(frame), right(frame), order), bindings)
     superset = args[1].value
     if superset is None or superset[0] != v.ARRAY:
         kind = v.type_name(superset)
-        scope.fail_later(17311, f"both operands of $setIsSubset must be arrays. Second argument is of type: {kind}")
+        bindings.fail_later(17311, f"both operands of $setIsSubset must be arrays. Second argument is of type: {kind}")
         superset = v.EMPTY_ARRAY
     identity = order.identity
     held = {identity(item) for item in v.elements_of(superset)}
@@ -95,21 +93,21 @@ def _subset(operand: Value, scope: Scope) -> Expression:
         items = _array(left(frame), 17310, "both operands of $setIsSubset must be arrays. First")
         return v.boolean(all(identity(item) in held for item in items))
 
-    return operator_of("$setIsSubset", args, evaluate, scope)
+    return operator_of("$setIsSubset", args, evaluate, bindings)
 
 
 register("$setIsSubset", _SET, "2.6", _subset)
 
 
-def _equals(operand: Value, scope: Scope) -> Expression:
-    args = parse_arguments(operand, scope)
+def _equals(operand: Value, bindings: Bindings) -> Expression:
+    args = parse_arguments(operand, bindings)
     if len(args) < 2:
         raise parse_failure(17045, f"$setEquals needs at least two arguments had: {len(args)}")
-    closures, identity = [argument.evaluate for argument in args], scope.order.identity
+    closures, identity = [argument.evaluate for argument in args], bindings.order.identity
     for place, argument in enumerate(args):
-        if scope.folding and argument.constant and v.type_name(argument.value) != "array":
+        if bindings.folding and argument.constant and v.type_name(argument.value) != "array":
             kind = v.type_name(argument.value)
-            scope.fail_later(
+            bindings.fail_later(
                 5887502, f"All operands of $setEquals must be arrays. {place + 1}-th argument is of type: {kind}"
             )
             break

@@ -6,17 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tailrace.expression.language.core import (
-    Expression,
-    Frame,
-    Scope,
-    binary,
-    operator_of,
-    parse_operand,
-    runtime_operator,
-    unary,
-    variadic,
-)
+from tailrace.expression.language.core import binary, operator_of, parse_operand, runtime_operator, unary, variadic
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, not_exact, parse_failure, register
 from tailrace.expression.operators.arithmetic import to_long
 from tailrace.expression.operators.array import as_int32, index_bound
@@ -233,16 +224,16 @@ _SPACES: Final = "\0 \t\n\v\f\r\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\
 
 
 def _trim(name: str, strip: Callable[[str, str], str]) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
+    def parse(operand: Value, bindings: Bindings) -> Expression:
         if operand[0] != v.OBJECT:
             raise parse_failure(50696, f"{name} only supports an object as an argument, found {v.type_name(operand)}")
         source: Expression | None = None
         letters: Expression | None = None
         for field_name, kind, data in v.fields_of(operand[1]):
             if field_name == b"input":
-                source = parse_operand((kind, data), scope)
+                source = parse_operand((kind, data), bindings)
             elif field_name == b"chars":
-                letters = parse_operand((kind, data), scope)
+                letters = parse_operand((kind, data), bindings)
             else:
                 shown = field_name.decode("utf-8", "replace")
                 raise parse_failure(50694, f"{name} found an unknown argument: {shown}")
@@ -270,7 +261,7 @@ def _trim(name: str, strip: Callable[[str, str], str]) -> None:
             wanted = v.text_of(found)
             return v.string(strip(v.text_of(value), wanted)) if wanted else value
 
-        return operator_of(name, [source] if letters is None else [source, letters], evaluate, scope)
+        return operator_of(name, [source] if letters is None else [source, letters], evaluate, bindings)
 
     register(name, _STRING, "4.0", parse)
 
@@ -281,7 +272,7 @@ _trim("$rtrim", str.rstrip)
 
 
 def _replace(name: str, count: int) -> None:
-    def parse(operand: Value, scope: Scope) -> Expression:
+    def parse(operand: Value, bindings: Bindings) -> Expression:
         if operand[0] != v.OBJECT:
             raise parse_failure(51751, f"{name} requires an object as an argument, found: {v.type_name(operand)}")
         given: dict[str, Expression] = {}
@@ -289,7 +280,7 @@ def _replace(name: str, count: int) -> None:
             shown = field_name.decode("utf-8", "replace")
             if shown not in ("input", "find", "replacement"):
                 raise parse_failure(51750, f"{name} found an unknown argument: {shown}")
-            given[shown] = parse_operand((kind, data), scope)
+            given[shown] = parse_operand((kind, data), bindings)
         for shown, code in (("input", 51749), ("find", 51748), ("replacement", 51747)):
             if shown not in given:
                 raise parse_failure(code, f"{name} requires '{shown}' to be specified")

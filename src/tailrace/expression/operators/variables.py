@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression.language.core import (
-    Expression,
-    Frame,
-    Scope,
-    check_variable_write,
-    constant,
-    parse_operand,
-)
+from tailrace.expression.language.core import check_variable_write, parse_operand
+from tailrace.expression.language.expression import Bindings, Expression, Frame, constant
 from tailrace.expression.language.registry import listed, parse_failure, register
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe, Value
@@ -20,7 +14,7 @@ _VARIABLE: Final = "variable"
 _OBJECT: Final = "object"
 
 
-def _literal(operand: Value, scope: Scope) -> Expression:
+def _literal(operand: Value, bindings: Bindings) -> Expression:
     return constant(operand)
 
 
@@ -28,31 +22,31 @@ register("$literal", "literal", "2.6", _literal)
 register("$const", "literal", "2.6", _literal)
 
 
-def _let(operand: Value, scope: Scope) -> Expression:
+def _let(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(16874, "$let only supports an object as its argument")
-    bindings: Value | None = None
+    declared: Value | None = None
     body: Value | None = None
     for name, kind, data in v.fields_of(operand[1]):
         if name == b"vars":
-            bindings = (kind, data)
+            declared = (kind, data)
         elif name == b"in":
             body = (kind, data)
         else:
             raise parse_failure(16875, f"Unrecognized parameter to $let: {name.decode('utf-8', 'replace')}")
-    if bindings is None:
+    if declared is None:
         raise parse_failure(16876, "Missing 'vars' parameter to $let")
     if body is None:
         raise parse_failure(16877, "Missing 'in' parameter to $let")
-    if bindings[0] != v.OBJECT:
+    if declared[0] != v.OBJECT:
         raise parse_failure(10065, "invalid parameter: expected an object (vars)")
     names, values = [], []
-    for name, kind, data in v.fields_of(bindings[1]):
+    for name, kind, data in v.fields_of(declared[1]):
         shown = name.decode("utf-8", "replace")
         check_variable_write(shown)
         names.append(shown)
-        values.append(parse_operand((kind, data), scope))
-    inner, slots = scope.bind(*names)
+        values.append(parse_operand((kind, data), bindings))
+    inner, slots = bindings.bind(*names)
     return _bound(values, slots, parse_operand(body, inner))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from tailrace.expression.language.core import Expression, Scope, parse_operand
+from tailrace.expression.language.core import parse_operand
+from tailrace.expression.language.expression import Bindings, Expression
 from tailrace.expression.language.registry import failure, listed, parse_failure
 from tailrace.expression.match import tree
 from tailrace.expression.match.parse import parse_match
 from tailrace.expression.match.test import document_test
-from tailrace.expression.stages.projection import Node, parse_add_fields, parse_project, parse_unset
+from tailrace.expression.stages.projection import Projection, parse_add_fields, parse_project, parse_unset
 from tailrace.expression.stages.redact import Redact
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Value
@@ -24,20 +25,20 @@ class Stage:
     """One compiled stage: its name, its specification as it was given, and what it does to an event.
 
     ``apply`` gives ``None`` for an event that is filtered out. ``parsed`` is the parsed form that a plan may look at:
-    the tree of a ``$match``, the projection's ``Node``, the ``Expression`` of a replacement or a ``$redact``.
+    the tree of a ``$match``, a ``Projection``, the ``Expression`` of a replacement or a ``$redact``.
     """
 
     name: str
     specification: Value
-    parsed: tree.Node | Node | Expression | None
+    parsed: tree.Node | Projection | Expression | None
     apply: Apply
 
 
-def _match(specification: Value, scope: Scope) -> tuple[tree.Node, Apply]:
+def _match(specification: Value, bindings: Bindings) -> tuple[tree.Node, Apply]:
     if specification[0] != v.OBJECT:
         raise parse_failure(15959, "the match filter must be an expression in an object")
-    node = parse_match(specification[1], scope)
-    passes = document_test(node, scope.order)
+    node = parse_match(specification[1], bindings)
+    passes = document_test(node, bindings.order)
     if not _asks_for_nameless(node) or _reads_everything(node):
         return node, lambda document: document if passes(document) else None
 
@@ -78,30 +79,30 @@ def _lists_fields(schema: tree.SchemaTest) -> bool:
     return any(isinstance(one, tree.SchemaTest) and _lists_fields(one) for one in inner)
 
 
-def _projecting(name: str, code: int, parse: Callable[[bytes, Scope], Node]) -> StageParser:
-    def parser(specification: Value, scope: Scope) -> tuple[Node, Apply]:
+def _projecting(name: str, code: int, parse: Callable[[bytes, Bindings], Projection]) -> StageParser:
+    def parser(specification: Value, bindings: Bindings) -> tuple[Projection, Apply]:
         if specification[0] != v.OBJECT:
             if code == 40272:
                 raise parse_failure(
                     code, f"{name} specification stage must be an object, got {v.type_name(specification)}"
                 )
             raise parse_failure(code, f"{name} specification must be an object")
-        node = parse(specification[1], scope)
-        return node, lambda document: node.document(scope.frame(document), document)[1]
+        node = parse(specification[1], bindings)
+        return node, lambda document: node.document(bindings.frame(document), document)[1]
 
     return parser
 
 
-def _unset(specification: Value, scope: Scope) -> tuple[Node, Apply]:
-    node = parse_unset(specification, scope)
+def _unset(specification: Value, bindings: Bindings) -> tuple[Projection, Apply]:
+    node = parse_unset(specification, bindings)
     return node, lambda document: node.document([], document)[1]
 
 
-def _replace(expression: Expression, what: str, scope: Scope) -> Apply:
+def _replace(expression: Expression, what: str, bindings: Bindings) -> Apply:
     evaluate = expression.evaluate
 
     def apply(document: bytes) -> bytes:
-        root = evaluate(scope.frame(document))
+        root = evaluate(bindings.frame(document))
         if root is None or root[0] != v.OBJECT:
             raise failure(
                 40228,
@@ -112,20 +113,20 @@ def _replace(expression: Expression, what: str, scope: Scope) -> Apply:
     return apply
 
 
-def _root_expression(specification: Value, scope: Scope) -> Expression:
+def _root_expression(specification: Value, bindings: Bindings) -> Expression:
     """The server optimizes what is inside the new root but keeps the outermost operator as it was parsed; only
     ``$setIsSubset`` shows it, by another code."""
     outermost = v.fields_of(specification[1])[:1] if specification[0] == v.OBJECT else []
     plain = bool(outermost) and outermost[0][0] == b"$setIsSubset"
-    return parse_operand(specification, scope.unfolded() if plain else scope)
+    return parse_operand(specification, bindings.unfolded() if plain else bindings)
 
 
-def _replace_with(specification: Value, scope: Scope) -> tuple[Expression, Apply]:
-    expression = _root_expression(specification, scope)
-    return expression, _replace(expression, "'replacement document'", scope)
+def _replace_with(specification: Value, bindings: Bindings) -> tuple[Expression, Apply]:
+    expression = _root_expression(specification, bindings)
+    return expression, _replace(expression, "'replacement document'", bindings)
 
 
-def _replace_root(specification: Value, scope: Scope) -> tuple[Expression, Apply]:
+def _replace_root(specification: Value, bindings: Bindings) -> tuple[Expression, Apply]:
     if specification[0] != v.OBJECT:
         raise parse_failure(
             40229, f"expected an object as specification for $replaceRoot stage, got {v.type_name(specification)}"
@@ -138,16 +139,16 @@ def _replace_root(specification: Value, scope: Scope) -> tuple[Expression, Apply
         root = (kind, data)
     if root is None:
         raise parse_failure(40414, "BSON field '$replaceRoot.newRoot' is missing but a required field")
-    expression = _root_expression(root, scope)
-    return expression, _replace(expression, "'newRoot' expression", scope)
+    expression = _root_expression(root, bindings)
+    return expression, _replace(expression, "'newRoot' expression", bindings)
 
 
-def _redact(specification: Value, scope: Scope) -> tuple[Expression, Apply]:
-    redact = Redact(specification, scope)
+def _redact(specification: Value, bindings: Bindings) -> tuple[Expression, Apply]:
+    redact = Redact(specification, bindings)
     return redact.expression, redact.apply
 
 
-StageParser: TypeAlias = Callable[[Value, Scope], "tuple[tree.Node | Node | Expression, Apply]"]
+StageParser: TypeAlias = Callable[[Value, Bindings], "tuple[tree.Node | Projection | Expression, Apply]"]
 
 STAGES: Final[dict[str, StageParser]] = {
     "$match": _match,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tailrace.expression.language.core import Scope, check_field_name, parse_operand, split_path
+from tailrace.expression.language.core import check_field_name, parse_operand, split_path
+from tailrace.expression.language.expression import Bindings
 from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.stages.projection import parse_project
 from tailrace.expression.values import value as v
@@ -176,7 +177,7 @@ _EMPTY: Final[dict[str, int]] = {
 }
 
 
-def check_refused(name: str, specification: Value, scope: Scope) -> None:
+def check_refused(name: str, specification: Value, bindings: Bindings) -> None:
     """Raise what the server's parser of a stage raises for ``specification``; nothing where it is well formed."""
     shape = _SHAPES.get(name)
     given = {} if shape is None else shape.check(name, specification)
@@ -184,10 +185,10 @@ def check_refused(name: str, specification: Value, scope: Scope) -> None:
         _refuse(_EMPTY[name], f"{name} takes an empty object")
     own = _OWN.get(name)
     if own is not None:
-        own(name, specification, given, scope)
+        own(name, specification, given, bindings)
 
 
-_Check = Callable[[str, Value, "dict[str, Value]", Scope], None]
+_Check = Callable[[str, Value, "dict[str, Value]", Bindings], None]
 
 
 def _accumulators(output: Value) -> None:
@@ -197,7 +198,7 @@ def _accumulators(output: Value) -> None:
             _refuse(40234, f"The field '{key.decode('utf-8', 'replace')}' must be an accumulator object")
 
 
-def _count(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _count(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] != v.STRING:
         _refuse(40156, "the count field must be a non-empty string")
     text = v.bytes_of(specification)
@@ -211,7 +212,7 @@ def _count(name: str, specification: Value, given: dict[str, Value], scope: Scop
         _refuse(40160, "the count field cannot contain '.'")
 
 
-def _bucket(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _bucket(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     by, boundaries = given["groupBy"], given["boundaries"]
     named = v.fields_of(by[1])[:1] if by[0] == v.OBJECT else []
     if not (by[0] == v.STRING and by[1][4:5] == b"$") and not (named and named[0][0][:1] == b"$"):
@@ -222,7 +223,7 @@ def _bucket(name: str, specification: Value, given: dict[str, Value], scope: Sco
         _refuse(40192, "The $bucket 'boundaries' field must have at least 2 values")
 
 
-def _bucket_auto(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _bucket_auto(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     for key, value in given.items():
         if key == "output":
             _accumulators(value)
@@ -237,11 +238,11 @@ def _bucket_auto(name: str, specification: Value, given: dict[str, Value], scope
         _refuse(40243, "The $bucketAuto 'buckets' field must be greater than 0")
 
 
-def _documents(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
-    parse_project(v.object_of([(b"documents", specification)])[1], scope)
+def _documents(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
+    parse_project(v.object_of([(b"documents", specification)])[1], bindings)
 
 
-def _facet(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _facet(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] != v.OBJECT or specification == v.EMPTY_OBJECT:
         _refuse(40169, "the $facet specification must be a non-empty object")
     for facet, kind, data in v.fields_of(specification[1]):
@@ -269,7 +270,7 @@ def _check_inner(stage: Value) -> None:
         _refuse(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
-def _fill(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _fill(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     output = given["output"]
     for _, kind, data in v.fields_of(output[1]) if output[0] == v.OBJECT else []:
         for option, inner_kind, inner in v.fields_of(data) if kind == v.OBJECT else []:
@@ -279,14 +280,14 @@ def _fill(name: str, specification: Value, given: dict[str, Value], scope: Scope
                 _refuse(6050202, "Method must be either locf or linear")
 
 
-def _geo_near(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _geo_near(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] not in (v.OBJECT, v.ARRAY):
         _refuse(10065, "invalid parameter: expected an object ($geoNear)")
     if v.field(specification[1], b"near") is None:
         _refuse(5860400, "$geoNear requires a 'near' argument")
 
 
-def _group(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _group(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] != v.OBJECT:
         _refuse(15947, "a group's fields must be specified in an object")
     fields = v.fields_of(specification[1])
@@ -310,7 +311,7 @@ _ACCUMULATORS: Final = _names(
 )
 
 
-def _limit(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _limit(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     number = v.number_of(specification) if specification[0] in v.NUMERIC else -1
     if not 0 <= number <= v.INT64_MAX or number != int(number):
         _refuse(5107201, "invalid argument to $limit stage: Expected a non-negative number")
@@ -318,13 +319,13 @@ def _limit(name: str, specification: Value, given: dict[str, Value], scope: Scop
         _refuse(15958, "the limit must be positive")
 
 
-def _skip(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _skip(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     number = v.number_of(specification) if specification[0] in v.NUMERIC else -1
     if not 0 <= number <= v.INT64_MAX or number != int(number):
         _refuse(5107200, "invalid argument to $skip stage: Expected a non-negative number")
 
 
-def _lookup(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _lookup(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     for one in ("from", "as", "localField", "foreignField"):
         if one in given and given[one][0] not in (v.STRING, v.OBJECT):
             _refuse(9, f"$lookup argument '{one}' must be a string")
@@ -341,7 +342,7 @@ def _lookup(name: str, specification: Value, given: dict[str, Value], scope: Sco
             split_path(v.bytes_of(given[one]))
 
 
-def _merge(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _merge(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] == v.STRING:
         _check_collection(specification)
         return
@@ -351,7 +352,7 @@ def _merge(name: str, specification: Value, given: dict[str, Value], scope: Scop
     _Shape(14, 40415, known, 40414, ("into",)).check(name, specification)
 
 
-def _out(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _out(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] == v.STRING:
         _check_collection(specification)
     elif specification[0] != v.OBJECT:
@@ -366,7 +367,7 @@ def _check_collection(value: Value) -> None:
         _refuse(_INVALID_NAMESPACE, f"Invalid collection name: {text.decode('utf-8', 'replace')!r}")
 
 
-def _sample(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _sample(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] != v.OBJECT:
         _refuse(28745, "the $sample stage specification must be an object")
     size: Value | None = None
@@ -382,7 +383,7 @@ def _sample(name: str, specification: Value, given: dict[str, Value], scope: Sco
         _refuse(28749, "$sample stage must specify a size")
 
 
-def _window(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _window(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     output = given["output"]
     for key, kind, data in v.fields_of(output[1]) if output[0] == v.OBJECT else []:
         names = [inner for inner, _, _ in v.fields_of(data)] if kind == v.OBJECT else []
@@ -390,7 +391,7 @@ def _window(name: str, specification: Value, given: dict[str, Value], scope: Sco
             _refuse(9, f"Expected a $-prefixed window function, {key.decode('utf-8', 'replace')}")
 
 
-def _sort(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _sort(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] != v.OBJECT:
         _refuse(15973, "the $sort key specification must be an object")
     fields = v.fields_of(specification[1])
@@ -408,7 +409,7 @@ def _sort(name: str, specification: Value, given: dict[str, Value], scope: Scope
             _refuse(15975, "$sort key ordering must be 1 (for ascending) or -1 (for descending)")
 
 
-def _sort_by_count(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _sort_by_count(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     kind, data = specification
     if kind == v.STRING:
         if data[4:5] != b"$":
@@ -417,10 +418,10 @@ def _sort_by_count(name: str, specification: Value, given: dict[str, Value], sco
         _refuse(40149, "the sortByCount field must be specified as a string or as an object")
     elif not (fields := v.fields_of(data)) or fields[0][0][:1] != b"$":
         _refuse(40147, "the sortByCount field must be defined as a $-prefixed path or an expression")
-    parse_operand(specification, scope)
+    parse_operand(specification, bindings)
 
 
-def _union_with(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _union_with(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     if specification[0] == v.STRING:
         if b"\x00" in v.bytes_of(specification):
             _refuse(_INVALID_NAMESPACE, "Invalid collection name")
@@ -430,7 +431,7 @@ def _union_with(name: str, specification: Value, given: dict[str, Value], scope:
             _refuse(9, "$unionWith stage needs 'coll'")
 
 
-def _unwind(name: str, specification: Value, given: dict[str, Value], scope: Scope) -> None:
+def _unwind(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
     path: Value | None = specification
     if specification[0] == v.OBJECT:
         path = None

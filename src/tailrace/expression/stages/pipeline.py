@@ -10,7 +10,8 @@ from typing import Any, Final
 import bson
 
 from tailrace.errors import TailraceError, UsageError
-from tailrace.expression.language.core import Compilation, Scope, check_variable_write, parse_operand
+from tailrace.expression.language.core import check_variable_write, parse_operand
+from tailrace.expression.language.expression import Bindings, Compilation
 from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure
 from tailrace.expression.stages.compiled import STAGES, Stage
 from tailrace.expression.stages.event_places import may_be_set, with_places
@@ -123,9 +124,9 @@ class Compiler:
     def stage(self, place: int) -> Stage | None:
         compilation = Compilation(places=self._places(place), after_places=self.keeps_places, order=self.order)
         self.keeps_places |= compilation.places
-        scope = Scope(compilation, {"ROOT": 0, "CURRENT": 0}, self.constants)
+        bindings = Bindings(compilation, {"ROOT": 0, "CURRENT": 0}, self.constants)
         try:
-            return self._parsed(self.stages[place], scope, place)
+            return self._parsed(self.stages[place], bindings, place)
         except TailraceError as error:
             raise self._placed(error, place, compilation) from None
         except RecursionError:
@@ -147,24 +148,24 @@ class Compiler:
         at = ".".join((f"pipeline[{place}]", *compilation.place))
         return UsageError(error.message, code=error.code, hint=error.hint or f"At {at}")
 
-    def _parsed(self, raw: bytes, scope: Scope, place: int) -> Stage | None:
+    def _parsed(self, raw: bytes, bindings: Bindings, place: int) -> Stage | None:
         fields = v.fields_of(raw)
         if len(fields) != 1:
             raise parse_failure(40323, "A pipeline stage specification object must contain exactly one field.")
         name = fields[0][0].decode("utf-8", "replace")
         specification = (fields[0][1], fields[0][2])
-        scope.enter(name)
+        bindings.enter(name)
         if self.split is not None:
             error = parse_failure(7182802, f"{SPLIT_STAGE} must be the last stage in the pipeline")
-            self.not_permitted.append(self._placed(error, self.split, scope.compilation))
+            self.not_permitted.append(self._placed(error, self.split, bindings.compilation))
         parse = STAGES.get(name)
         if parse is not None:
-            parsed, apply = parse(specification, scope)
+            parsed, apply = parse(specification, bindings)
             return Stage(name, specification, parsed, apply)
-        self._other(name, specification, scope, place)
+        self._other(name, specification, bindings, place)
         return None
 
-    def _other(self, name: str, specification: Value, scope: Scope, place: int) -> None:
+    def _other(self, name: str, specification: Value, bindings: Bindings, place: int) -> None:
         """Everything that is no stage of ours: the split, what is refused, what is unknown."""
         if name == SPLIT_STAGE:
             if specification[0] != v.OBJECT:
@@ -173,16 +174,16 @@ class Compiler:
                 raise parse_failure(7182800, f"{SPLIT_STAGE} spec should be an empty object")
             self.split = place
         elif name in REFUSED_OTHERWISE:
-            check_refused(name, specification, scope)
+            check_refused(name, specification, bindings)
             code, reason = REFUSED_OTHERWISE[name]
             raise parse_failure(code, f"{name} {reason}")
         elif name in NOT_PERMITTED:
-            check_refused(name, specification, scope)
+            check_refused(name, specification, bindings)
             shown = refused_name(name, specification)
             if shown is None:
                 raise parse_failure(NOT_SUPPORTED, f"{name} is not supported in a change stream")
             error = parse_failure(20, f"{shown} is not permitted in a $changeStream pipeline")
-            self.not_permitted.append(self._placed(error, place, scope.compilation))
+            self.not_permitted.append(self._placed(error, place, bindings.compilation))
         elif name == INHIBIT_STAGE:
             if specification != v.EMPTY_OBJECT:
                 raise parse_failure(9 if specification[0] == v.OBJECT else 14, f"{name} takes an empty object")
@@ -229,11 +230,11 @@ def _constants(
         constants["CLUSTER_TIME"] = v.timestamp(cluster_time >> 32, cluster_time & 0xFFFFFFFF)
     if let is None:
         return constants
-    scope = Scope.of_document(constants, order)  # so that a variable sees those before it
+    bindings = Bindings.of_document(constants, order)  # so that a variable sees those before it
     for name, kind, data in v.fields_of(let if isinstance(let, bytes) else bson.encode(let)):
         shown = name.decode("utf-8", "replace")
         check_variable_write(shown)
-        expression = parse_operand((kind, data), scope)
+        expression = parse_operand((kind, data), bindings)
         if not expression.constant:
             raise parse_failure(4890500, "Command let Expression does not evaluate to a constant")
         constants[shown] = expression.value

@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tailrace.errors import UsageError
-from tailrace.expression.language.core import (
-    DBREF_NAMES,
-    Expression,
-    Frame,
-    Scope,
-    check_length,
-    parse_object,
-    parse_operand,
-    split_path,
-)
+from tailrace.expression.language.core import DBREF_NAMES, check_length, parse_object, parse_operand, split_path
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import OPERATORS, parse_failure, refused_expression
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe, Value
@@ -30,12 +22,12 @@ Mode = Literal["include", "exclude", "add"]
 
 
 @dataclass(slots=True)
-class Node:
+class Projection:
     """One level of a projection: plain names, deeper nodes, expressions, and the order in which they were named."""
 
     mode: Mode
     names: set[bytes] = field(default_factory=set)
-    children: dict[bytes, Node] = field(default_factory=dict)
+    children: dict[bytes, Projection] = field(default_factory=dict)
     expressions: dict[bytes, Expression] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)
     computes: bool = False
@@ -44,10 +36,10 @@ class Node:
     #: Whether the documents may hold such places of an earlier stage.
     gaps: bool = False
 
-    def child(self, name: bytes) -> Node:
+    def child(self, name: bytes) -> Projection:
         found = self.children.get(name)
         if found is None:
-            found = self.children[name] = Node(self.mode, places=self.places, gaps=self.gaps)
+            found = self.children[name] = Projection(self.mode, places=self.places, gaps=self.gaps)
             self.order.append(name)
         return found
 
@@ -178,32 +170,32 @@ class _Leaf:
     keep: bool = True
 
 
-def parse_project(specification: bytes, scope: Scope) -> Node:
+def parse_project(specification: bytes, bindings: Bindings) -> Projection:
     """The tree of a ``$project``; inclusion or exclusion is decided by the first name that says so."""
     fields = v.fields_of(specification)
     if not fields:
         raise parse_failure(
             51272, "Invalid $project :: caused by :: projection specification must have at least one field"
         )
-    parser = _ProjectParser(scope)
+    parser = _ProjectParser(bindings)
     for name, kind, data in fields:
         parser.field((), name, (kind, data))
     return parser.tree()
 
 
 class _ProjectParser:
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, bindings: Bindings) -> None:
+        self.bindings = bindings
         self.mode: Mode | None = None
         self.keep_id: bool | None = None
         self.leaves: list[_Leaf] = []
-        self._failures = _Failures(scope)
+        self._failures = _Failures(bindings)
         self._taken: set[tuple[bytes, ...]] = set()
         self._inner: set[tuple[bytes, ...]] = set()
 
     def field(self, parents: tuple[bytes, ...], name: bytes, value: Value) -> None:
         """One element of the specification, at any depth."""
-        self.scope.enter(_shown(name))
+        self.bindings.enter(_shown(name))
         kind, data = value
         if name == b"$" or name.endswith(b".$"):
             raise parse_failure(31324, "Cannot use positional projection in aggregation projection")
@@ -214,8 +206,8 @@ class _ProjectParser:
         elif kind == v.BOOL or kind in v.NUMERIC:
             self._plain(path, v.truthy(value))
         else:
-            self._computed(path, parse_operand(value, self.scope))
-        self.scope.leave()
+            self._computed(path, parse_operand(value, self.bindings))
+        self.bindings.leave()
 
     def _object(self, path: tuple[bytes, ...], data: bytes) -> None:
         fields = v.fields_of(data)
@@ -230,7 +222,7 @@ class _ProjectParser:
             if self.mode == "exclude":
                 shown = b".".join(path).decode("utf-8", "replace")
                 raise parse_failure(31252, f"Cannot use an expression {shown} in an exclusion projection")
-            self._computed(path, parse_object(data, self.scope))
+            self._computed(path, parse_object(data, self.bindings))
             return
         self._check(path)
         for name, kind, inner in fields:
@@ -278,10 +270,10 @@ class _ProjectParser:
         if path in self._taken:
             raise parse_failure(31250, f"Path collision at {b'.'.join(path).decode('utf-8', 'replace')}")
 
-    def tree(self) -> Node:
+    def tree(self) -> Projection:
         self._failures.settle()
         mode: Mode = self.mode or ("exclude" if self.keep_id is False else "include")
-        root = Node(mode, places=self.scope.compilation.places)
+        root = Projection(mode, places=self.bindings.compilation.places)
         for leaf in self.leaves:
             _place(root, leaf.path, leaf.expression)
         identified = any(leaf.path[0] == b"_id" for leaf in self.leaves)
@@ -290,7 +282,7 @@ class _ProjectParser:
         return root
 
 
-def _place(root: Node, path: tuple[bytes, ...], expression: Expression | None) -> None:
+def _place(root: Projection, path: tuple[bytes, ...], expression: Expression | None) -> None:
     node = root
     for name in path[:-1]:
         node.computes |= expression is not None
@@ -303,7 +295,7 @@ def _place(root: Node, path: tuple[bytes, ...], expression: Expression | None) -
     node.order.append(path[-1])
 
 
-def parse_unset(value: Value, scope: Scope) -> Node:
+def parse_unset(value: Value, bindings: Bindings) -> Projection:
     """``$unset``: a name, or an array of names, to leave out."""
     if value[0] not in (v.STRING, v.ARRAY):
         raise parse_failure(31002, "$unset specification must be a string or an array")
@@ -314,7 +306,7 @@ def parse_unset(value: Value, scope: Scope) -> Node:
         raise parse_failure(31120, "$unset specification must be a string or an array containing only string values")
     if any(b"\x00" in v.bytes_of(item) for item in items):
         raise parse_failure(9527900, "$unset names may not contain a null byte")
-    parser = _ProjectParser(scope)
+    parser = _ProjectParser(bindings)
     for item in items:
         parser.field((), v.bytes_of(item), v.FALSE)
     return parser.tree()
@@ -323,22 +315,22 @@ def parse_unset(value: Value, scope: Scope) -> Node:
 # ── $addFields ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parse_add_fields(specification: bytes, scope: Scope) -> Node:
+def parse_add_fields(specification: bytes, bindings: Bindings) -> Projection:
     """``$addFields`` and ``$set``: nested documents name nested fields, everything else is an expression."""
-    root = Node("add", places=scope.compilation.places, gaps=scope.compilation.after_places)
+    root = Projection("add", places=bindings.compilation.places, gaps=bindings.compilation.after_places)
     seen: list[tuple[bytes, ...]] = []
     found: list[tuple[tuple[bytes, ...], Value]] = []
     for name, kind, data in v.fields_of(specification):
-        scope.enter(_shown(name))
+        bindings.enter(_shown(name))
         _collect(split_path(name), (kind, data), seen, found)
-        scope.leave()
-    ordered = _Failures(scope)
+        bindings.leave()
+    ordered = _Failures(bindings)
     for path, value in found:
-        scope.enter(b".".join(path).decode("utf-8", "replace"))
-        expression = parse_operand(value, scope)
+        bindings.enter(b".".join(path).decode("utf-8", "replace"))
+        expression = parse_operand(value, bindings)
         ordered.note(len(path))
         _place(root, path, expression)
-        scope.leave()
+        bindings.leave()
     ordered.settle()
     return root
 
@@ -346,8 +338,8 @@ def parse_add_fields(specification: bytes, scope: Scope) -> Node:
 class _Failures:
     """The server optimizes the expressions of one level before those of the levels below it: so errors are sorted."""
 
-    def __init__(self, scope: Scope) -> None:
-        self._failures = scope.compilation.failures
+    def __init__(self, bindings: Bindings) -> None:
+        self._failures = bindings.compilation.failures
         self._start = self._seen = len(self._failures)
         self._noted: list[tuple[int, UsageError]] = []
 
@@ -399,7 +391,7 @@ def _check_conflict(path: tuple[bytes, ...], seen: list[tuple[bytes, ...]]) -> N
     seen.append(path)
 
 
-PROJECTIONS: Final[dict[str, Callable[[bytes, Scope], Node]]] = {
+PROJECTIONS: Final[dict[str, Callable[[bytes, Bindings], Projection]]] = {
     "$project": parse_project,
     "$addFields": parse_add_fields,
     "$set": parse_add_fields,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.expression.language.core import Expression, Frame, Scope, parse_operand
+from tailrace.expression.language.core import parse_operand
+from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe, Value
@@ -17,9 +18,9 @@ KEEP: Final = v.string("keep")
 class Redact:
     """A compiled ``$redact``. CURRENT is the level that is looked at; ROOT stays the whole document."""
 
-    def __init__(self, specification: Value, scope: Scope) -> None:
-        constants = {**scope.constants, "DESCEND": DESCEND, "PRUNE": PRUNE, "KEEP": KEEP}
-        inner = Scope(scope.compilation, scope.bound, constants)
+    def __init__(self, specification: Value, bindings: Bindings) -> None:
+        constants = {**bindings.constants, "DESCEND": DESCEND, "PRUNE": PRUNE, "KEEP": KEEP}
+        inner = Bindings(bindings.compilation, bindings.bound, constants)
         inner, (self._current,) = inner.bind("CURRENT")
         self.expression: Expression = parse_operand(specification, inner)
         self._evaluate = self.expression.evaluate

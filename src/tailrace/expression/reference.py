@@ -1,6 +1,6 @@
 """The reference of the expression language, made from the registry: what is supported, since when, what is refused.
 
-python -m tailrace.expression.language.reference > docs/reference/expressions.md
+python -m tailrace.expression.reference > docs/reference/expressions.md
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _INTRODUCTION = """\
 # The expression language
 
 What a change stream's pipeline may contain in Tailrace, and since which server version MongoDB has it. This page is
-generated from the code: `python -m tailrace.expression.language.reference > docs/reference/expressions.md`.
+generated from the code: `python -m tailrace.expression.reference > docs/reference/expressions.md`.
 
 The meaning is that of mongod 6.0: the same bytes come out, and the same error codes. `tests/differential` compares both
 on random stages and documents (`make fuzz-expressions SEED=n N=n`). What cannot be evaluated exactly is refused by

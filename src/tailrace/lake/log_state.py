@@ -1,0 +1,32 @@
+"""What the lake's log adds up to: the state after a number of commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.lake.manifest import Commit, FileEntry, Gap, Removal
+
+
+@dataclass(slots=True)
+class LogState:
+    """What the log says up to commit ``number``: the lake's files by name, those that were replaced and when, the gaps
+    that were accepted."""
+
+    number: int = -1
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    removed: dict[str, Removal] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def in_order(self) -> list[FileEntry]:
+        """The files in the order of the stream."""
+        return sorted(self.files.values(), key=lambda file: file.first_token)
+
+    def apply(self, commit: Commit) -> None:
+        for removal in commit.removed:
+            self.files.pop(removal.name, None)
+            self.removed[removal.name] = removal
+        self.files.update((file.name, file) for file in commit.files)
+        if commit.gap is not None:
+            self.gaps = (*self.gaps, commit.gap)
+        self.number = commit.number
