@@ -16,7 +16,7 @@ import numpy as np
 from tailrace.errors import TailraceError
 from tailrace.event.event_block import EventBlock
 from tailrace.kernel.batch import PLAIN, KernelBatch, KernelSettings, Step, transform_batch
-from tailrace.kernel.images import image_steps
+from tailrace.kernel.images import AddImages, image_steps
 from tailrace.kernel.match_ahead import ahead_steps
 from tailrace.kernel.transform import EVENT_MAX
 from tailrace.kernel.user_stages import user_steps
@@ -78,11 +78,24 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
         yield from _plain(pipeline, batch)
         return
     made = transform_batch(batch.raw, settings)
-    for step in steps:
-        made = yield from step(made)
-    yield from _joined(_given(pipeline, made))
+    yield from _joined(_through(pipeline, made, steps))
     if not pipeline.invalidated:
         pipeline.advance(None, batch.high_water)
+
+
+def _through(pipeline: ChangeStreamPipeline, made: KernelBatch, steps: list[Step]) -> Blocks:
+    """A batch through its steps; from the look-up of images on in pieces, each of which is given before the next."""
+    place = next((place for place, step in enumerate(steps) if isinstance(step, AddImages)), len(steps))
+    for step in steps[:place]:
+        made = yield from step(made)
+    images = steps[place] if place < len(steps) else None
+    for piece in images.pieces(made) if isinstance(images, AddImages) else (made,):
+        finished = piece
+        for step in steps[place:]:
+            finished = yield from step(finished)
+        yield from _given(pipeline, finished)
+        if pipeline.invalidated:
+            return
 
 
 def _given(pipeline: ChangeStreamPipeline, made: KernelBatch) -> Blocks:
