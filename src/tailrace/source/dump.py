@@ -70,6 +70,10 @@ class DumpSource:
             pass  # read() tells, when it comes there
         return newest
 
+    def operation_time(self) -> ClusterTime:
+        """As ``newest``: a dump holds nothing else."""
+        return self.newest()
+
     def read(
         self,
         after: ClusterTime,
@@ -78,7 +82,9 @@ class DumpSource:
         batch_bytes_max: int = _BATCH_BYTES_MAX,
         oplog_filter: bytes | None = None,
     ) -> Iterator[OplogBatch]:
-        """The entries with ``after`` < ts <= ``until``, all of them. Raises 286 where the dump begins later."""
+        """See OplogSource. Nothing is left out by a filter. 286 where the dump begins later than ``after``."""
+        if until <= after:
+            return
         self._check_history(after)
         position = after
         for batch in self._batches(after, until, batch_bytes_max):
@@ -129,6 +135,9 @@ class DumpSource:
     def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
         """``None`` each: a dump of the oplog knows no current documents."""
         return [None] * len(lookups)
+
+    def refuse_view(self, database: str, collection: str) -> None:
+        """Nothing: a dump of the oplog does not say what is a view."""
 
     def close(self) -> None:
         """Nothing is held open between reads."""
