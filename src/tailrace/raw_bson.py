@@ -37,13 +37,16 @@ DECIMAL128: Final = 0x13
 MIN_KEY: Final = 0xFF
 MAX_KEY: Final = 0x7F
 
+#: The server nests documents no deeper.
+DEPTH_MAX: Final = 200
+
 EMPTY_DOCUMENT: Final = b"\x05\x00\x00\x00\x00"
 
 _INT32 = struct.Struct("<i")
 _INT64 = struct.Struct("<q")
 
 #: Value sizes of the types whose size is fixed.
-_FIXED: Final[dict[int, int]] = {
+FIXED_SIZES: Final[dict[int, int]] = {
     DOUBLE: 8,
     UNDEFINED: 0,
     OBJECT_ID: 12,
@@ -58,7 +61,7 @@ _FIXED: Final[dict[int, int]] = {
     MAX_KEY: 0,
 }
 #: Types that begin with an int32 length: what to add to that length to get the value's size.
-_PREFIXED: Final[dict[int, int]] = {
+LENGTH_EXTRAS: Final[dict[int, int]] = {
     STRING: 4,
     CODE: 4,
     SYMBOL: 4,
@@ -112,9 +115,9 @@ def _bad(message: str, offset: int) -> OplogFormatError:
 
 def value_end(buf: bytes, type_: int, start: int, limit: int) -> int:
     """Where the value of type ``type_`` that starts at ``start`` ends; ``limit`` is where its document's NUL lies."""
-    size = _FIXED.get(type_)
+    size = FIXED_SIZES.get(type_)
     if size is None:
-        extra = _PREFIXED.get(type_)
+        extra = LENGTH_EXTRAS.get(type_)
         if extra is not None:
             if start + 4 > limit:
                 raise _bad("truncated length", start)
@@ -155,7 +158,7 @@ def document_end(buf: bytes, start: int = 0, limit: int | None = None) -> int:
 def elements(buf: bytes, start: int = 0) -> Iterator[Element]:
     """The elements of the document at ``start``, in order. Duplicate names are given as often as they stand there."""
     limit = document_end(buf, start) - 1
-    fixed = _FIXED
+    fixed = FIXED_SIZES
     pos = start + 4
     while pos < limit:
         name_end = buf.find(0, pos + 1, limit)
@@ -235,3 +238,62 @@ def split(buf: bytes) -> Iterator[bytes]:
         end = document_end(buf, pos)
         yield buf[pos:end]
         pos = end
+
+
+def array_documents(buf: bytes, start: int) -> bytes:
+    """The documents of the array at ``start``, one after the other without their keys.
+
+    The server numbers an array's elements from 0 on, so where a value begins is known without a look at its key.
+    """
+    limit = document_end(buf, start) - 1
+    size_at = _INT32.unpack_from
+    view = memoryview(buf)
+    pieces: list[memoryview] = []
+    pos, digits, count, next_length = start + 4, 1, 0, 10
+    while pos < limit:
+        value = pos + digits + 2
+        end = value + size_at(buf, value)[0] if value + 5 <= limit else limit + 1
+        if not value + 5 <= end <= limit or buf[pos] != OBJECT or buf[value - 1]:
+            raise OplogFormatError("a reply's batch is no array of documents", position=f"byte {pos} of the reply")
+        pieces.append(view[value:end])
+        pos = end
+        count += 1
+        if count == next_length:
+            digits, next_length = digits + 1, next_length * 10
+    return b"".join(pieces)
+
+
+def check_structure(raw: bytes) -> None:
+    """Follow every length of a document, the nested ones too. Raises OplogFormatError at the first that is wrong.
+
+    ``elements`` says the same with more words; this loop is most of a dump's cost (16 against 32 µs an entry).
+    """
+    document_end(raw)
+    fixed, unpack, find = FIXED_SIZES, _INT32.unpack_from, raw.find
+    pending = [(4, len(raw) - 1, 1)]
+    while pending:
+        pos, limit, depth = pending.pop()
+        if depth > DEPTH_MAX:
+            raise _bad("documents nested too deeply", pos)
+        while pos < limit:
+            type_ = raw[pos]
+            start = find(0, pos + 1, limit) + 1
+            if start == 0:
+                raise _bad("unterminated field name", pos)
+            size = fixed.get(type_)
+            if size is not None:
+                end = start + size
+            elif type_ == STRING and start + 4 < limit:
+                length = unpack(raw, start)[0]
+                end = start + 4 + length
+                if length < 1 or end > limit or raw[end - 1] != 0:
+                    raise _bad("string without its end", pos)
+            else:
+                end = value_end(raw, type_, start, limit)
+                if type_ in (OBJECT, ARRAY):
+                    if raw[end - 1] != 0:
+                        raise _bad("nested document without its end", pos)
+                    pending.append((start + 4, end - 1, depth + 1))
+            if end > limit:
+                raise _bad("value leads outside its document", pos)
+            pos = end

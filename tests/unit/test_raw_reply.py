@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OplogFormatError
-from tailrace.source.raw_reply import RawReplyCursor, array_documents, unpacked
+from tailrace.source.raw_reply import RawReplyCursor, unpacked
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 99, 100, 101, 1000, 1001, 12_345])
@@ -38,7 +39,7 @@ def test_damage_is_an_error_and_never_a_crash(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         array[data.draw(st.integers(0, len(array) - 1))] = data.draw(st.integers(0, 255))
     try:
-        run = array_documents(bytes(array), 0)
+        run = raw_bson.array_documents(bytes(array), 0)
     except OplogFormatError:
         return
     assert len(run) <= len(array)

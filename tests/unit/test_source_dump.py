@@ -17,7 +17,6 @@ from tailrace import raw_bson
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError, TailraceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
-from tailrace.source.bson_file import check_structure
 from tailrace.source.dump import DumpSource
 
 
@@ -268,13 +267,13 @@ def test_a_dump_knows_no_current_documents(tmp_path: Path) -> None:
 def test_the_structure_check_agrees_with_the_codec_on_damaged_documents() -> None:
     """Whatever the codec refuses for its lengths, the check refuses too."""
     whole = bson.encode({"a": [1, {"b": "text", "c": b"bytes"}], "d": {"e": {}}, "f": bson.Regex("x", "i"), "g": 1.5})
-    check_structure(whole)
+    raw_bson.check_structure(whole)
     disagreed = []
     for position in range(len(whole)):
         for value in (0, 1, 2, 3, 5, 0x7E, 0xFF):
             hurt = whole[:position] + bytes([value]) + whole[position + 1 :]
             try:
-                check_structure(hurt)
+                raw_bson.check_structure(hurt)
             except OplogFormatError:
                 continue
             try:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tailrace import raw_bson
-from tailrace.errors import ChangeStreamFatal, ChangeStreamHistoryLost, InvalidResumeToken, UsageError, invariant
+from tailrace.errors import ChangeStreamFatal, InvalidResumeToken, UsageError, invariant
 from tailrace.event.resume_token import HIGH_WATER_MARK, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.profile import SERVER_6_0, ServerProfile
 
@@ -57,11 +58,10 @@ class Plan:
         ``oldest`` is the cluster time of its first entry; ``complete`` says that nothing was ever written before it.
         Raises ``ChangeStreamHistoryLost`` (286).
         """
-        if self.start is not None and not complete and self.start < oldest:
-            raise ChangeStreamHistoryLost(
-                "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
-                hint=f"The stream would start at {self.start} and the oldest entry is {oldest}: start a new stream at "
-                "or after that time, and keep a longer oplog (replSetResizeOplog, minRetentionHours)",
+        if self.read_after is not None and not reaches_back(self.read_after, oldest, complete):
+            raise history_lost(
+                f"The stream would start at {self.start} and the oldest entry is {oldest}: start a new stream at "
+                "or after that time, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
             )
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from tailrace import raw_bson
-from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError, SourceError
+from tailrace.errors import OplogFormatError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import is_initiating_set
 from tailrace.source.bson_file import Document, documents, unreadable
@@ -149,11 +150,8 @@ class DumpSource:
 
     def _check_history(self, after: ClusterTime) -> None:
         oldest, complete = self.oldest()
-        if oldest > after + 1 and not complete:
-            raise ChangeStreamHistoryLost(
-                "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
-                hint=f"The dump begins at {oldest}: start there or later",
-            )
+        if not reaches_back(after, oldest, complete):
+            raise history_lost(f"The dump begins at {oldest}: start there or later")
 
     def _batches(self, after: ClusterTime, until: ClusterTime | None, bytes_max: int) -> Iterator[OplogBatch]:
         parts: list[bytes] = []

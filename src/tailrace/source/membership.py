@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from pymongo import DESCENDING, MongoClient
 
-from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError, on_shard
+from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.history import history_lost
 from tailrace.source.connection import Connection
-from tailrace.source.mongod import HISTORY_LOST, MongodSource
+from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
 
 _SHARDS: Final = "config.shards"
@@ -184,7 +185,5 @@ def reachable(cluster: Cluster, shard: Removed, after: ClusterTime) -> MongoClie
         ) from None
     # One that was a shard then has an oplog that is older.
     if shard.since is None and oldest > after:
-        raise on_shard(
-            ChangeStreamHistoryLost(HISTORY_LOST, hint=f"{what}, and its oplog begins at {oldest}"), shard.name
-        )
+        raise on_shard(history_lost(f"{what}, and its oplog begins at {oldest}"), shard.name)
     return client

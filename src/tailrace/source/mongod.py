@@ -19,8 +19,9 @@ from pymongo.cursor import CursorType, RawBatchCursor
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from tailrace import raw_bson
-from tailrace.errors import ChangeStreamHistoryLost, SourceError
+from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
 from tailrace.source.connection import RETRY_SECONDS, Connection
@@ -35,8 +36,6 @@ AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
 _AWAIT_MS_MAX: Final = 10_000
 _SAME_MEMBER_TRIES: Final = 10
-
-HISTORY_LOST: Final = "Resume of change stream was not possible, as the resume point may no longer be in the oplog."
 
 
 class _Position(NamedTuple):
@@ -314,11 +313,10 @@ class MongodSource:
                 break
         else:
             raise AutoReconnect("the member changed between two reads")
-        if oldest > position.after + 1 and not complete:
-            raise ChangeStreamHistoryLost(
-                HISTORY_LOST,
-                hint=f"The oldest oplog entry of {self.name} is at {oldest} and the reader at {position.after}: start "
-                "a new stream, and enlarge the oplog or read more often",
+        if not reaches_back(position.after, oldest, complete):
+            raise history_lost(
+                f"The oldest oplog entry of {self.name} is at {oldest} and the reader at {position.after}: start "
+                "a new stream, and enlarge the oplog or read more often"
             )
         if position.entry is not None:
             raise SourceError(

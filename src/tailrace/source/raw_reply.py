@@ -8,7 +8,6 @@ retries, pinning and the closing of cursors stay PyMongo's, and so does the unpa
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 import bson
@@ -16,10 +15,8 @@ from bson.codec_options import CodecOptions
 from pymongo.cursor import RawBatchCursor
 
 from tailrace import raw_bson
-from tailrace.errors import OplogFormatError
 
 _BATCHES: Final = (b"firstBatch", b"nextBatch")
-_LENGTH: Final = struct.Struct("<i")
 #: As PyMongo reads replies: a server's message that is no UTF-8 must not hide the error that it tells.
 _CODEC: Final = CodecOptions[dict[str, Any]](unicode_decode_error_handler="replace")
 
@@ -55,29 +52,6 @@ def unpacked(reply: bytes) -> dict[str, Any]:
         reply[4 : cursor.value_start], raw_bson.encode_document(*others), reply[cursor.end : -1]
     )
     decoded = bson.decode(envelope, _CODEC)
-    run = array_documents(reply, batch.value_start)
+    run = raw_bson.array_documents(reply, batch.value_start)
     decoded["cursor"][batch.name.decode()] = [run] if run else []
     return decoded
-
-
-def array_documents(buf: bytes, start: int) -> bytes:
-    """The documents of the array at ``start``, one after the other without their keys.
-
-    The server numbers an array's elements from 0 on, so where a value begins is known without a look at its key.
-    """
-    limit = raw_bson.document_end(buf, start) - 1
-    size_at = _LENGTH.unpack_from
-    view = memoryview(buf)
-    pieces: list[memoryview] = []
-    pos, digits, count, next_length = start + 4, 1, 0, 10
-    while pos < limit:
-        value = pos + digits + 2
-        end = value + size_at(buf, value)[0] if value + 5 <= limit else limit + 1
-        if not value + 5 <= end <= limit or buf[pos] != raw_bson.OBJECT or buf[value - 1]:
-            raise OplogFormatError("a reply's batch is no array of documents", position=f"byte {pos} of the reply")
-        pieces.append(view[value:end])
-        pos = end
-        count += 1
-        if count == next_length:
-            digits, next_length = digits + 1, next_length * 10
-    return b"".join(pieces)

@@ -69,59 +69,15 @@ CONTAINER_LIMIT: Final = 128 * 1024 * 1024
 GONE: Final = 0x16
 
 #: The server's alias of each type, as ``$type`` gives it and error messages name it.
-TYPE_NAMES: Final[dict[int, str]] = {
-    DOUBLE: "double",
-    STRING: "string",
-    OBJECT: "object",
-    ARRAY: "array",
-    BINARY: "binData",
-    UNDEFINED: "undefined",
-    OBJECT_ID: "objectId",
-    BOOL: "bool",
-    DATE: "date",
-    NULL_TYPE: "null",
-    REGEX: "regex",
-    DB_POINTER: "dbPointer",
-    CODE: "javascript",
-    SYMBOL: "symbol",
-    CODE_WITH_SCOPE: "javascriptWithScope",
-    INT32: "int",
-    TIMESTAMP: "timestamp",
-    INT64: "long",
-    DECIMAL: "decimal",
-    MIN_KEY: "minKey",
-    MAX_KEY: "maxKey",
-}
+TYPE_NAMES: Final = bson.TYPE_NAMES
 
 _F64 = struct.Struct("<d")
 _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
 _LENGTH = _I32.unpack_from
-_SIZES: Final[dict[int, int]] = {
-    DOUBLE: 8,
-    UNDEFINED: 0,
-    OBJECT_ID: 12,
-    BOOL: 1,
-    DATE: 8,
-    NULL_TYPE: 0,
-    INT32: 4,
-    TIMESTAMP: 8,
-    INT64: 8,
-    DECIMAL: 16,
-    MIN_KEY: 0,
-    MAX_KEY: 0,
-}
-_PREFIXED: Final[dict[int, int]] = {
-    STRING: 4,
-    CODE: 4,
-    SYMBOL: 4,
-    OBJECT: 0,
-    ARRAY: 0,
-    CODE_WITH_SCOPE: 0,
-    BINARY: 5,
-    DB_POINTER: 16,
-}
+_SIZES: Final = bson.FIXED_SIZES
+_EXTRAS: Final = bson.LENGTH_EXTRAS
 
 #: 34 digits, round half to even, the exponents of IEEE 754 decimal128.
 DECIMAL_CONTEXT: Final = create_decimal128_context()
@@ -321,7 +277,7 @@ def field(document: bytes, name: bytes) -> Maybe:
         size = _SIZES.get(kind)
         if size is not None:
             end = start + size
-        elif (extra := _PREFIXED.get(kind)) is not None:
+        elif (extra := _EXTRAS.get(kind)) is not None:
             end = start + extra + _LENGTH(document, start)[0]
         else:
             end = start if kind == GONE else bson.value_end(document, kind, start, limit)
@@ -333,7 +289,7 @@ def field(document: bytes, name: bytes) -> Maybe:
 
 def _end(document: bytes, kind: int, start: int, limit: int) -> int:
     """Where a value of variable size ends."""
-    extra = _PREFIXED.get(kind)
+    extra = _EXTRAS.get(kind)
     if extra is None:
         return bson.value_end(document, kind, start, limit)
     length: int = _I32.unpack_from(document, start)[0]

@@ -7,11 +7,11 @@ from typing import Any
 
 from pymongo import MongoClient
 
-from tailrace.errors import ChangeStreamHistoryLost
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.oplog.namespace import Scope
 from tailrace.source.connection import Connection
-from tailrace.source.mongod import HISTORY_LOST, MongodSource
+from tailrace.source.mongod import MongodSource
 from tailrace.source.outline import OplogOutline
 
 
@@ -42,10 +42,9 @@ class ReplicaSetOplog:
     def require_history(self, after: ClusterTime) -> None:
         """Raises 286 where entries after ``after`` may be gone from the oplog."""
         oldest, complete = self.source.oldest()
-        if not complete and after < oldest and after.tick() < oldest:
-            raise ChangeStreamHistoryLost(
-                HISTORY_LOST,
-                hint=f"The checkpoint stands at {after} and the oldest entry is {oldest}. What lies between is lost to "
+        if not reaches_back(after, oldest, complete):
+            raise history_lost(
+                f"The checkpoint stands at {after} and the oldest entry is {oldest}. What lies between is lost to "
                 "this stream: start a new one with a new checkpointLocation and startingFrom=oldest, load the gap from "
-                "the collections, and keep a longer oplog (replSetResizeOplog, minRetentionHours)",
+                "the collections, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
             )
