@@ -82,9 +82,9 @@ def ours(source: MongodSource, question: tuple[str, Scope, Any], start: ClusterT
         )
         with closing(OplogChangeStream(source, request, pushes_down=pushes_down)) as stream:
             while not reached(stream.resume_token, end):
-                event = stream.next_event()
+                event = stream.try_next()
                 if event is not None:
-                    yield event.to_bson()
+                    yield bytes(event.raw)
 
     return read
 

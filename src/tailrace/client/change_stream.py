@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Generator, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, NoReturn, Self
 
 import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
+from tailrace import kernel
+from tailrace.client import kernel_loader
+from tailrace.client.block_events import BlockEvents
 from tailrace.client.request import WatchRequest
 from tailrace.client.turn import Turn
 from tailrace.errors import UsageError
-from tailrace.event.change_event import ChangeEvent
+from tailrace.event.event_block import OPERATION_TYPES, EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.explain import explain
 from tailrace.pipeline.stream import ChangeStreamPipeline
@@ -26,9 +29,12 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import OplogBatch
-from tailrace.source.drive import drive
+from tailrace.source.drive import answers_of, drive, drive_blocks
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
+
+_CANNOT_DECODE: Final = (BSONError, ValueError, OverflowError, TypeError)
+_INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 
 
 class ChangeStream(ABC):
@@ -41,6 +47,8 @@ class ChangeStream(ABC):
     """
 
     _codec_options: CodecOptions[Any]
+    #: The events that are at hand, as documents. Taking one is safe in any thread: the iterator is one of Python's own.
+    _ready: Iterator[Any] = iter(())
 
     @abstractmethod
     def try_next(self) -> Any | None:
@@ -84,12 +92,15 @@ class ChangeStream(ABC):
     def _decoded(self, event: bytes) -> Any:
         try:
             return bson.decode(event, codec_options=self._codec_options)
-        except (BSONError, ValueError, OverflowError, TypeError) as error:
-            self.close()
-            raise UsageError(
-                f"an event cannot be decoded: {error}",
-                hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
-            ) from None
+        except _CANNOT_DECODE as error:
+            self._refuse_to_decode(error)
+
+    def _refuse_to_decode(self, error: Exception) -> NoReturn:
+        self.close()
+        raise UsageError(
+            f"an event cannot be decoded: {error}",
+            hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
+        ) from None
 
     def __iter__(self) -> Self:
         return self
@@ -137,8 +148,12 @@ class OplogChangeStream(ChangeStream):
         self._open: list[Generator[OplogBatch, None, None]] = []
         self._turn = Turn(partial(_close_all, self._open))
         weakref.finalize(self, self._turn.end)
-        self._driven: Iterator[list[ChangeEvent]] = iter(())
-        self._events: deque[ChangeEvent] = deque()
+        self._driven: Iterator[EventBlock] = iter(())
+        #: The block whose events are being given.
+        self._events: BlockEvents | None = None
+        #: An invalidation at the end of that block, which nothing may follow.
+        self._last: EventBlock | None = None
+        self._refilling = threading.RLock()
         self._token: bytes = plan.first_token.to_bson()
 
     def _begun(self, plan: Plan) -> Plan:
@@ -156,7 +171,11 @@ class OplogChangeStream(ChangeStream):
 
     @property
     def resume_token(self) -> Any:
-        return bson.decode(self._token, codec_options=self._codec_options)
+        return bson.decode(self._token_given(), codec_options=self._codec_options)
+
+    def _token_given(self) -> bytes:
+        events = self._events
+        return (None if events is None else events.token) or self._token
 
     @property
     def alive(self) -> bool:
@@ -164,32 +183,73 @@ class OplogChangeStream(ChangeStream):
 
     @property
     def has_next(self) -> bool:
-        return bool(self._events)
+        return self._last is not None or (self._events is not None and self._events.left > 0)
+
+    def next(self) -> Any:
+        # The first lines of both: all that is done for an event that is at hand.
+        try:
+            for event in self._ready:
+                return event
+        except _CANNOT_DECODE as error:
+            self._refuse_to_decode(error)
+        while self.alive:
+            event = self._awaited()
+            if event is not None:
+                return event
+        raise StopIteration
+
+    __next__ = next
 
     def try_next(self) -> Any | None:
-        event = self.next_event()
-        return None if event is None else self._decoded(event.to_bson())
+        try:
+            for event in self._ready:
+                return event
+        except _CANNOT_DECODE as error:
+            self._refuse_to_decode(error)
+        return self._awaited()
 
-    def next_event(self) -> ChangeEvent | None:
-        """Like ``try_next``, but the event as the pipeline made it."""
-        with self._turn, time_limit_of(self._source.client):
-            try:
-                event = self._look()
-                self._turn.check()
-            except TimeLimitError:
-                raise
-            except BaseException:
-                self.close()
-                raise
-        return event
+    def _awaited(self) -> Any | None:
+        """The next event where none is ready, waited for once."""
+        if not self._refill():
+            with self._turn, time_limit_of(self._source.client):
+                try:
+                    last = self._look()
+                    self._turn.check()
+                except TimeLimitError:
+                    raise
+                except BaseException:
+                    self.close()
+                    raise
+            if last is not None:
+                return self._decoded(last)
+        try:
+            return next(self._ready, None)
+        except _CANNOT_DECODE as error:
+            self._refuse_to_decode(error)
 
-    def _look(self) -> ChangeEvent | None:
-        """The next event, waited for once."""
+    def _refill(self) -> bool:
+        """Make the next events of the block ready; False where it has none. Two threads may come here at a time."""
+        with self._refilling:
+            events = self._events
+            if events is None or not events.left:
+                return False
+            self._ready = events.documents()
+            if self._turn.ended:
+                self._ready = iter(())
+            return True
+
+    def _look(self) -> bytes | None:
+        """Wait once for events: they are ready then. The event that ends the stream is given at once, as BSON."""
         deadline = time.monotonic() + self._await_s
         has_read = False
         while self.alive:
-            if self._events or self._finish_events():
-                return self._give()
+            if self._last is not None:
+                return self._give_last()
+            self._forget_block()
+            if self._finish_block():
+                if self._refill():
+                    return None
+                continue
             self._token = self._pipeline.resume_token.to_bson()
             if self._pipeline.invalidated:
                 self.close()
@@ -197,9 +257,14 @@ class OplogChangeStream(ChangeStream):
             if has_read and time.monotonic() >= deadline:
                 break
             check_time_limit(self._source.name)
-            self._driven = drive(self._pipeline.process(self._read()), self._source)
+            self._driven = self._drive(self._read())
             has_read = True
         return None
+
+    def _drive(self, batch: OplogBatch) -> Iterator[EventBlock]:
+        if kernel_loader.is_ready(len(batch.raw)):
+            return drive_blocks(kernel.process_batch(self._pipeline, batch), answers_of(self._source))
+        return map(EventBlock.of, drive(self._pipeline.process(batch), self._source))
 
     def _read(self) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter leaves in what is no
@@ -218,25 +283,39 @@ class OplogChangeStream(ChangeStream):
         self._read_up_to = batch.high_water
         return batch
 
-    def _finish_events(self) -> bool:
+    def _finish_block(self) -> bool:
         """Let the pipeline go on with the batch it has until it gives events; False when the batch is done."""
-        for events in self._driven:
-            if events:
-                self._events.extend(events)
+        for block in self._driven:
+            if len(block):
+                ends = self._pipeline.invalidated or block.operation[-1] == _INVALIDATE
+                count = len(block) - int(ends)
+                # Whether the stream is over is known behind the event that ends it.
+                self._last = block.cut(count, count + 1) if ends else None
+                self._events = BlockEvents(block.cut(0, count), self._codec_options)
                 return True
             check_time_limit(self._source.name)
         return False
 
-    def _give(self) -> ChangeEvent:
-        event = self._events.popleft()
-        self._token = event.token_bson
-        if not self._events and self._pipeline.invalidated and not self._finish_events():
+    def _give_last(self) -> bytes:
+        block = self._last
+        assert block is not None
+        self._last = None
+        self._forget_block()
+        self._token = block.token(0) or self._token
+        if not self._finish_block() and self._pipeline.invalidated:
             self._token = self._pipeline.resume_token.to_bson()
             self.close()
-        return event
+        return block.event(0)
+
+    def _forget_block(self) -> None:
+        self._token = self._token_given()
+        self._events = None
 
     def close(self) -> None:
         self._turn.end()
+        self._ready = iter(())
+        self._last = None
+        self._forget_block()
 
 
 def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:
