@@ -165,7 +165,7 @@ def entry(rng: random.Random, time: int) -> bytes:
         parts.append(rb.encode_element(rb.INT64, b"txnNumber", rb.encode_int64(rng.randrange(99))))
     parts += [string(b"op", operation), string(b"ns", namespace)]
     parts.append(rb.encode_element(rb.BINARY, b"ui", uuid_value()))
-    parts += _body(rng, operation)
+    parts += body(rng, operation)
     if rng.random() < 0.1:
         parts.append(rb.encode_element(rb.BOOL, b"fromMigrate", bytes([rng.choice((0, 1, 1, 2))])))
     parts.append(rb.encode_element(rb.TIMESTAMP, b"ts", time.to_bytes(8, "little")))
@@ -180,7 +180,7 @@ def uuid_value() -> bytes:
     return struct.pack("<iB", 16, 4) + UUID
 
 
-def _body(rng: random.Random, operation: bytes) -> list[bytes]:
+def body(rng: random.Random, operation: bytes) -> list[bytes]:
     if operation == b"i":
         identifier = key(rng)
         inserted = rb.encode_document(identifier[4:-1] + random_values.document(rng)[4:-1])

@@ -17,10 +17,11 @@ From entries to events
                       and type: the slots of ``event_record``
     ``block()``       the events as an ``EventBlock``
 
-    The kernel makes the events of plain (non-transaction) insert, update (``$v`` 1 and 2), replace and delete entries,
-    with document keys of the usual types (ObjectId, numbers but decimals, strings, symbols, dates, timestamps,
-    booleans, null, binary, and documents and arrays of these). It leaves commands, transactions, no-ops in scope,
-    writes to ``system.views``, entries without UUID or time and all corrupt bytes. It never reads outside ``raw``.
+    The kernel makes the events of inserts, updates (``$v`` 1 and 2), replacements and deletes, plain ones and those of
+    transactions, with document keys of the usual types (ObjectId, numbers but decimals, strings, symbols, dates,
+    timestamps, booleans, null, binary, and documents and arrays of these). It leaves other commands in scope,
+    announcements of the sharding code, writes to ``system.views``, entries without UUID or time and all corrupt bytes.
+    It never reads outside ``raw``.
 
 From a pipeline's batches to events
     ``process_batch(pipeline, batch)`` does the above for a ``ChangeStreamPipeline``: the kernel where it can, the plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tailrace.errors import UsageError
 from tailrace.event import event_block
 from tailrace.event.event_block import EventBlock
-from tailrace.kernel import delta, event_record, fragments, key_string, oplog_entry, transform
+from tailrace.kernel import delta, event_record, fragments, job, key_string, oplog_entry, transform
 from tailrace.kernel.namespace import CLUSTER, COLLECTION, DATABASE
 from tailrace.kernel.runs import copy_runs
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
@@ -22,24 +22,30 @@ from tailrace.plan.request import Answer, Request
 Bytes: TypeAlias = event_block.Bytes
 Offsets: TypeAlias = event_block.Offsets
 
-SKIPPED = transform.SKIPPED
-EVENT = transform.EVENT
-PLAIN = transform.PLAIN
+SKIPPED = job.SKIPPED
+EVENT = job.EVENT
+PLAIN = job.PLAIN
+CHAIN_ENTRY = job.CHAIN_ENTRY
+MEMBER_ENTRY = job.MEMBER_ENTRY
 
 #: Room for the last event to be written and the fixed parts of the first ones; the buffer grows when it is not enough.
 _MARGIN = 1 << 16
-#: More records than entries; a transaction gives more than one.
-_RECORDS_MARGIN = 64
+#: The first guess: so many times the oplog's bytes are its events', and so few bytes has an operation.
+_GROWTH = 4
+_OPERATION_BYTES = 64
 #: The buffer for a batch's events is not made larger than twice this; of 16 MB of oplog the events are 60 MB at most
 #: where none of them is much longer than its entry.
 _EVENTS_BYTES_MAX = 128 << 20
 _SCRATCH_PARTS = {
     "table": oplog_entry.TABLE_SIZE,
+    "operation_table": oplog_entry.TABLE_SIZE,
+    "member_table": oplog_entry.TABLE_SIZE,
+    "chain": 8 * job.CHAIN_MAX,
     "writer": key_string.WRITER_SIZE,
     "stack": key_string.STACK_SIZE,
     "delta": delta.DELTA_SIZE,
-    "key_string": transform.KEY_STRING_MAX,
-    "key_document": transform.KEY_DOCUMENT_MAX,
+    "key_string": job.KEY_STRING_MAX,
+    "key_document": job.KEY_DOCUMENT_MAX,
     "areas": delta.AREAS_SIZE,
 }
 _KINDS = {"cluster": CLUSTER, "database": DATABASE, "collection": COLLECTION}
@@ -50,7 +56,7 @@ _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 class KernelSettings:
     """What the stream shows. Entries before ``start`` are skipped; ``token_version`` is 1 or 2; ``wall_time``: events
     carry it (6.0 and later); ``collection_uuid``: showExpandedEvents; ``raw_updates``: showRawUpdateDescription;
-    ``disambiguated_paths``: showExpandedEvents from 6.1 on."""
+    ``disambiguated_paths``: showExpandedEvents from 6.1 on; the last two as in ``ServerProfile``."""
 
     scope: Scope
     start: ClusterTime = ZERO
@@ -59,15 +65,22 @@ class KernelSettings:
     collection_uuid: bool = False
     raw_updates: bool = False
     disambiguated_paths: bool = False
+    unwinds_apply_ops_without_session: bool = False
+    multi_op_is_no_transaction: bool = False
 
     @property
     def flags(self) -> int:
         if self.token_version not in (1, 2):
             raise UsageError(f"the kernel writes resume tokens of version 1 and 2, not {self.token_version}")
-        chosen = transform.VERSION_2 if self.token_version == 2 else 0
-        chosen |= transform.WITH_WALL_TIME if self.wall_time else 0
-        chosen |= transform.WITH_COLLECTION_UUID if self.collection_uuid else 0
-        return chosen | (transform.RAW_UPDATES if self.raw_updates else 0)
+        flags = {
+            job.VERSION_2: self.token_version == 2,
+            job.WITH_WALL_TIME: self.wall_time,
+            job.WITH_COLLECTION_UUID: self.collection_uuid,
+            job.RAW_UPDATES: self.raw_updates,
+            job.UNWINDS_WITHOUT_SESSION: self.unwinds_apply_ops_without_session,
+            job.MULTI_OP_IS_NO_TRANSACTION: self.multi_op_is_no_transaction,
+        }
+        return sum(flag for flag, is_set in flags.items() if is_set)
 
     @property
     def scope_bytes(self) -> bytes:
@@ -82,7 +95,10 @@ class KernelBatch:
     """What became of the entries of a batch, and the events that were made of them.
 
     ``raw``                   the entries' BSON, one behind the other
-    ``kind``                  uint8[n]: what became of each entry, ``SKIPPED``, ``EVENT`` or ``PLAIN``
+    ``kind``                  uint8[n]: what became of each entry, ``SKIPPED``, ``EVENT`` or ``PLAIN``. Straight from
+                              ``transform_batch`` also ``MEMBER_ENTRY``: skipped, but a transaction that is committed
+                              later may refer to it; and ``CHAIN_ENTRY``: it commits a transaction of which earlier
+                              entries are not in the batch
     ``entry_start``           int64[n], and ``entry_end``: offsets into ``raw``
     ``events``                uint8: a buffer that holds the events' BSON
     ``records``               int64[m, K]: a row for each event, in stream order; the columns below
@@ -221,82 +237,128 @@ def transform_batch(raw: bytes | bytearray | memoryview | Bytes, settings: Kerne
     Raises nothing for bad bytes: such entries, and all others that are not the common case, are marked ``PLAIN``.
     """
     data = as_bytes(raw)
+    starts = _entry_starts(data)
+    work = _Job(data, starts, settings)
+    while transform.transform(address(work.slots)):
+        if work.events.size > _EVENTS_BYTES_MAX:
+            # Short entries that make long events: the plain stages give them on as they are made.
+            work.kind[int(work[job.INDEX]) :] = PLAIN
+            break
+        work.grow()
+    return work.made()
+
+
+class Piece(NamedTuple):
+    """A part of a transaction: operations of one of its entries.
+
+    ``made``     a batch of that one entry with their events
+    ``end``      the number of the operation, in its entry, before which the piece ends
+    ``is_last``  whether these were all
+    """
+
+    made: KernelBatch
+    end: int
+    is_last: bool
+
+
+def transform_operations(
+    member: bytes, commit: bytes, settings: KernelSettings, *, index: int, first: int = 0
+) -> Piece:
+    """The events of the operations of a transaction's entry ``member``, from number ``first`` on and as far as the
+    kernel can make them. ``commit`` is the entry that commits the transaction; ``index`` says how many operations it
+    has in the entries before ``member``.
+    """
+    data, committing = as_bytes(member), as_bytes(commit)
+    work = _Job(data, _entry_starts(data), settings)
+    work[job.COMMIT] = address(committing)
+    work[job.INDEX_BASE] = index
+    work[job.FIRST] = first
+    transform.transform(address(work.slots))
+    is_last = bool(work.kind[0] == EVENT)
+    work.kind[:] = EVENT
+    return Piece(work.made(), int(work[job.POSITION]), is_last)
+
+
+def _entry_starts(data: Bytes) -> Offsets:
+    """Where each document of a run begins, and where the last one ends: addresses."""
     start = address(data)
     count = transform.frame(start, start + data.size, 0)
     starts = np.empty(count + 1, np.int64)
     transform.frame(start, start + data.size, address(starts))
-    kind = np.empty(count, np.uint8)
-    scope = np.frombuffer(settings.scope_bytes + b"\0", np.uint8)
-    scratch, places = _scratch(settings)
-    job = np.zeros(transform.JOB_SLOTS, np.int64)
-    slots = {
-        transform.ENTRY_STARTS: address(starts),
-        transform.COUNT: count,
-        transform.KINDS: address(kind),
-        transform.RAW: start,
-        transform.SCOPE_KIND: _KINDS[settings.scope.kind],
-        transform.SCOPE: address(scope),
-        transform.SCOPE_SIZE: scope.size - 1,
-        transform.START: as_signed(settings.start),
-        transform.FLAGS: settings.flags,
-        transform.FRAGMENTS: address(_TEXT),
-        transform.TABLE: places["table"],
-        transform.WRITER: places["writer"],
-        transform.STACK: places["stack"],
-        transform.DELTA: places["delta"],
-        transform.KEY_STRING: places["key_string"],
-        transform.KEY_DOCUMENT: places["key_document"],
-    }
-    for slot, value in slots.items():
-        job[slot // 8] = value
-    made = _Made(job, 2 * data.size + _MARGIN, count + _RECORDS_MARGIN)
-    while transform.transform(address(job)):
-        if made.events.size > _EVENTS_BYTES_MAX:
-            # Short entries that make long events: the plain stages give them on as they are made.
-            kind[int(job[transform.INDEX // 8]) :] = PLAIN
-            break
-        made.grow()
-    del scratch
-    starts -= start
-    return KernelBatch(data, kind, starts[:-1], starts[1:], made.events[: made.written], made.written_records)
+    return starts
 
 
-class _Made:
-    """The memory that a job writes to: events and their records. What is written moves along when it grows."""
+class _Job:
+    """A job's slots, and the memory that they point to. What is written moves along when its memory grows."""
 
-    def __init__(self, job: Offsets, events_size: int, records_count: int) -> None:
-        self._job = job
+    def __init__(self, data: Bytes, starts: Offsets, settings: KernelSettings) -> None:
+        count = starts.size - 1
+        self._data, self._starts = data, starts
+        self.kind: Bytes = np.empty(count, np.uint8)
         self.events: Bytes = np.empty(0, np.uint8)
-        self.records: Offsets = np.empty((0, event_record.RECORD_SIZE // 8), np.int64)
-        self._place(np.empty(events_size, np.uint8), records_count, 0, 0)
+        self._records: Offsets = np.empty((0, event_record.RECORD_SIZE // 8), np.int64)
+        times = np.empty(count, np.int64)
+        scope = np.frombuffer(settings.scope_bytes + b"\0", np.uint8)
+        scratch, places = _scratch(settings)
+        self._kept = (times, scope, scratch)
+        self.slots: Offsets = np.zeros(job.JOB_SLOTS, np.int64)
+        slots = {
+            job.ENTRY_STARTS: address(starts),
+            job.COUNT: count,
+            job.KINDS: address(self.kind),
+            job.TIMES: address(times),
+            job.RAW: address(data),
+            job.SCOPE_KIND: _KINDS[settings.scope.kind],
+            job.SCOPE: address(scope),
+            job.SCOPE_SIZE: scope.size - 1,
+            job.START: as_signed(settings.start),
+            job.FLAGS: settings.flags,
+            job.FRAGMENTS: address(_TEXT),
+            job.ENTRY_TABLE: places["table"],
+            job.OPERATION_TABLE: places["operation_table"],
+            job.MEMBER_TABLE: places["member_table"],
+            job.CHAIN: places["chain"],
+            job.WRITER: places["writer"],
+            job.STACK: places["stack"],
+            job.DELTA: places["delta"],
+            job.KEY_STRING: places["key_string"],
+            job.KEY_DOCUMENT: places["key_document"],
+        }
+        for slot, value in slots.items():
+            self[slot] = value
+        # Only what is written to is ever backed by memory.
+        self._place(np.empty(_GROWTH * data.size + _MARGIN, np.uint8), count + data.size // _OPERATION_BYTES + 1, 0, 0)
+
+    def __getitem__(self, slot: int) -> int:
+        return int(self.slots[slot // 8])
+
+    def __setitem__(self, slot: int, value: int) -> None:
+        self.slots[slot // 8] = value
 
     def _place(self, events: Bytes, records_count: int, written: int, made: int) -> None:
         records = np.empty((records_count, event_record.RECORD_SIZE // 8), np.int64)
         events[:written] = self.events[:written]
-        records[:made] = self.records[:made]
-        self.events, self.records = events, records
-        job = self._job
-        job[transform.EVENTS // 8] = address(events)
-        job[transform.EVENT_NEXT // 8] = address(events) + written
-        job[transform.EVENTS_END // 8] = address(events) + events.size
-        job[transform.RECORD_NEXT // 8] = address(records) + made * event_record.RECORD_SIZE
-        job[transform.RECORDS_END // 8] = address(records) + records.nbytes
+        records[:made] = self._records[:made]
+        self.events, self._records = events, records
+        self[job.EVENTS] = address(events)
+        self[job.EVENT_NEXT] = address(events) + written
+        self[job.EVENTS_END] = address(events) + events.size
+        self[job.RECORD_NEXT] = address(records) + made * event_record.RECORD_SIZE
+        self[job.RECORDS_END] = address(records) + records.nbytes
 
-    @property
-    def written(self) -> int:
-        """Bytes of events."""
-        return int(self._job[transform.EVENT_NEXT // 8]) - address(self.events)
-
-    @property
-    def written_records(self) -> Offsets:
-        written = int(self._job[transform.RECORD_NEXT // 8]) - address(self.records)
-        return self.records[: written // event_record.RECORD_SIZE]
+    def _written(self) -> tuple[int, int]:
+        """Bytes of events, and how many events."""
+        written = self[job.RECORD_NEXT] - address(self._records)
+        return self[job.EVENT_NEXT] - address(self.events), written // event_record.RECORD_SIZE
 
     def grow(self) -> None:
         """Twice the room."""
-        self._place(
-            np.empty(2 * self.events.size, np.uint8), 2 * len(self.records), self.written, len(self.written_records)
-        )
+        self._place(np.empty(2 * self.events.size, np.uint8), 2 * len(self._records), *self._written())
+
+    def made(self) -> KernelBatch:
+        size, count = self._written()
+        starts = self._starts - address(self._data)
+        return KernelBatch(self._data, self.kind, starts[:-1], starts[1:], self.events[:size], self._records[:count])
 
 
 def _scratch(settings: KernelSettings) -> tuple[Bytes, dict[str, int]]:

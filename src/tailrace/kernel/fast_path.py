@@ -8,28 +8,28 @@ moves as if it had done all the work itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Final, TypeAlias
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from tailrace.errors import TailraceError
-from tailrace.event.event_block import EventBlock
-from tailrace.kernel.batch import PLAIN, KernelBatch, KernelSettings, Step, transform_batch
-from tailrace.kernel.images import AddImages, image_steps
-from tailrace.kernel.match_ahead import ahead_steps
-from tailrace.kernel.transform import EVENT_MAX
-from tailrace.kernel.user_stages import user_steps
+from tailrace.kernel.batch import (
+    CHAIN_ENTRY,
+    MEMBER_ENTRY,
+    PLAIN,
+    SKIPPED,
+    KernelBatch,
+    KernelSettings,
+    transform_batch,
+)
+from tailrace.kernel.blocks import Blocks, joined, of_plain_stages
+from tailrace.kernel.steps import block_of, block_steps, through
+from tailrace.kernel.unwind import Unwinding
 from tailrace.oplog.cluster_time import ZERO
+from tailrace.oplog.entry import parse_entry
 from tailrace.pipeline.stream import ChangeStreamPipeline
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import Answer, Emit, OplogBatch, Request, Running
-
-#: Events as they are finished, and what must be answered meanwhile.
-Blocks: TypeAlias = Generator[EventBlock | Request, Answer, None]
-
-#: Blocks of fewer bytes are joined with what comes next: a block has a price of its own.
-_JOINED_BYTES: Final = 1 << 17
+from tailrace.plan.request import OplogBatch
 
 
 def settings_for(plan: Plan) -> KernelSettings | None:
@@ -46,23 +46,9 @@ def settings_for(plan: Plan) -> KernelSettings | None:
         collection_uuid=options.show_expanded_events,
         raw_updates=options.show_raw_update_description,
         disambiguated_paths=options.show_expanded_events and profile.disambiguated_paths,
+        unwinds_apply_ops_without_session=profile.unwinds_apply_ops_without_session,
+        multi_op_is_no_transaction=profile.multi_op_is_no_transaction,
     )
-
-
-_STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (ahead_steps, image_steps, user_steps)
-
-
-def block_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
-    """The steps behind the transform, in order; ``None`` where a stage of the stream can only be done plain."""
-    steps: list[Step] = []
-    for build in _STEPS:
-        built = build(pipeline)
-        if built is None:
-            return None
-        steps += built
-    if steps:
-        steps.append(_check_size)
-    return steps
 
 
 def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
@@ -75,51 +61,48 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
     settings = settings_for(pipeline.plan)
     steps = block_steps(pipeline)
     if settings is None or steps is None or not batch.raw or not _is_under_way(pipeline):
-        yield from _plain(pipeline, batch)
+        yield from of_plain_stages(pipeline.process(batch))
         return
-    made = transform_batch(batch.raw, settings)
-    yield from _joined(_through(pipeline, made, steps))
+    made = _remembered(pipeline, transform_batch(batch.raw, settings))
+    give = partial(_given, Unwinding(pipeline, settings, steps))
+    yield from joined(through(pipeline, made, steps, give))
     if not pipeline.invalidated:
         pipeline.advance(None, batch.high_water)
 
 
-def _through(pipeline: ChangeStreamPipeline, made: KernelBatch, steps: list[Step]) -> Blocks:
-    """A batch through its steps; from the look-up of images on in pieces, each of which is given before the next."""
-    place = next((place for place, step in enumerate(steps) if isinstance(step, AddImages)), len(steps))
-    for step in steps[:place]:
-        made = yield from step(made)
-    images = steps[place] if place < len(steps) else None
-    for piece in images.pieces(made) if isinstance(images, AddImages) else (made,):
-        finished = piece
-        for step in steps[place:]:
-            finished = yield from step(finished)
-        yield from _given(pipeline, finished)
-        if pipeline.invalidated:
-            return
-
-
-def _given(pipeline: ChangeStreamPipeline, made: KernelBatch) -> Blocks:
-    """A batch's events, those of the plain stages between those of the kernel."""
-    plain = np.flatnonzero(made.kind == PLAIN)
-    places = np.searchsorted(made.entry_number, plain)
+def _given(unwinding: Unwinding, made: KernelBatch) -> Blocks:
+    """A batch's events, and between them those of the entries that the kernel left."""
+    pipeline = unwinding.pipeline
+    left = np.flatnonzero((made.kind == PLAIN) | (made.kind == CHAIN_ENTRY))
+    places = np.searchsorted(made.entry_number, left)
+    chained = made.kind[left] == CHAIN_ENTRY
     first = 0
     # Entries for the plain stages go through them together where no event of the kernel lies between.
-    for entries in np.split(plain, np.flatnonzero(np.diff(places)) + 1) if plain.size else ():
+    cuts = np.flatnonzero((np.diff(places) > 0) | chained[1:] | chained[:-1]) + 1
+    for entries in np.split(left, cuts) if left.size else ():
         before = int(np.searchsorted(made.entry_number, entries[0]))
-        yield from _block(pipeline, made, first, before)
+        yield from block_of(pipeline, made, first, before)
         first = before
         raw = b"".join(made.entry(entry) for entry in entries)
-        # What is promised stays as it was: later entries of the batch are not given yet.
-        yield from _plain(pipeline, OplogBatch(raw, pipeline.high_water))
+        if made.kind[entries[0]] == CHAIN_ENTRY:
+            yield from unwinding.events(raw)
+        else:
+            # What is promised stays as it was: later entries of the batch are not given yet.
+            yield from of_plain_stages(pipeline.process(OplogBatch(raw, pipeline.high_water)))
         if pipeline.invalidated:
             return
-    yield from _block(pipeline, made, first, len(made))
+    yield from block_of(pipeline, made, first, len(made))
 
 
-def _block(pipeline: ChangeStreamPipeline, made: KernelBatch, first: int, last: int) -> Blocks:
-    if first < last:
-        pipeline.advance(made.token(last - 1), pipeline.high_water)
-        yield made.block(first, last)
+def _remembered(pipeline: ChangeStreamPipeline, made: KernelBatch) -> KernelBatch:
+    """The batch as its steps expect it: what a later batch's transaction may refer to is put by."""
+    members = np.flatnonzero(made.kind == MEMBER_ENTRY)
+    if not members.size:
+        return made
+    for entry in members.tolist():
+        raw = made.entry(entry)
+        pipeline.unwind.remember(parse_entry(raw).cluster_time, raw)
+    return replace(made, kind=np.where(made.kind == MEMBER_ENTRY, np.uint8(SKIPPED), made.kind))
 
 
 def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
@@ -129,63 +112,3 @@ def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
     if token is not None and not token.is_high_water_mark and pipeline.high_water < token.cluster_time:
         return False
     return not pipeline.searching and not pipeline.invalidated
-
-
-def _plain(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
-    """The plain stages' events as blocks; their requests pass through."""
-    running: Running = pipeline.process(batch)
-    answer: Answer = None
-    failure: TailraceError | None = None
-    while True:
-        try:
-            given = running.send(answer) if failure is None else running.throw(failure)
-        except StopIteration:
-            return
-        answer = failure = None
-        if isinstance(given, Emit):
-            if given.events:
-                yield EventBlock.of(given.events)
-            continue
-        try:
-            answer = yield given
-        except TailraceError as error:
-            failure = error
-
-
-def _joined(blocks: Blocks) -> Blocks:
-    """The same with small blocks joined to larger ones, so that a command among writes does not cut them up."""
-    pending: list[EventBlock] = []
-    size = 0
-    answer: Answer = None
-    failure: TailraceError | None = None
-    while True:
-        try:
-            given = blocks.send(answer) if failure is None else blocks.throw(failure)
-        except StopIteration:
-            break
-        except Exception:
-            if pending:
-                yield EventBlock.join(pending)
-            raise
-        answer = failure = None
-        if isinstance(given, EventBlock):
-            pending.append(given)
-            size += given.size
-            if size < _JOINED_BYTES:
-                continue
-        if pending:
-            yield EventBlock.join(pending)
-            pending, size = [], 0
-        if not isinstance(given, EventBlock):
-            try:
-                answer = yield given
-            except TailraceError as error:
-                failure = error
-    if pending:
-        yield EventBlock.join(pending)
-
-
-def _check_size(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
-    """Events that a step has made too large are the plain stages', which say so."""
-    yield from ()
-    return made.left_plain_by_event(made.end - made.start >= EVENT_MAX)

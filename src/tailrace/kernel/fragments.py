@@ -29,6 +29,8 @@ def _identifier(name: bytes) -> tuple[int, int]:
     return _add(b"\x46\x3coperationType\0\x3c" + name + b"\0\x46documentKey\0\x46")
 
 
+TXN_NUMBER = _add(b"\x12txnNumber\0")
+LSID = _add(b"\x03lsid\0")
 ID = _add(b"\x03_id\0")
 DATA = _add(b"\x02_data\0")
 TYPE_BITS = _add(b"\x05_typeBits\0")
@@ -63,6 +65,8 @@ IDENTIFIER_DELETE = _identifier(b"delete")
 #: Key string between the cluster time and the UUID's bytes: version, token type 128, index 0, not an invalidate, UUID.
 KEY_MIDDLE_V1 = _add(b"\x2b\x02\x2c\x01\x00\x29\x6e\x5a\x10\x04")
 KEY_MIDDLE_V2 = _add(b"\x2b\x04\x2c\x01\x00\x29\x6e\x5a\x10\x04")
+#: Where the index stands in these two.
+KEY_INDEX = 5
 
 #: The upper-case hexadecimal digits of each byte.
 HEX = _add(b"".join(b"%02X" % byte for byte in range(256)))

@@ -120,7 +120,7 @@ def _put_words(writer: int, type_: int, body: int, size: int, negative: bool) ->
 
 
 @inner
-def _put_integer(writer: int, number: int) -> None:
+def put_integer(writer: int, number: int) -> None:
     """An integer other than -2^63: the magnitude shifted left by one, in as few bytes as hold it."""
     if number == 0:
         put_byte(writer, 0x29)
@@ -156,7 +156,7 @@ def _put_double(writer: int, bits: int) -> None:
     else:
         whole = int(size)
         if float(whole) == size:
-            _put_integer(writer, -whole if negative else whole)
+            put_integer(writer, -whole if negative else whole)
         else:
             free = leading_zeros(whole << 1) >> 3
             scaled = size
@@ -170,14 +170,14 @@ def _put_double(writer: int, bits: int) -> None:
 @inner
 def _put_number(writer: int, type_: int, value: int) -> None:
     if type_ == INT32:
-        _put_integer(writer, signed32(load32(value)))
+        put_integer(writer, signed32(load32(value)))
         put_bits(writer, 0b00, 2)
     elif type_ == INT64:
         number = load64(value)
         if number == _LOWEST_LONG:
             _put_words(writer, 0x1F, as_bits(_TWO_TO_63) << 1 & 0x7FFFFFFFFFFFFFFF, 8, True)
         else:
-            _put_integer(writer, number)
+            put_integer(writer, number)
         put_bits(writer, 0b10, 2)
     else:
         _put_double(writer, load64(value))

@@ -22,6 +22,7 @@ _CONFIG = word_of(b"config")
 _LOCAL = word_of(b"local")
 _SYSTEM = word_of(b"system")
 _VIEWS = word_of(b"views")
+_CMD = word_of(b"$cmd")
 
 _DOT = 0x2E
 _DOLLAR = 0x24
@@ -77,3 +78,18 @@ def in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> in
     if dot in (end, start) or _is_internal_database(start, dot - start):
         return OUT_OF_SCOPE
     return _visible(dot + 1, end)
+
+
+@inner
+def command_in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> int:
+    """The answer for the namespace of a command, ``db.$cmd`` where it is in scope at all."""
+    size = end - start
+    if size > 0 and load8(end - 1) == _NEWLINE:
+        return UNDECIDED
+    dot = first_dot(start, end)
+    if end - dot != 5 or name_word(dot + 1, 4) != _CMD or dot == start:
+        return OUT_OF_SCOPE
+    if kind == CLUSTER:
+        return OUT_OF_SCOPE if _is_internal_database(start, dot - start) else IN_SCOPE
+    database = first_dot(scope, scope + scope_size) - scope
+    return IN_SCOPE if dot - start == database and equal(start, scope, database) else OUT_OF_SCOPE

@@ -35,16 +35,24 @@ FROM_MIGRATE = 56
 LSID = 64
 TXN_NUMBER = 72
 PREV_OP_TIME = 80
-_ENTRY_FIELDS = 11
-# ... and those of an update's or an insert's ``o``: the address of the *element*, or 0.
-ID = 88
-VERSION = 96
-DIFF = 104
-SET = 112
-UNSET = 120
-TABLE_SIZE = 128
+MULTI_OP = 88  # multiOpType
+_ENTRY_FIELDS = 12
+# ... those of an update's ``o``: the address of the *element*, or 0 ...
+ID = 96
+VERSION = 104
+DIFF = 112
+SET = 120
+UNSET = 128
+_UPDATE_END = 136
+# ... and those of a command's.
+APPLY_OPS = 136
+COMMIT_TRANSACTION = 144
+PREPARE = 152
+PARTIAL_TXN = 160
+TABLE_SIZE = 168
 
 _UNKNOWN = -1
+_LETTER_N = 0x6E
 
 _TS = word_of(b"ts")
 _OP = word_of(b"op")
@@ -62,11 +70,25 @@ _V = word_of(b"$v")
 _DIFF = word_of(b"diff")
 _SET = word_of(b"$set")
 _UNSET = word_of(b"$unset")
+_MULTI_OP_TYPE = word_of(b"multiOpType")
+_APPLY_OPS = word_of(b"applyOps")
+_COMMIT = word_of(b"commitTransaction")
+_COMMIT_MIDDLE = word_of(b"ansactio")
+_PREPARE = word_of(b"prepare")
+_PARTIAL_TXN = word_of(b"partialTxn")
+# By these a no-op tells of a collection, or of a chunk.
+_TYPE = word_of(b"type")
+_SHARD_COLLECTION = word_of(b"shardCollection")
+_REFINE = word_of(b"refineCollectionShardKey")
+_RESHARD = word_of(b"reshardCollection")
+_MIGRATE_LAST = word_of(b"migrateLastChunkFromShard")
 
 # The last four bytes of the longer names.
 _TAIL_NUMBER = int.from_bytes(b"mber", "little")
 _TAIL_TIME = int.from_bytes(b"Time", "little")
 _TAIL_MIGRATE = int.from_bytes(b"rate", "little")
+_TAIL_TYPE = int.from_bytes(b"Type", "little")
+_TAIL_PARTIAL = int.from_bytes(b"lTxn", "little")
 
 
 @inner
@@ -98,6 +120,8 @@ def _slot_of(name: int, size: int) -> int:
         return TXN_NUMBER if word == _TXN_NUMBER and tail == _TAIL_NUMBER else _UNKNOWN
     if size == 10:
         return PREV_OP_TIME if word == _PREV_OP_TIME and tail == _TAIL_TIME else _UNKNOWN
+    if word == _MULTI_OP_TYPE:
+        return MULTI_OP if tail == _TAIL_TYPE else _UNKNOWN
     return FROM_MIGRATE if word == _FROM_MIGRATE and tail == _TAIL_MIGRATE else _UNKNOWN
 
 
@@ -115,7 +139,7 @@ def _type_fits(slot: int, type_: int, value: int) -> bool:
         return type_ == BINARY and load32(value) == 16 and load8(value + 4) == 4
     if slot == FROM_MIGRATE:
         return type_ == BOOL
-    return type_ in (INT64, INT32)
+    return type_ == INT32 if slot == MULTI_OP else type_ == INT64
 
 
 @inner
@@ -132,10 +156,10 @@ def well_formed(document: int) -> bool:
 
 
 @inner
-def read_entry(table: int, start: int, end: int) -> bool:
-    """Fill the table from the entry in [start, end), its outer length checked. False: an entry for the plain stages.
+def read_operation(table: int, start: int, end: int) -> bool:
+    """Fill the table from an operation in [start, end), its outer length checked. False: one for the plain stages.
 
-    True means that time, operation and namespace are there and every field of the table has its type.
+    True means that operation and namespace are there and every field of the table has its type.
     """
     for slot in range(_ENTRY_FIELDS):
         store64(table + 8 * slot, 0)
@@ -152,16 +176,99 @@ def read_entry(table: int, start: int, end: int) -> bool:
                 return False
             store64(table + slot, nul + 1)
         pos = after
+    return load64(table + OPERATION) != 0 and load64(table + NAMESPACE) != 0
+
+
+@inner
+def read_entry(table: int, start: int, end: int) -> bool:
+    """As ``read_operation``, for an entry: its time is there too, and ``prevOpTime`` holds together."""
+    if not read_operation(table, start, end):
+        return False
     previous = load64(table + PREV_OP_TIME)
     if previous != 0 and not well_formed(previous):
         return False
-    return load64(table + TIME) != 0 and load64(table + OPERATION) != 0 and load64(table + NAMESPACE) != 0
+    return load64(table + TIME) != 0
+
+
+@inner
+def previous_time(table: int) -> int:
+    """The cluster time in ``prevOpTime``, packed; 0 where no entry is before this one, -1 for the plain stages."""
+    document = load64(table + PREV_OP_TIME)
+    if document == 0:
+        return 0
+    limit = document + load32(document) - 1
+    pos, found = document + 4, -1
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        if nul - pos == 3 and name_word(pos + 1, 2) == _TS:
+            if load8(pos) != TIMESTAMP or found >= 0:
+                return -1
+            found = load64(nul + 1)
+            if found < 0:
+                return -1
+        pos = value_end(load8(pos), nul + 1, limit)
+    return found
+
+
+@inner
+def _command_slot_of(name: int, size: int) -> int:
+    """The slot of a field of a command that has to do with transactions, or -1."""
+    if size not in (7, 8, 10, 17):
+        return _UNKNOWN
+    word = name_word(name, size)
+    if size == 7:
+        return PREPARE if word == _PREPARE else _UNKNOWN
+    if size == 8:
+        return APPLY_OPS if word == _APPLY_OPS else _UNKNOWN
+    if size == 10:
+        return PARTIAL_TXN if word == _PARTIAL_TXN and load32(name + 6) == _TAIL_PARTIAL else _UNKNOWN
+    if word == _COMMIT and name_word(name + 8, 8) == _COMMIT_MIDDLE and load8(name + 16) == _LETTER_N:
+        return COMMIT_TRANSACTION
+    return _UNKNOWN
+
+
+@inner
+def read_command(table: int, document: int) -> bool:
+    """Find the fields of a command's ``o`` that have to do with transactions. False: corrupt, or a name twice."""
+    for slot in range(_UPDATE_END // 8, TABLE_SIZE // 8):
+        store64(table + 8 * slot, 0)
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return False
+        slot = _command_slot_of(pos + 1, nul - pos - 1)
+        if slot >= 0:
+            if load64(table + slot) != 0:
+                return False
+            store64(table + slot, pos)
+        pos = after
+    return True
+
+
+@inner
+def announces(document: int) -> bool:
+    """Whether a no-op's ``o2`` may be an announcement of the sharding code; also true where it is corrupt."""
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0:
+            return True
+        word = name_word(pos + 1, nul - pos - 1)
+        if word in (_TYPE, _SHARD_COLLECTION, _REFINE, _RESHARD, _MIGRATE_LAST):
+            return True
+        pos = after
+    return False
 
 
 @inner
 def read_update(table: int, document: int) -> bool:
     """Find the fields of an ``o`` that tell a replacement from an update. False: corrupt, or a name twice."""
-    for slot in range(_ENTRY_FIELDS, TABLE_SIZE // 8):
+    for slot in range(_ENTRY_FIELDS, _UPDATE_END // 8):
         store64(table + 8 * slot, 0)
     limit = document + load32(document) - 1
     pos = document + 4

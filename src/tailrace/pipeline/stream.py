@@ -8,6 +8,7 @@ what it had given by then still goes through the rest, so that every event befor
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Final
 
 from tailrace import raw_bson
@@ -21,7 +22,7 @@ from tailrace.pipeline.pushdown import plan_pushdown
 from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import Answer, Emit, OplogBatch, Running
+from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
 from tailrace.stage.add_post_image import AddPostImage
 from tailrace.stage.add_pre_image import AddPreImage
 from tailrace.stage.add_sort_key import AddSortKey
@@ -67,6 +68,7 @@ class ChangeStreamPipeline:
     ``invalidated``  the invalidate event has passed: the stream is over
     ``high_water``   cluster time up to which every entry has been seen
     ``searching``    the event resumed from has not been met yet
+    ``unwind``       the stage that knows the entries of transactions
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class ChangeStreamPipeline:
         self._resumability = CheckResumability(token_of(plan), witnesses=witnesses) if searches else None
         asked = None if self._searches_unmatched else self.pushdown.entry_test
         self._oplog_match = OplogMatch(plan.options, plan.profile, asked)
-        self._unwind = UnwindTransaction(
+        self.unwind = UnwindTransaction(
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
         self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
@@ -184,7 +186,7 @@ class ChangeStreamPipeline:
                 if self._oplog_match.matches(entry):
                     chunk.append(entry)
                 elif is_chain_member(entry):
-                    self._unwind.remember(entry.cluster_time, raw)
+                    self.unwind.remember(entry.cluster_time, raw)
                 if len(chunk) >= _CHUNK_ENTRIES:
                     full, chunk = chunk, []
                     yield from self._run(full)
@@ -208,9 +210,15 @@ class ChangeStreamPipeline:
 
     def _run(self, entries: list[OplogEntry]) -> Running:
         """One chunk through all stages, transactions in bounded pieces."""
-        if not entries:
-            return
-        pieces = self._unwind.process(entries)
+        if entries:
+            yield from self._run_pieces(self.unwind.process(entries))
+
+    def process_operations(self, commit: OplogEntry, member: bytes, index: int, part: slice) -> Running:
+        """A part of the operations of one of a transaction's entries through the stages; ``index`` is that of the first
+        one in ``member``. For those who unwind the others themselves."""
+        yield from self._run_pieces(self.unwind.operations(commit, parse_entry(member), index, part))
+
+    def _run_pieces(self, pieces: Generator[NeedEntries | list[OplogEntry], Answer, object]) -> Running:
         answer: Answer = None
         while True:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator
+from itertools import islice
 from typing import Final, TypeAlias
 
 from tailrace.errors import ChangeStreamHistoryLost, OplogFormatError
@@ -25,6 +26,8 @@ _PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 _REMEMBERED_BYTES_MAX: Final = 16 * 1024 * 1024
 #: A chain longer than this is no transaction that a server writes (16 MB an entry at the least full).
 _CHAIN_MEMBERS_MAX: Final = 1_000_000
+
+_ALL: Final = slice(None, None)
 
 _HISTORY_LOST: Final = (
     "Oplog no longer has history necessary for $changeStream to observe operations from a committed transaction."
@@ -72,15 +75,15 @@ class UnwindTransaction:
         if commit.multi_op and self._multi_op_is_no_transaction:
             # Its prevOpTime leads to the session's earlier statements, which are no part of it.
             commit.lsid = commit.txn_number = None
-            yield from self._operations(commit, commit, index)
+            yield from self.operations(commit, commit, index)
             return
-        chain = yield from self._chain_before(commit)
+        chain = yield from self.chain_before(commit)
         for time, term in chain:
             member = yield from self._member(time, term)
-            index = yield from self._operations(commit, member, index)
-        yield from self._operations(commit, commit, index)
+            index = yield from self.operations(commit, member, index)
+        yield from self.operations(commit, commit, index)
 
-    def _chain_before(self, commit: OplogEntry) -> Generator[NeedEntries, Answer, list[tuple[ClusterTime, int]]]:
+    def chain_before(self, commit: OplogEntry) -> Generator[NeedEntries, Answer, list[tuple[ClusterTime, int]]]:
         """The chain's earlier members as op times (cluster time, term), oldest first."""
         chain: list[tuple[ClusterTime, int]] = []
         member = commit
@@ -98,6 +101,10 @@ class UnwindTransaction:
         return chain
 
     def _member(self, time: ClusterTime, term: int) -> Generator[NeedEntries, Answer, OplogEntry]:
+        return parse_entry((yield from self.member(time, term)))
+
+    def member(self, time: ClusterTime, term: int) -> Generator[NeedEntries, Answer, bytes]:
+        """The BSON of a chain's entry. Raises ``ChangeStreamHistoryLost`` where the oplog no longer has it."""
         raw = self._remembered.get(time)
         if raw is None:
             answer = yield NeedEntries((time,))
@@ -106,17 +113,18 @@ class UnwindTransaction:
                 self.remember(time, raw)
         if raw is None:
             raise _history_lost(time, term)
-        return parse_entry(raw)
+        return raw
 
-    def _operations(
-        self, commit: OplogEntry, member: OplogEntry, index: int
-    ) -> Generator[list[OplogEntry], Answer, int]:
-        """Give on the operations of one member that pass the filter; returns the index after its last one."""
+    def operations(
+        self, commit: OplogEntry, member: OplogEntry, index: int, part: slice = _ALL
+    ) -> Generator[NeedEntries | list[OplogEntry], Answer, int]:
+        """Give on the operations of one member that pass the filter; ``index`` is that of its first one. Of these only
+        the ``part`` given. Returns the index after the last one."""
         piece: list[OplogEntry] = []
-        piece_bytes = 0
+        piece_bytes = passed = 0
         may_pass = self._match.may_pass
         try:
-            for position, raw in enumerate(apply_ops(member)):
+            for position, raw in islice(enumerate(apply_ops(member)), part.start, part.stop):
                 operation = parse_operation(raw, member.position)
                 if operation.operation == "n":
                     raise OplogFormatError(
@@ -124,12 +132,12 @@ class UnwindTransaction:
                     )
                 if self._match.matches_inner(operation):
                     _adopt(operation, commit, member)
-                    operation.txn_op_index = index
+                    operation.txn_op_index = index + position
                     operation.image_index = position
                     if may_pass is None or may_pass(operation):
                         piece.append(operation)
                         piece_bytes += len(raw)
-                index += 1
+                passed = position + 1
                 if len(piece) >= _PIECE_OPERATIONS_MAX or piece_bytes >= _PIECE_BYTES_MAX:
                     full, piece, piece_bytes = piece, [], 0
                     yield full
@@ -140,7 +148,7 @@ class UnwindTransaction:
             raise
         if piece:
             yield piece
-        return index
+        return index + passed
 
 
 def _history_lost(time: ClusterTime, term: int) -> ChangeStreamHistoryLost:

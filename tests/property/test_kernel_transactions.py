@@ -1,0 +1,200 @@
+"""The kernel and the plain stages give the same events of transactions, however they are cut over batches."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tailrace import raw_bson as rb
+from tailrace.kernel import EVENT, PLAIN, transform_batch
+from tailrace.kernel.batch import CHAIN_ENTRY, MEMBER_ENTRY, KernelSettings
+from tailrace.kernel.fast_path import settings_for
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.plan import Plan
+from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_7_0, SERVER_8_0, ServerProfile
+from tailrace.plan.request import Answer, NeedEntries, Request
+from tests.property import random_entries, random_transactions
+from tests.property.guard_page import GuardedBuffer
+from tests.property.test_kernel_events import PlainOplog, PlainStages, driven, plan_of
+
+SEED = 20261122
+
+
+class TransactionOplog(PlainOplog):
+    """Entries in memory; of those that a transaction refers to it may have lost some."""
+
+    def answer(self, request: Request) -> Answer:
+        assert isinstance(request, NeedEntries)
+        found = dict(zip(self.times, self.entries, strict=True))
+        return [found.get(time) for time in request.times]
+
+
+_plain = PlainStages(plan_of(None)[0])
+
+
+def sound_operation(rng: random.Random) -> bytes:
+    """An operation that the plain stages do not refuse."""
+    while True:
+        operation = random_transactions.operation(rng)
+        entry = random_transactions.command_entry(random_transactions.apply_ops([operation]), ClusterTime.of(2, 1))
+        if _plain.events(entry) is not None:
+            return operation
+
+
+def check(entries: list[bytes], plan: Plan, cuts: tuple[int, ...]) -> object:
+    """Kernel and plain stages give the same for every cut; what both end with."""
+    oplog = TransactionOplog(entries)
+    expected = driven(oplog, plan, 1 << 30, fast=False)
+    for entries_max in cuts:
+        assert driven(oplog, plan, entries_max, fast=True) == expected, [entry.hex() for entry in entries]
+    return expected
+
+
+@pytest.mark.parametrize("scope", [None, "shop", "shop.orders"])
+@pytest.mark.parametrize(
+    ("profile", "v2"),
+    [(SERVER_6_0, False), (SERVER_6_0, True), (SERVER_4_4, False), (SERVER_5_0, False), (SERVER_7_0, True),
+     (SERVER_8_0, True)],
+    ids=["6.0", "6.0 v2", "4.4", "5.0", "7.0", "8.0"],
+)  # fmt: skip
+def test_random_transactions_give_the_events_of_the_plain_stages(
+    scope: str | None, profile: ServerProfile, *, v2: bool
+) -> None:
+    plan, settings = plan_of(scope, profile=profile, v2=v2)
+    kinds: Counter[int] = Counter()
+    events = 0
+    for seed in range(60):
+        rng = random.Random(SEED + seed)
+        make = sound_operation if seed % 3 else random_transactions.odd_operation
+        entries = random_transactions.oplog(rng, 4, make)
+        given, _ = check(entries, plan, (1 << 30, 1, 3))  # type: ignore[misc]
+        events += len(given)
+        for size in (len(entries), 3):
+            for first in range(0, len(entries), size):
+                made = transform_batch(b"".join(entries[first : first + size]), settings)
+                kinds.update(made.kind.tolist())
+                commands = [b"applyOps" in entry[:200] for entry in entries[first : first + size]]
+                kinds["transaction"] += int(((made.kind == EVENT) & np.array(commands)).sum())  # type: ignore[index]
+    assert events > 800
+    assert kinds[CHAIN_ENTRY] > 10
+    assert kinds[MEMBER_ENTRY] > 10
+    assert kinds["transaction"] > 60  # type: ignore[index]
+
+
+def test_other_options_hold_in_transactions_too() -> None:
+    for options in ({"showExpandedEvents": True}, {"showRawUpdateDescription": True}):
+        for profile in (SERVER_6_0, SERVER_8_0):
+            plan, _ = plan_of("shop", profile=profile, **options)
+            for seed in range(15):
+                check(random_transactions.oplog(random.Random(SEED - seed), 4, sound_operation), plan, (1 << 30, 2))
+
+
+def settings_of(plan: Plan) -> KernelSettings:
+    settings = settings_for(plan)
+    assert settings is not None
+    return settings
+
+
+def chained() -> list[bytes]:
+    """Two plain writes and a transaction of two entries."""
+    rng = random.Random(SEED)
+    times = [ClusterTime.of(2, number) for number in range(1, 5)]
+    operations = [sound_operation(rng) for _ in range(40)]
+    short = sorted(operations, key=len)[:5]
+    first = random_transactions.apply_ops(short[:2], random_transactions.boolean(b"partialTxn"))
+    last = random_transactions.apply_ops(short[2:])
+    return [
+        random_transactions.write(rng, times[0]),
+        random_transactions.command_entry(first, times[1]),
+        random_transactions.write(rng, times[2]),
+        random_transactions.command_entry(last, times[3], previous=times[1]),
+    ]
+
+
+@pytest.mark.parametrize("damaged", [1, 3])
+def test_a_transaction_with_a_wrong_byte_gives_the_same(damaged: int) -> None:
+    """Every byte in turn, of the chain's first entry and of its last, which are in one batch or in two."""
+    rng = random.Random(SEED)
+    plan, settings = plan_of("shop")
+    guarded = GuardedBuffer(1 << 16)
+    entries = chained()
+    sample = entries[damaged]
+    for position in range(4, len(sample)):
+        new = rng.choice((0, 0xFF, sample[position] ^ 1, sample[position] ^ 0x80, rng.randrange(256)))
+        entry = sample[:position] + bytes([new]) + sample[position + 1 :]
+        transform_batch(guarded.place(b"".join([*entries[:damaged], entry])), settings)
+        changed = [*entries[:damaged], entry, *entries[damaged + 1 :]]
+        oplog = DamagedOplog(changed, entries)
+        expected = driven(oplog, plan, 1 << 30, fast=False)
+        for entries_max in (1 << 30, 1):
+            assert driven(oplog, plan, entries_max, fast=True) == expected, (position, new)
+
+
+class DamagedOplog(TransactionOplog):
+    """Entries of which one may not be readable; its time is that of the ``whole`` one."""
+
+    def __init__(self, entries: list[bytes], whole: list[bytes]) -> None:
+        super().__init__(whole)
+        self.entries = entries
+
+
+def test_a_long_transaction_is_given_in_pieces() -> None:
+    """Two long entries, the second one with an operation that is not the kernel's, each in a batch of its own."""
+    plan, settings = plan_of("shop.orders")
+    rng = random.Random(SEED)
+    operations = [sound_operation(rng) for _ in range(3000)]
+    times = [ClusterTime.of(2, number) for number in range(1, 4)]
+    partial = random_transactions.boolean(b"partialTxn")
+    minimum = rb.encode_document(
+        random_entries.string(b"op", b"d"),
+        random_entries.string(b"ns", b"shop.orders"),
+        rb.encode_element(rb.BINARY, b"ui", random_entries.uuid_value()),
+        random_entries.document(b"o", rb.encode_document(rb.encode_element(rb.MIN_KEY, b"_id", b""))),
+    )
+    entries = [
+        random_transactions.command_entry(random_transactions.apply_ops(operations, partial), times[0]),
+        random_transactions.command_entry(
+            random_transactions.apply_ops([*operations[:500], minimum, *operations, minimum], partial),
+            times[1],
+            previous=times[0],
+        ),
+        random_transactions.command_entry(random_transactions.apply_ops(operations[:10]), times[2], previous=times[1]),
+    ]
+    given, _ = check(entries, plan, (1,))  # type: ignore[misc]
+    assert len(given) > 4000
+    # All in one batch: an operation that is not the kernel's makes the whole transaction one of the plain stages.
+    assert transform_batch(b"".join(entries), settings).kind.tolist() == [MEMBER_ENTRY, MEMBER_ENTRY, PLAIN]
+
+
+def test_a_transaction_whose_earlier_entries_are_lost_is_refused_as_the_plain_stages_do() -> None:
+    plan, _ = plan_of("shop")
+    entries = chained()
+    oplog = TransactionOplog([entries[0], *entries[2:]])
+    expected = driven(oplog, plan, 1 << 30, fast=False)
+    assert "Oplog no longer has history" in str(expected[1])
+    for entries_max in (1 << 30, 1):
+        assert driven(oplog, plan, entries_max, fast=True) == expected
+
+
+def test_commands_and_no_ops_of_no_interest_need_no_plain_stages() -> None:
+    """What is out of scope, and a no-op in scope that announces nothing, is skipped where the batch is read."""
+    _, settings = plan_of("shop.orders")
+    time = rb.encode_element(rb.TIMESTAMP, b"ts", ClusterTime.of(2, 1).to_bytes_le())
+    create = rb.encode_document(random_entries.string(b"create", b"orders"))
+
+    def kinds(operation: bytes, namespace: bytes, *more: bytes) -> list[int]:
+        op, ns = random_entries.string(b"op", operation), random_entries.string(b"ns", namespace)
+        found: list[int] = transform_batch(rb.encode_document(op, ns, *more, time), settings).kind.tolist()
+        return found
+
+    o = random_entries.document(b"o", create)
+    message = random_entries.document(b"o2", rb.encode_document(random_entries.string(b"msg", b"hello")))
+    announced = random_entries.document(b"o2", rb.encode_document(random_entries.string(b"type", b"reshardBegin")))
+    assert kinds(b"c", b"other.$cmd", o) == [0]
+    assert kinds(b"c", b"shop.$cmd", o) == [PLAIN]
+    assert kinds(b"n", b"shop.orders", o) == [0]
+    assert kinds(b"n", b"shop.orders", o, message) == [0]
+    assert kinds(b"n", b"shop.orders", o, announced) == [PLAIN]
