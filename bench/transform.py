@@ -31,14 +31,14 @@ from pymongo import InsertOne, MongoClient, UpdateOne
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
 from tailrace.kernel import KernelSettings, Part, encode_json, encode_variants, gather, locate, transform_batch
-from tailrace.kernel.fast_path import process_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.kernel import KernelUse
+from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for
-from tailrace.source.drive import answers_of, drive, drive_blocks
+from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
 
 Stage: TypeAlias = Mapping[str, Any]
@@ -107,10 +107,10 @@ def split(batch: bytes) -> Iterator[int]:
         position += int.from_bytes(batch[position : position + 4], "little")
 
 
-def pipeline_at(start: ClusterTime, version: str, *stages: Stage) -> ChangeStreamPipeline:
+def stream_at(start: ClusterTime, version: str, *stages: Stage, kernel: KernelUse) -> Stream:
     stage = {"startAtOperationTime": start.to_timestamp()}
     options = StreamOptions.parse(SCOPE, stage, [bson.encode(one) for one in stages])
-    return ChangeStreamPipeline(build_plan(options, profile_for(version)))
+    return open_stream(build_plan(options, profile_for(version)), kernel=kernel)
 
 
 class Sides:
@@ -139,10 +139,7 @@ class Sides:
         yield from native_stream(self.client, self.start, self.matching, MATCH)
 
     def plain(self, *stages: Stage) -> Iterator[bytes]:
-        pipeline = pipeline_at(self.start, self.version, *stages)
-        for batch in self.batches:
-            for events in drive(pipeline.process(batch), self.source):
-                yield b"".join(event.to_bson() for event in events)
+        return self.driven(stream_at(self.start, self.version, *stages, kernel="never"))
 
     def kernel(self) -> Iterator[bytes]:
         settings = KernelSettings(SCOPE)
@@ -150,9 +147,13 @@ class Sides:
             yield transform_batch(batch.raw, settings).events.tobytes()
 
     def fast_path(self, *stages: Stage) -> Iterator[bytes]:
-        pipeline = pipeline_at(self.start, self.version, *stages)
+        return self.driven(stream_at(self.start, self.version, *stages, kernel="always"))
+
+    def driven(self, stream: Stream) -> Iterator[bytes]:
+        answers = answers_of(self.source)
         for batch in self.batches:
-            for made in drive_blocks(process_batch(pipeline, batch), answers_of(self.source)):
+            stream.feed(ONE_OPLOG, batch)
+            for made in drive(stream, answers):
                 yield made.buffer[made.offsets[0] : made.offsets[-1]].tobytes()
 
     def columns(self, encode: Callable[[Any, Part], object]) -> Iterator[bytes]:
@@ -223,10 +224,10 @@ def run(entries: int, rounds: int) -> None:
             ("bson.decode_all", sides.decode_all, None),
             ("plain stages", sides.plain, None),
             ("kernel: events", sides.kernel, None),
-            ("kernel in a pipeline (process_batch)", sides.fast_path, None),
+            ("kernel in a stream", sides.fast_path, None),
             ("mongod: native stream with $match (server CPU)", sides.native_match, pid),
             ("plain stages with $match", functools.partial(sides.plain, MATCH), None),
-            ("kernel in a pipeline with $match", functools.partial(sides.fast_path, MATCH), None),
+            ("kernel in a stream with $match", functools.partial(sides.fast_path, MATCH), None),
             ("kernel: events, columns and VARIANTs", functools.partial(sides.columns, encode_variants), None),
             ("kernel: events, columns and JSON", functools.partial(sides.columns, encode_json), None),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,11 +11,20 @@ from typing import Any
 import pytest
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.pipeline import kernel as pipeline_kernel
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
 # the commands that a test interrupts would then never hear of it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", params=["kernel", "plain"])
+def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test of the module twice: each batch of every stream through the kernel, however small, and none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from tailrace.cursor import (
     StreamStart,
 )
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.stream import Need
 from tailrace.plan.profile import profile_for
 from tailrace.plan.request import NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tailrace.raw_bson import elements, encode_document
@@ -54,13 +55,13 @@ class LiveSource:
                 return StreamStart(self._source.operation_time(), self._kind(scope.database, scope.collection))
             case NeedOldest():
                 return OldestEntry(*self._source.oldest())
-            case ReadOplog(after, deadline_ms):
-                return self._read(after, deadline_ms)
-            case NeedEntries(times):
+            case ReadOplog(_, deadline_ms):
+                return self._read(action.after, deadline_ms)
+            case Need(request=NeedEntries(times)):
                 return self._source.entries(times)
-            case NeedPreImages(keys):
+            case Need(request=NeedPreImages(keys)):
                 return self._source.pre_images(keys)
-            case NeedDocuments(lookups):
+            case Need(request=NeedDocuments(lookups)):
                 return self._source.documents(lookups)
 
     def _kind(self, database: str | None, collection: str | None) -> Any:

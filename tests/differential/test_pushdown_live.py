@@ -133,7 +133,7 @@ def test_a_range_with_a_filter_ends_where_it_should_and_moves_in_windows(
     client: pymongo.MongoClient[Any], source: MongodSource
 ) -> None:
     with closing(stream_of(source, _DELETES)) as stream:
-        asked = stream._pipeline.oplog_filter
+        asked = stream._stream.oplog_filter
     assert asked is not None
     collection = client["pushdown_live"]["watched"]
     start = source.newest()

@@ -13,6 +13,7 @@ from tailrace.cursor import Acting, Action, CursorRegistry, NeedOldest, NeedStar
 from tailrace.cursor.action import StreamStart
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.stream import Need
 from tailrace.plan.profile import profile_for
 from tailrace.plan.request import OplogBatch
 from tests.golden.replay import EVERYTHING, MemoryOplog
@@ -66,10 +67,10 @@ class MemorySource:
                 return StreamStart(self.operation_time)
             case NeedOldest():
                 return self.oldest
-            case ReadOplog(after, deadline_ms):
-                return self._read(after, deadline_ms)
-            case _:
-                return self.oplog.answer(action)
+            case ReadOplog(_, deadline_ms):
+                return self._read(action.after, deadline_ms)
+            case Need(request=request):
+                return self.oplog.answer(request)
 
     def _read(self, after: ClusterTime, deadline_ms: int | None) -> OplogRead:
         self.reads += 1

@@ -13,26 +13,25 @@ import bson
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import TailraceError
-from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.kernel import KernelUse
+from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.plan.request import (
     Answer,
     DocumentLookup,
-    Emit,
     NeedDocuments,
     NeedEntries,
     NeedPreImages,
     OplogBatch,
     PreImageKey,
     Request,
-    Running,
 )
+from tailrace.source.drive import drive
 from tests.golden.recording import Recording, StreamError, entry_time
 
 Documents = Callable[[Sequence[DocumentLookup]], list[bytes | None]]
@@ -112,6 +111,7 @@ class OurStream:
         server: str,
         now: ClusterTime | None = None,
         pushes_down: bool = True,
+        kernel: KernelUse = "auto",
     ) -> None:
         self.events: list[bytes] = []
         self.tokens: list[bytes] = []
@@ -119,41 +119,44 @@ class OurStream:
         self.raised: TailraceError | None = None
         self.server = server
         self._oplog = oplog
-        self._pipeline: ChangeStreamPipeline | None = None
+        self._stream: Stream | None = None
         try:
             plan = build_plan(options_of(database, command), profile_for(server))
             if plan.read_after is None:
                 plan = plan.start_at(BEGINNING if now is None else now)
             assert plan.read_after is not None
             self.position = plan.read_after
-            self._pipeline = ChangeStreamPipeline(plan, pushes_down=pushes_down)
+            self._stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel)
         except TailraceError as error:
             self._fail(error)
 
     @property
     def never_opened(self) -> bool:
-        return self._pipeline is None
+        return self._stream is None
 
     @property
     def closed(self) -> bool:
-        return self._pipeline is None or self._pipeline.invalidated or self.error is not None
+        return self._stream is None or self._stream.invalidated or self.error is not None
 
     @property
     def resume_token(self) -> bytes:
-        assert self._pipeline is not None
-        return self._pipeline.resume_token.to_bson()
+        assert self._stream is not None
+        return self._stream.token.to_bson()
 
     def advance(self, until: ClusterTime, *, entries_max: int = EVERYTHING) -> None:
         """Process the oplog up to ``until`` inclusive, ``entries_max`` entries a batch."""
         if self.closed:
             return
-        assert self._pipeline is not None
-        oplog_filter = self._pipeline.oplog_filter
+        assert self._stream is not None
+        oplog_filter = self._stream.oplog_filter
         for batch in self._oplog.batches(self.position, until, entries_max, oplog_filter):
             if self.closed:
                 return
             try:
-                self._run(self._pipeline.process(batch))
+                self._stream.feed(ONE_OPLOG, batch)
+                for block in drive(self._stream, lambda need: self._oplog.answer(need.request)):
+                    self.events += block.events()
+                    self.tokens += block.tokens()
             except TailraceError as error:
                 self._fail(error)
             self.position = batch.high_water
@@ -161,28 +164,6 @@ class OurStream:
     def _fail(self, error: TailraceError) -> None:
         self.raised = error
         self.error = StreamError(error.code or 0, error.message, frozenset(error.labels))
-
-    def _run(self, running: Running) -> None:
-        answer: Answer = None
-        failure: TailraceError | None = None
-        while True:
-            try:
-                request = running.send(answer) if failure is None else running.throw(failure)
-            except StopIteration:
-                return
-            answer = failure = None
-            if isinstance(request, Emit):
-                self._keep(request.events)
-                continue
-            try:
-                answer = self._oplog.answer(request)
-            except TailraceError as error:
-                failure = error
-
-    def _keep(self, events: list[ChangeEvent]) -> None:
-        for event in events:
-            self.events.append(event.to_bson())
-            self.tokens.append(event.token.to_bson())
 
 
 def memory_of(recording: Recording) -> MemoryOplog:

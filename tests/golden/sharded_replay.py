@@ -16,7 +16,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for

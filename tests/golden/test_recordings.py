@@ -21,6 +21,8 @@ from tests.golden.recording import (
 )
 from tests.golden.replay import OurStream, memory_of
 
+pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+
 GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["gaps"]
 STREAMS = {
     f"{name}/{stream.name}": (name, index)

@@ -73,9 +73,7 @@ def test_nothing_stands_behind_the_end(places: list[Place], increment: int, rest
 
 
 @given(shards, st.data())
-def test_events_taken_in_any_order_keep_all_that_is_known_of_them(
-    places: list[list[Place]], data: st.DataObject
-) -> None:
+def test_events_taken_in_any_order_keep_what_is_known_of_them(places: list[list[Place]], data: st.DataObject) -> None:
     whole = [one for own in events_of(places) for one in own]
     if not whole:
         return

@@ -6,14 +6,19 @@ from functools import lru_cache
 from typing import Any
 
 import bson
+import numpy as np
+import pytest
 from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.cursor.batch import REPLY_BYTES_MAX, Batch
+from tailrace.event.event_block import EventBlock
 from tests.golden import recording
 from tests.golden.cursors import Cursors, MemorySource, batch_of, carry_out
 from tests.golden.replay import memory_of
+
+pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 
 _RECORDING, _STREAM = "cursors_6.0.27", "database"
 _SIZES = st.lists(st.integers(min_value=0, max_value=9), min_size=1, max_size=40)
@@ -50,21 +55,33 @@ def test_any_sequence_of_batch_sizes_gives_the_same_events(sizes: list[int], ent
     assert events == list(stream.events)
 
 
+def _events(sizes: list[int]) -> EventBlock:
+    """Events of these sizes with tokens of 107 bytes. What they hold does not matter, and takes no memory."""
+    offsets = np.cumsum([0, *sizes])
+    starts, none = offsets[:-1] * 0 + 9, np.zeros(len(sizes), np.int64)
+    return EventBlock(
+        np.zeros(offsets[-1], np.uint8), offsets, none.astype(np.uint64), none.astype(np.uint8), starts, starts + 107,
+        none, none,
+    )  # fmt: skip
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(min_value=5, max_value=REPLY_BYTES_MAX // 2 + 1000), min_size=1, max_size=6),
     st.sampled_from(("firstBatch", "nextBatch")),
+    st.integers(min_value=1, max_value=6),
 )
-def test_a_batch_takes_its_first_document_and_never_outgrows_its_bound(sizes: list[int], field: str) -> None:
-    batch = Batch(field, None)
-    token = bytes(107)
-    taken = 0
-    for size in sizes:
-        if not batch.add(bytes(size), token):
+def test_a_batch_takes_its_first_document_and_never_outgrows_its_bound(sizes: list[int], field: str, cut: int) -> None:
+    """And takes the same however the events come in blocks."""
+    block = _events(sizes)
+    batch, pieces = Batch(field, None), Batch(field, None)
+    taken = batch.add(block)
+    for first in range(0, len(sizes), cut):
+        piece = block.cut(first, min(first + cut, len(sizes)))
+        if pieces.add(piece) < len(piece):
             break
-        taken += 1
     assert taken >= 1
-    assert len(batch) == taken
+    assert len(batch) == len(pieces) == taken
     total = sum(sizes[:taken])
     assert taken == 1 or total <= REPLY_BYTES_MAX
     if taken < len(sizes):

@@ -18,12 +18,13 @@ from tailrace.kernel.fast_path import process_batch, settings_for
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import parse_entry
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
+from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile, profile_for
 from tailrace.plan.request import Answer, OplogBatch, Request
-from tailrace.source.drive import drive_blocks, drive_by
+from tailrace.source.drive import drive, drive_blocks, drive_by
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of
 from tests.property import random_entries
@@ -246,24 +247,20 @@ def test_a_buffer_that_proves_too_small_is_replaced_by_a_larger_one() -> None:
 
 def driven(oplog: MemoryOplog, plan: Plan, entries_max: int, *, fast: bool) -> tuple[list[bytes], object]:
     """All events of a recorded oplog, and where the pipeline stands afterwards (or the error)."""
-    pipeline = ChangeStreamPipeline(plan)
+    stream = open_stream(plan, kernel="always" if fast else "never")
     given: list[bytes] = []
-
     assert plan.read_after is not None
     try:
         for batch in oplog.batches(plan.read_after, oplog.times[-1], entries_max):
-            if fast:
-                for block in drive_blocks(process_batch(pipeline, batch), oplog.answer):
-                    check_what_is_known(block)
-                    given += block.events()
-            else:
-                for events in drive_by(pipeline.process(batch), oplog.answer):
-                    given += [event.to_bson() for event in events]
-            if pipeline.invalidated:
+            stream.feed(ONE_OPLOG, batch)
+            for block in drive(stream, lambda need: oplog.answer(need.request)):
+                check_what_is_known(block)
+                given += block.events()
+            if stream.invalidated:
                 break
     except TailraceError as error:
         return given, (type(error), error.message)
-    return given, (pipeline.high_water, pipeline.invalidated, pipeline.resume_token)
+    return given, (stream.high_water, stream.invalidated, stream.token)
 
 
 class PlainOplog(MemoryOplog):

@@ -15,7 +15,7 @@ from tailrace.event.event_block import EventBlock
 from tailrace.kernel.fast_path import process_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, ServerProfile

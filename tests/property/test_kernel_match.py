@@ -22,7 +22,7 @@ from tailrace.kernel.fast_path import process_batch
 from tailrace.kernel.match import FAILS, PASSES, UNKNOWN
 from tailrace.kernel.match_program import match_program
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import drive_blocks, drive_by
 from tests.differential.event_predicates import EventPredicates

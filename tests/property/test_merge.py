@@ -34,6 +34,8 @@ from tests.property.cluster_oplogs import (
 )
 from tests.property.steady import STEADY
 
+pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+
 SCOPE = Scope.of_collection(DATABASE, COLLECTION)
 LAST = 40
 

@@ -37,6 +37,8 @@ from tests.property.cluster_oplogs import (
     shard_removed,
 )
 
+pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+
 SEEDS = range(60)
 STEPS = 120
 DOCUMENTS = 5

@@ -20,7 +20,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import parse_entry
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.pushdown import plan_pushdown
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile

@@ -12,6 +12,8 @@ from tests.golden import recording
 from tests.golden.recording import RecordedStream, Recording, entry_time
 from tests.golden.replay import OurStream, memory_of
 
+pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
+
 RECORDINGS = ("ddl_6.0.27", "transactions_6.0.27", "invalidate_6.0.27", "id_types_6.0.27")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tailrace
-from tailrace.pipeline import router, stream
+from tailrace.pipeline import router, shard
 
 SOURCE = Path(tailrace.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "architecture.md"
@@ -155,5 +155,5 @@ def test_the_page_on_the_architecture_shows_the_floors() -> None:
 
 
 def test_the_page_on_the_architecture_shows_the_stages() -> None:
-    assert marked("SHARD_STAGES") == [stage.__name__ for stage in stream.SHARD_STAGES]
+    assert marked("SHARD_STAGES") == [stage.__name__ for stage in shard.SHARD_STAGES]
     assert marked("ROUTER_STAGES") == [stage.__name__ for stage in router.ROUTER_STAGES]

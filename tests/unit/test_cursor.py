@@ -10,12 +10,15 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from tailrace.cursor import CursorRegistry, NeedOldest, OldestEntry, OplogRead, ReadOplog, is_change_stream
+from tailrace.cursor import CursorRegistry, NeedOldest, OldestEntry, OplogRead, Position, ReadOplog, is_change_stream
 from tailrace.errors import ChangeStreamHistoryLost, InternalError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.stream import ONE_OPLOG
 from tailrace.plan.request import OplogBatch
 from tests.golden.cursors import Cursors, MemorySource, batch_of, counting_ids
 from tests.golden.replay import MemoryOplog
+
+pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 
 _UUID = bson.Binary(bytes(range(16)), 4)
 
@@ -123,7 +126,7 @@ def test_a_cursor_in_use_is_refused_and_one_killed_meanwhile_is_interrupted() ->
     command = bson.encode({"getMore": Int64(cursor_id), "collection": "c"})
     waiting = at.registry.run("d", command, 0)
     action = next(waiting)
-    assert action == ReadOplog(ClusterTime.of(1, 1), 1000)
+    assert action == ReadOplog((Position(ONE_OPLOG, ClusterTime.of(1, 1)),), 1000)
     assert at.get_more(reply)["errmsg"] == f"cursor id {cursor_id} is already in use"
     kill = bson.encode({"killCursors": "c", "cursors": [Int64(cursor_id)]})
     assert list(RawBSONDocument(_finish(at.registry.run("d", kill, 0)))["cursorsKilled"]) == [cursor_id]

@@ -20,11 +20,12 @@ from bson.timestamp import Timestamp
 from tailrace.errors import ServerError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.kernel import KernelUse
+from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.request import DocumentLookup, OplogBatch
-from tailrace.source.drive import drive
+from tailrace.source.drive import answers_of, drive
 from tests.golden.cursors import Cursors, MemorySource, batch_of
 from tests.golden.replay import MemoryOplog
 
@@ -61,22 +62,23 @@ class _Refusing:
         return [bson.encode({"_id": key, "found": True}) for key in keys]
 
 
-def _run(source: _Refusing) -> tuple[list[Any], ServerError | None]:
+def _run(source: _Refusing, kernel: KernelUse = "auto") -> tuple[list[Any], ServerError | None]:
     options = StreamOptions.parse(Scope.of_collection("d", "c"), {"fullDocument": "updateLookup"})
-    pipeline = ChangeStreamPipeline(build_plan(options).start_at(ClusterTime.of(1, 1)))
-    running = pipeline.process(OplogBatch(b"".join(map(_update, range(1, 6))), ClusterTime.of(9, 5)))
+    stream = open_stream(build_plan(options).start_at(ClusterTime.of(1, 1)), kernel=kernel)
+    stream.feed(ONE_OPLOG, OplogBatch(b"".join(map(_update, range(1, 6))), ClusterTime.of(9, 5)))
     given: list[Any] = []
     try:
-        for events in drive(running, cast(Any, source)):
-            given += [bson.decode(event.to_bson())["fullDocument"]["_id"] for event in events]
+        for block in drive(stream, answers_of(cast(Any, source))):
+            given += [bson.decode(event)["fullDocument"]["_id"] for event in block.events()]
     except ServerError as error:
         return given, error
     return given, None
 
 
+@pytest.mark.parametrize("kernel", ["never", "always"])
 @pytest.mark.parametrize("refused", [1, 3, 5])
-def test_the_events_before_a_refused_look_up_are_given(refused: int) -> None:
-    given, error = _run(_Refusing(refused))
+def test_the_events_before_a_refused_look_up_are_given(refused: int, kernel: KernelUse) -> None:
+    given, error = _run(_Refusing(refused), kernel)
     assert given == list(range(1, refused))
     assert error is not None
     assert error.code == 201

@@ -21,7 +21,7 @@ from tailrace.event.update_description import describe_update
 from tailrace.kernel.batch import PLAIN, KernelSettings, transform_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.request import Emit, OplogBatch

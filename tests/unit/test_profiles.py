@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for

@@ -91,19 +91,20 @@ def _replay(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -
 
 
 def _print_events(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -> None:
-    from tailrace.pipeline.stream import ChangeStreamPipeline  # noqa: PLC0415
-    from tailrace.source.drive import drive  # noqa: PLC0415
+    from tailrace.pipeline.stream import ONE_OPLOG, open_stream  # noqa: PLC0415
+    from tailrace.source.drive import answers_of, drive  # noqa: PLC0415
 
-    pipeline = ChangeStreamPipeline(plan)
+    stream, answers = open_stream(plan), answers_of(source)
     for batch in source.tail(plan.read_after or ClusterTime(0)):
-        for events in drive(pipeline.process(batch), source):
-            for event in events:
-                if until.all_counted or until.is_before(event.token_bson):
+        stream.feed(ONE_OPLOG, batch)
+        for block in drive(stream, answers):
+            for event, token in zip(block.events(), block.tokens(), strict=True):
+                if until.all_counted or until.is_before(token):
                     return
-                writer.write(event.to_bson())
+                writer.write(event)
                 until.count()
             writer.flush()
-        if pipeline.invalidated or until.all_counted or (until.time is not None and batch.high_water >= until.time):
+        if stream.invalidated or until.all_counted or (until.time is not None and batch.high_water >= until.time):
             return
-    if pipeline.searching:
+    if stream.searching:
         raise UsageError("the dump ends before the resume token is found", hint="Replay a later dump")

@@ -15,7 +15,6 @@ import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
-from tailrace import kernel
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
 from tailrace.client.request import WatchRequest
@@ -24,12 +23,12 @@ from tailrace.errors import UsageError
 from tailrace.event.event_block import OPERATION_TYPES, EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.explain import explain
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import OplogBatch
-from tailrace.source.drive import answers_of, drive, drive_blocks
+from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
 
@@ -134,7 +133,8 @@ class OplogChangeStream(ChangeStream):
         self._source = source
         self._codec_options = request.codec_options
         plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
-        self._pipeline = ChangeStreamPipeline(plan, pushes_down=pushes_down)
+        self._stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
+        self._answers = answers_of(source)
         self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
         self._tail = partial(
             source.tail,
@@ -142,13 +142,12 @@ class OplogChangeStream(ChangeStream):
             batch_size=request.batch_size,
             comment=request.comment,
         )
-        self._oplog_filter = self._pipeline.oplog_filter
+        self._oplog_filter = self._stream.oplog_filter
         self._read_up_to = plan.read_after or ClusterTime(0)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
         self._turn = Turn(partial(_close_all, self._open))
         weakref.finalize(self, self._turn.end)
-        self._driven: Iterator[EventBlock] = iter(())
         #: The block whose events are being given.
         self._events: BlockEvents | None = None
         #: An invalidation at the end of that block, which nothing may follow.
@@ -167,7 +166,7 @@ class OplogChangeStream(ChangeStream):
         return plan
 
     def explain(self) -> dict[str, Any]:
-        return explain(self._pipeline.plan)
+        return explain(self._stream.plan)
 
     @property
     def resume_token(self) -> Any:
@@ -250,30 +249,25 @@ class OplogChangeStream(ChangeStream):
                 if self._refill():
                     return None
                 continue
-            self._token = self._pipeline.resume_token.to_bson()
-            if self._pipeline.invalidated:
+            self._token = self._stream.token.to_bson()
+            if self._stream.invalidated:
                 self.close()
                 break
             if has_read and time.monotonic() >= deadline:
                 break
             check_time_limit(self._source.name)
-            self._driven = self._drive(self._read())
+            self._stream.feed(ONE_OPLOG, self._read())
             has_read = True
         return None
-
-    def _drive(self, batch: OplogBatch) -> Iterator[EventBlock]:
-        if kernel_loader.is_ready(len(batch.raw)):
-            return drive_blocks(kernel.process_batch(self._pipeline, batch), answers_of(self._source))
-        return map(EventBlock.of, drive(self._pipeline.process(batch), self._source))
 
     def _read(self) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter leaves in what is no
         longer needed, is opened anew behind the last one."""
-        if self._open and self._pipeline.oplog_filter != self._oplog_filter:
+        if self._open and self._stream.oplog_filter != self._oplog_filter:
             _close_all(self._open)
             self._open.clear()
         if not self._open:
-            self._oplog_filter = self._pipeline.oplog_filter
+            self._oplog_filter = self._stream.oplog_filter
             self._open.append(self._tail(self._read_up_to, oplog_filter=self._oplog_filter))
         try:
             batch = next(self._open[0])
@@ -284,17 +278,16 @@ class OplogChangeStream(ChangeStream):
         return batch
 
     def _finish_block(self) -> bool:
-        """Let the pipeline go on with the batch it has until it gives events; False when the batch is done."""
-        for block in self._driven:
-            if len(block):
-                ends = self._pipeline.invalidated or block.operation[-1] == _INVALIDATE
-                count = len(block) - int(ends)
-                # Whether the stream is over is known behind the event that ends it.
-                self._last = block.cut(count, count + 1) if ends else None
-                self._events = BlockEvents(block.cut(0, count), self._codec_options)
-                return True
-            check_time_limit(self._source.name)
-        return False
+        """Let the stream go on with the batch it has until it gives events; False when the batch is done."""
+        block = next(drive(self._stream, self._answers), None)
+        if block is None:
+            return False
+        ends = self._stream.invalidated or block.operation[-1] == _INVALIDATE
+        count = len(block) - int(ends)
+        # Whether the stream is over is known behind the event that ends it.
+        self._last = block.cut(count, count + 1) if ends else None
+        self._events = BlockEvents(block.cut(0, count), self._codec_options)
+        return True
 
     def _give_last(self) -> bytes:
         block = self._last
@@ -302,8 +295,8 @@ class OplogChangeStream(ChangeStream):
         self._last = None
         self._forget_block()
         self._token = block.token(0) or self._token
-        if not self._finish_block() and self._pipeline.invalidated:
-            self._token = self._pipeline.resume_token.to_bson()
+        if not self._finish_block() and self._stream.invalidated:
+            self._token = self._stream.token.to_bson()
             self.close()
         return block.event(0)
 

@@ -6,7 +6,17 @@ sent the answer, and returns the reply's BSON. So a server with many cursors on 
 drive the same code.
 """
 
-from tailrace.cursor.action import Acting, Action, NeedOldest, NeedStart, OldestEntry, OplogRead, ReadOplog, StreamStart
+from tailrace.cursor.action import (
+    Acting,
+    Action,
+    NeedOldest,
+    NeedStart,
+    OldestEntry,
+    OplogRead,
+    Position,
+    ReadOplog,
+    StreamStart,
+)
 from tailrace.cursor.aggregate import is_change_stream
 from tailrace.cursor.registry import CursorRegistry
 
@@ -18,6 +28,7 @@ __all__ = [
     "NeedStart",
     "OldestEntry",
     "OplogRead",
+    "Position",
     "ReadOplog",
     "StreamStart",
     "is_change_stream",

@@ -1,4 +1,4 @@
-"""What a cursor asks of its driver: values, never calls. The pipeline's own requests pass through beside them.
+"""What a cursor asks of its driver: values, never calls. The needs of its stream pass through beside them.
 
 Times of the clock are milliseconds of one monotonic clock that the driver chooses; the cursor only compares them.
 """
@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.plan.request import OplogBatch, Request
+from tailrace.pipeline.stream import ONE_OPLOG, Need
+from tailrace.plan.request import OplogBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,23 @@ class NeedStart:
 class StreamStart(NamedTuple):
     """``operation_time``  of the last entry applied: a stream without a start begins one tick later
     ``kind``            what the namespace of a collection scope is now; an absent one is a "collection"
+    ``shards``          of a sharded cluster the names in ``config.shards``; ``None`` over a single oplog
+    ``config_after``    of a cluster a time known before ``shards`` was read, behind which the config server's oplog
+                        is read too (``tailrace.pipeline.merge.CONFIG_SHARDS``); ``None``: no shard is added
     """
 
     operation_time: ClusterTime
     kind: Literal["collection", "view", "timeseries"] = "collection"
+    shards: tuple[str, ...] | None = None
+    config_after: ClusterTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NeedOldest:
-    """Asked once, before a stream with a start reads for the first time. Answer: ``OldestEntry``."""
+    """Asked once of each participant, before a stream with a start reads its oplog for the first time. Answer:
+    ``OldestEntry``."""
+
+    participant: str = ONE_OPLOG
 
 
 class OldestEntry(NamedTuple):
@@ -42,32 +51,49 @@ class OldestEntry(NamedTuple):
     history_complete: bool
 
 
+class Position(NamedTuple):
+    """Where a participant's oplog is read on: behind ``after``."""
+
+    participant: str
+    after: ClusterTime
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOplog:
-    """Ask for majority-committed entries with ts > ``after``, in oplog order. Answer: ``OplogRead``.
+    """Ask for majority-committed entries behind any of these positions, in oplog order. Answer: ``OplogRead``.
 
+    ``positions``    one where the stream is over a single oplog; else of those participants that may bring it forward
     ``deadline_ms``  ``None``: answer at once. Else, where there is no entry yet, the answer may wait until that time of
                      the clock; it comes as soon as there is an entry, and at the deadline at the latest
+    ``awaited``      an event waits for all these participants to be past this time; a batch without entries may say so
 
     A driver that finds the history gone throws ``ChangeStreamHistoryLost`` into the generator, and whatever keeps it
     from reading as the TailraceError that it is.
     """
 
-    after: ClusterTime
+    positions: tuple[Position, ...]
     deadline_ms: int | None
+    awaited: ClusterTime | None = None
+
+    @property
+    def after(self) -> ClusterTime:
+        """The first position's."""
+        return self.positions[0].after
 
 
 class OplogRead(NamedTuple):
-    """``batch``   a run of entries; empty when there was none in time
-    ``at_end``  nothing stood behind the batch when it was read
-    ``now_ms``  the clock when the answer was given
+    """``batch``        a run of entries; empty when there was none in time
+    ``at_end``       nothing stood behind the batch when it was read; over several oplogs: in none of them
+    ``now_ms``       the clock when the answer was given
+    ``participant``  whose entries they are
     """
 
     batch: OplogBatch
     at_end: bool
     now_ms: int
+    participant: str = ONE_OPLOG
 
 
-Action: TypeAlias = NeedStart | NeedOldest | ReadOplog | Request
+Action: TypeAlias = NeedStart | NeedOldest | ReadOplog | Need
 #: A command being carried out; its value is the reply's BSON.
 Acting: TypeAlias = Generator[Action, Any, bytes]

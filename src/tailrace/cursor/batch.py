@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
+from tailrace.event.event_block import EventBlock, Offsets
 from tailrace.raw_bson import ARRAY, encode_document, encode_element
 
 #: A reply takes another document only while it stays within this.
@@ -37,17 +40,31 @@ class Batch:
         """Whether it holds as many documents as it may."""
         return self._documents_max is not None and len(self._elements) >= self._documents_max
 
-    def add(self, document: bytes, token: bytes) -> bool:
-        """Take a document in, or say that it must wait for the next reply."""
-        needed = len(document) + (len(token) if self._token_counts else 0)
-        if self._elements and self._used + needed > REPLY_BYTES_MAX:
-            return False
-        element = b"\x03%d\x00%b" % (len(self._elements), document)
-        self._elements.append(element)
-        self._used += len(element)
-        self.last_token = token
-        return True
+    def add(self, block: EventBlock) -> int:
+        """Take in as many of the events as there is room for; how many. The others must wait for the next reply."""
+        count, held = len(block), len(self._elements)
+        if self._documents_max is not None:
+            count = min(count, self._documents_max - held)
+        sizes = np.diff(block.offsets[: count + 1])
+        numbers = [b"\x03%d\x00" % number for number in range(held, held + count)]
+        ends = self._used + np.cumsum(sizes + _sizes(numbers))
+        tokens = block.token_end[:count] - block.token_start[:count] if self._token_counts else 0
+        # What an event must leave room for is itself and its token, not the name of its element.
+        fits = np.append(self._used, ends[:-1])[:count] + sizes + tokens <= REPLY_BYTES_MAX
+        if count and not held:
+            fits[0] = True
+        taken = count if fits.all() else int(np.argmin(fits))
+        if taken:
+            documents = block.cut(0, taken).events()
+            self._elements += [name + document for name, document in zip(numbers, documents, strict=False)]
+            self._used = int(ends[taken - 1])
+            self.last_token = block.token(taken - 1)
+        return taken
 
     def to_element(self) -> bytes:
         """The array as an element of the reply."""
         return encode_element(ARRAY, self.field.encode(), encode_document(*self._elements))
+
+
+def _sizes(parts: list[bytes]) -> Offsets:
+    return np.fromiter(map(len, parts), np.int64, len(parts))

@@ -14,7 +14,8 @@ from tailrace.cursor.command import check_bson
 from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
 from tailrace.cursor.reply import IN_AGGREGATE, IN_GET_MORE, cursor_reply, error_reply, kill_reply
 from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
-from tailrace.plan.plan import build_plan
+from tailrace.pipeline.stream import Stream, open_stream
+from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_6_0, ServerProfile
 from tailrace.raw_bson import elements
 
@@ -80,7 +81,7 @@ class CursorRegistry:
             started_by_caller = plan.start is not None
             if not started_by_caller:
                 plan = plan.start_at(start.operation_time.tick())
-            cursor = ChangeStreamCursor(plan, started_by_caller=started_by_caller)
+            cursor = ChangeStreamCursor(_stream(plan, start), started_by_caller=started_by_caller)
             prefix = IN_AGGREGATE
             batch = Batch("firstBatch", wanted.batch_size)
             token, closed = yield from cursor.fill(batch, None)
@@ -165,3 +166,7 @@ class CursorRegistry:
                 code=13,
             )
         return entry
+
+
+def _stream(plan: Plan, start: StreamStart) -> Stream:
+    return open_stream(plan)

@@ -187,6 +187,13 @@ class EventBlock:
         """The resume token of one event, as BSON; empty where a stage of the user's has removed it."""
         return self.buffer[self.token_start[index] : self.token_end[index]].tobytes()
 
+    def tokens(self) -> list[bytes]:
+        """The resume token of each event."""
+        start = int(self.offsets[0])
+        data = self.buffer[start : self.offsets[-1]].tobytes()
+        places = zip((self.token_start - start).tolist(), (self.token_end - start).tolist(), strict=True)
+        return [data[first:last] if last > first >= 0 else b"" for first, last in places]
+
     def times(self) -> Iterator[ClusterTime]:
         """The cluster time of each event."""
         return map(ClusterTime, self.cluster_time.tolist())

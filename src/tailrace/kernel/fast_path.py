@@ -27,7 +27,7 @@ from tailrace.kernel.steps import block_of, block_steps, through
 from tailrace.kernel.unwind import Unwinding
 from tailrace.oplog.cluster_time import ZERO
 from tailrace.oplog.entry import parse_entry
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import OplogBatch
 

@@ -20,7 +20,7 @@ from tailrace.kernel import event_record, fragments, image_splice
 from tailrace.kernel.batch import Bytes, KernelBatch, Offsets, Step, address
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.update_delta import apply_diff
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages, PreImageKey, Request
 

@@ -6,7 +6,7 @@ from tailrace.expression.match import tree
 from tailrace.kernel.batch import Step
 from tailrace.kernel.match_program import match_program
 from tailrace.kernel.user_stages import match_step
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 
 
 def ahead_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:

@@ -11,7 +11,7 @@ from tailrace.kernel.images import AddImages, image_steps
 from tailrace.kernel.job import EVENT_MAX
 from tailrace.kernel.match_ahead import ahead_steps
 from tailrace.kernel.user_stages import user_steps
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import Answer, Request
 
 _STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (ahead_steps, image_steps, user_steps)

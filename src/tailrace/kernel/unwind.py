@@ -16,7 +16,7 @@ from tailrace.kernel.batch import PLAIN, KernelBatch, KernelSettings, Step, tran
 from tailrace.kernel.blocks import Blocks, of_plain_stages
 from tailrace.kernel.steps import block_of, through
 from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import Answer, Request
 
 #: So many operations the plain stages do at first where the kernel stops, and twice as many each time after that: they

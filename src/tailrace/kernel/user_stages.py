@@ -8,7 +8,7 @@ from tailrace.expression.match import tree
 from tailrace.kernel.batch import KernelBatch, Step
 from tailrace.kernel.match import FAILS, UNKNOWN
 from tailrace.kernel.match_program import MatchProgram, match_program
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import Answer, Request
 
 

@@ -14,7 +14,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.pushdown import Conjunct, Pushdown
 from tailrace.pipeline.pushdown.oplog_filter import kinds_read
 from tailrace.pipeline.pushdown.query import text_of
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan

@@ -18,8 +18,8 @@ from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.participant import ShardStream
 from tailrace.pipeline.router import RouterPipeline, must_search
-from tailrace.pipeline.shard import ShardStream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.request import Answer, Emit, NeedShard, OplogBatch, Request, Running

@@ -1,121 +1,287 @@
-"""One oplog of a merged stream: the shard's stages, the events that wait for the merge, and the shard's promise.
+"""The stages in a row: oplog batches in, change events out.
 
-A shard's *promise* is the cluster time up to which nothing more will come from it. An event that waits is a promise
-too: what comes behind it is later.
+``SHARD_STAGES`` here and ``ROUTER_STAGES`` in ``pipeline.router`` hold the server's order; which of them a stream needs
+is decided there and nowhere else. A stream over one oplog runs both in a row; in a sharded cluster every shard runs the
+first ones, and ``pipeline.merge`` runs the others once. Each stage appends to a list what it gives; when one raises,
+what it had given by then still goes through the rest, so that every event before an error is delivered before it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator
-from typing import Final
+from typing import Any, Final
 
-from tailrace.errors import TailraceError
+from tailrace import raw_bson
+from tailrace.errors import OplogFormatError, TailraceError, invariant
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.oplog.entry import OplogEntry, parse_entry
+from tailrace.pipeline.document_key import CatalogKeys
+from tailrace.pipeline.pushdown import plan_pushdown
+from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
+from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import Answer, Emit, OplogBatch, Request
-from tailrace.stage.split_large_event import approximate_bytes
+from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
+from tailrace.stage.add_post_image import AddPostImage
+from tailrace.stage.add_pre_image import AddPreImage
+from tailrace.stage.add_sort_key import AddSortKey
+from tailrace.stage.check_invalidate import CheckInvalidate
+from tailrace.stage.check_resumability import CheckResumability
+from tailrace.stage.check_topology_change import CheckTopologyChange
+from tailrace.stage.match_classic_events import MatchClassicEvents
+from tailrace.stage.oplog_match import OplogMatch
+from tailrace.stage.transform import Transform
+from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
+from tailrace.stage.user_stages import MatchAhead, UserStages
 
-#: What an event costs beside its documents.
-_EVENT_BYTES: Final = 1_000
+#: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those behind the merge.
+SHARD_STAGES: Final = (
+    OplogMatch,
+    UnwindTransaction,
+    Transform,
+    CheckInvalidate,
+    MatchClassicEvents,
+    CheckResumability,
+    CheckTopologyChange,
+    MatchAhead,
+    AddPreImage,
+    AddPostImage,
+    UserStages,
+    AddSortKey,
+)
+
+#: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
+_CHUNK_ENTRIES: Final = 1_000
 
 
-class ShardStream:
-    """A participant of the merge.
+class ChangeStreamPipeline:
+    """One running change stream over one oplog.
 
-    ``order``           ties between participants are broken by it
-    ``events``          finished but for the router's stages, in order; ``buffered_bytes`` is about what they take
-    ``promised``        nothing at or before this cluster time will come that did not come yet
-    ``failure``         what ended the shard's part; it stands behind the events that wait
-    ``closed``          nothing more will come, so the merge does not wait for it
-    ``invalidated_by``  the token of the invalidate that ended the part, if one did
-
-    With ``topology`` the events are the config server's: for the merge, none of the user's.
+    ``mid_stream``   a later slice of a stream whose start another slice has found: nothing is searched for
+    ``shard_part``   a shard's part of a merged stream: the router's stages are left to the merge
+    ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog (``NeedShardKeys``)
+    ``pushes_down``  whether the user's ``$match`` is asked of entries before they are transformed; without it the
+                     stream gives the same and costs more
+    ``user_stages``  the user's pipeline, compiled
+    ``pushdown``     what is asked where
+    ``invalidated``  the invalidate event has passed: the stream is over
+    ``high_water``   cluster time up to which every entry has been seen
+    ``searching``    the event resumed from has not been met yet
+    ``unwind``       the stage that knows the entries of transactions
     """
 
-    def __init__(self, name: str, plan: Plan, order: int, *, mid_stream: bool = False, topology: bool = False) -> None:
-        self.name = name
-        self.order = order
-        self.events: deque[ChangeEvent] = deque()
-        self.buffered_bytes = 0
-        self.failure: TailraceError | None = None
-        self.closed = False
-        self.invalidated_by: ResumeToken | None = None
-        self._pipeline = ChangeStreamPipeline(plan, mid_stream=mid_stream, shard_part=True, on_shard=not topology)
-        self._topology = topology
-        self.promised = self._pipeline.high_water
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        mid_stream: bool = False,
+        shard_part: bool = False,
+        on_shard: bool = False,
+        pushes_down: bool = True,
+    ) -> None:
+        invariant(plan.read_after is not None, "a pipeline is built from a plan without a start")
+        self.plan = plan
+        self.invalidated = False
+        self.high_water = ClusterTime(plan.read_after or 0)
+        self._start = plan.start or ClusterTime(0)
+        self._token = plan.first_token
+        self.user_stages = compiled(plan.options, plan.options.pipeline)
+        self.pushdown = plan_pushdown(plan, self.user_stages, enabled=pushes_down)
+        searches = not mid_stream and must_search(plan)
+        # With needsMerge a shard leaves the search to others.
+        witnesses = plan.profile.searches_before_user_stages and (shard_part or not plan.options.needs_merge)
+        self._resumability = CheckResumability(token_of(plan), witnesses=witnesses) if searches else None
+        asked = None if self._searches_unmatched else self.pushdown.entry_test
+        self._oplog_match = OplogMatch(plan.options, plan.profile, asked)
+        self.unwind = UnwindTransaction(
+            self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
+        )
+        self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
+        self._check_invalidate = CheckInvalidate(plan, goes_on=self._goes_on)
+        self._catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
+        self._shard_part = shard_part
+        # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
+        ensures = searches and not plan.options.needs_merge
+        self._router = RouterPipeline(plan, ensures=ensures)
+        self._stages = self._build_stages()
+
+    def _build_stages(self) -> tuple[Stage, ...]:
+        plan, options, user, pushdown = self.plan, self.plan.options, self.user_stages, self.pushdown
+        # Without images and without stages to pass, the user's own stages do the same at the same cost.
+        moves = options.full_document != "default" or options.full_document_before_change != "off"
+        moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
+        self._transform = Transform(plan)
+        stages: list[Stage] = [self._transform.process, self._check_invalidate.process]
+        if not options.show_expanded_events:
+            stages.append(MatchClassicEvents().process)
+        if self._resumability is not None:
+            stages.append(self._resumability.process)
+        if options.needs_merge:
+            stages.append(CheckTopologyChange().process)
+        if moves and pushdown.before_images:
+            stages.append(MatchAhead(pushdown.before_images, pushdown.order).process)
+        if BEFORE_CHANGE in pushdown.looks_up:
+            stages.append(AddPreImage(options).process)
+        if FULL_DOCUMENT in pushdown.looks_up:
+            stages.append(AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid).process)
+        if pushdown.behind_images:
+            stages.append(MatchAhead(pushdown.behind_images, pushdown.order).process)
+        if user.stages:
+            stages.append(UserStages(user).process)
+        if not self._shard_part:
+            stages.extend(self._router.stages)
+            if options.needs_merge:
+                stages.append(AddSortKey().process)
+        return tuple(stages)
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more will be taken from the shard."""
-        return self.closed or self.failure is not None
+    def oplog_filter(self) -> bytes | None:
+        """The query by which the source of the entries may leave some out from here on; ``None``: it gives all.
+
+        Before 6.0 it does not ask the user's ``$match`` until the event resumed from was found.
+        """
+        return self.pushdown.scope_filter if self._searches_unmatched else self.pushdown.oplog_filter
 
     @property
-    def holds_back(self) -> bool:
-        """Whether the merge has to wait for this shard's promise: it may still give something, and nothing waits."""
-        return not self.closed and not self.events
+    def _searches_unmatched(self) -> bool:
+        search = self._resumability
+        return search is not None and search.witnesses and not search.done
+
+    @property
+    def stage_names(self) -> list[str]:
+        """The stages that run, in order; the user's by their own names."""
+        names = [OplogMatch.__name__, UnwindTransaction.__name__]
+        for stage in self._stages:
+            owner = type(getattr(stage, "__self__", stage))
+            names += [own.name for own in self.user_stages.stages] if owner is UserStages else [owner.__name__]
+        return names
+
+    @property
+    def searching(self) -> bool:
+        return self._router.searching
+
+    @property
+    def resume_token(self) -> ResumeToken:
+        """The post-batch resume token: where a new stream goes on from here (semantics 7). It never goes back."""
+        return self._token
 
     @property
     def unknown_operations(self) -> dict[str, int]:
-        return self._pipeline.unknown_operations
+        """How many entries were skipped for an operation letter that is not known, by letter."""
+        return self._oplog_match.unknown_operations
 
-    def process(self, batch: OplogBatch) -> Generator[Request | Emit, Answer, None]:
-        """Run a batch through the shard's stages. Yields requests, and an empty ``Emit`` whenever events were added.
+    def process(self, batch: OplogBatch) -> Running:
+        """Run a batch through the stages: yields requests (answer them) and ``Emit`` (answer ``None``).
 
-        Raises nothing: an error is kept in ``failure``, behind the events before it.
+        After invalidation the rest of the batch is not looked at. Raises ``OplogFormatError`` with the entry's
+        position, 280, 286, or what a stage raises, after everything before it was emitted.
         """
-        running = self._pipeline.process(batch)
-        answer: Answer = None
-        failure: TailraceError | None = None
+        chunk: list[OplogEntry] = []
         try:
-            while not self.is_over:
-                try:
-                    request = running.send(answer) if failure is None else running.throw(failure)
-                except StopIteration:
-                    self._finish(batch.high_water)
+            for raw in raw_bson.split(batch.raw):
+                entry = parse_entry(raw)
+                if entry.cluster_time < self._start:
+                    continue
+                if self._oplog_match.matches(entry):
+                    chunk.append(entry)
+                elif is_chain_member(entry):
+                    self.unwind.remember(entry.cluster_time, raw)
+                if len(chunk) >= _CHUNK_ENTRIES:
+                    full, chunk = chunk, []
+                    yield from self._run(full)
+                    if self.invalidated:
+                        return
+        except OplogFormatError:
+            yield from self._run(chunk)
+            if self.invalidated:
+                return
+            raise
+        yield from self._run(chunk)
+        if not self.invalidated:
+            self._promise(batch.high_water)
+
+    def advance(self, token_bson: bytes | None, high_water: ClusterTime) -> None:
+        """Move on past what other code than ``process`` has made of the stream's entries: ``token_bson`` is the resume
+        token of the last event that it gives (``None``: it gives none), and ``high_water`` is as in a batch."""
+        if token_bson is not None:
+            self._token = ResumeToken.parse(token_bson)
+        self._promise(high_water)
+
+    def _run(self, entries: list[OplogEntry]) -> Running:
+        """One chunk through all stages, transactions in bounded pieces."""
+        if entries:
+            yield from self._run_pieces(self.unwind.process(entries))
+
+    def process_operations(self, commit: OplogEntry, member: bytes, index: int, part: slice) -> Running:
+        """A part of the operations of one of a transaction's entries through the stages; ``index`` is that of the first
+        one in ``member``. For those who unwind the others themselves."""
+        yield from self._run_pieces(self.unwind.operations(commit, parse_entry(member), index, part))
+
+    def _run_pieces(self, pieces: Generator[NeedEntries | list[OplogEntry], Answer, object]) -> Running:
+        answer: Answer = None
+        while True:
+            try:
+                piece = pieces.send(answer)
+            except StopIteration:
+                return
+            if isinstance(piece, list):
+                answer = None
+                yield from self._run_piece(piece)
+                if self.invalidated:
                     return
-                except TailraceError as error:
-                    self.failure = error
-                    return
-                answer = failure = None
-                if isinstance(request, Emit):
-                    self._add(request.events)
-                    request = Emit([])
-                try:
-                    answer = yield request
-                except TailraceError as error:
-                    failure = error
-        finally:
-            running.close()
+            else:
+                answer = yield piece
 
-    def promise(self, cluster_time: ClusterTime) -> None:
-        """Nothing at or before ``cluster_time`` will come that was not processed."""
-        self.promised = max(self.promised, cluster_time)
+    def _run_piece(self, piece: list[OplogEntry]) -> Running:
+        if self._catalog_keys is not None:
+            yield from self._catalog_keys.process(piece)
+        while piece and not self.invalidated:
+            yield from self._run_stages(piece)
+            piece = self._transform.left
 
-    def discard(self) -> None:
-        """Nothing of this part is wanted any more."""
-        self.closed = True
-        self.events.clear()
-        self.buffered_bytes = 0
+    def _run_stages(self, piece: list[OplogEntry]) -> Running:
+        """As many of the entries as are not too many bytes through all stages; the others are left."""
+        items: list[Any] = piece
+        failure: TailraceError | None = None
+        invalidate: ChangeEvent | None = None
+        for stage in self._stages:
+            out: list[ChangeEvent] = []
+            try:
+                requests = stage(items, out)
+                if requests is not None:
+                    yield from requests
+            except TailraceError as error:
+                # What this stage had given comes before its error; an error further down comes earlier in the stream.
+                failure, invalidate = error, None
+            if self._resumability is not None and stage == self._resumability.process and not self._searches_unmatched:
+                self._oplog_match.may_pass = self.pushdown.entry_test
+            if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
+                # The stream is over here: what failed in a stage above stands behind it.
+                invalidate, failure = ending, None
+            items = out
+        if items:
+            self._token = items[-1].token
+            yield Emit(items)
+        if failure is not None:
+            raise failure
+        if invalidate is not None:
+            self.invalidated = True
+            if self.plan.profile.ends_with_token_of_invalidate:
+                self._token = invalidate.token
+            self.high_water = invalidate.cluster_time
 
-    def pop(self) -> ChangeEvent:
-        event = self.events.popleft()
-        self.buffered_bytes -= _EVENT_BYTES + approximate_bytes(event)
-        return event
+    def _promise(self, high_water: ClusterTime) -> None:
+        """Move the post-batch resume token to the end of what was scanned, where that is later than its time. A mark of
+        the same time is written anew: one of version 1 that a version 2 stream was started with becomes version 2."""
+        self.high_water = max(self.high_water, high_water)
+        reached = self._token.cluster_time
+        if high_water > reached or (high_water == reached and self._token.is_high_water_mark):
+            self._token = ResumeToken.high_water_mark(high_water, version=self.plan.token_version)
 
-    def _add(self, events: list[ChangeEvent]) -> None:
-        for event in events:
-            event.bypasses |= self._topology
-            self.buffered_bytes += _EVENT_BYTES + approximate_bytes(event)
-        self.events.extend(events)
 
-    def _finish(self, high_water: ClusterTime) -> None:
-        if not self._pipeline.invalidated:
-            self.promise(high_water)
-            return
-        self.closed = True
-        if not self._topology:
-            self.invalidated_by = self._pipeline.resume_token
+def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:
+    """The invalidate event that ends the stream, if this piece holds it; nothing stands behind it."""
+    if events and events[-1].from_invalidate and not events[-1].swallow:
+        return events[-1]
+    return None

@@ -1,287 +1,290 @@
-"""The stages in a row: oplog batches in, change events out.
+"""A change stream as its driver sees it: batches of oplog in, blocks of finished events and needs out. No I/O.
 
-``SHARD_STAGES`` here and ``ROUTER_STAGES`` in ``pipeline.router`` hold the server's order; which of them a stream needs
-is decided there and nowhere else. A stream over one oplog runs both in a row; in a sharded cluster every shard runs the
-first ones, and ``pipeline.merge`` runs the others once. Each stage appends to a list what it gives; when one raises,
-what it had given by then still goes through the rest, so that every event before an error is delivered before it.
+``open_stream`` makes one over a single oplog, ``tailrace.pipeline.merge.MergedStream`` one over those of a cluster; who
+drives it need not know which. Feed a participant's batch, take ``next_output`` until it gives nothing more, and feed
+the next one that the stream ``wants``::
+
+    for batch in source.read(...):
+        stream.feed(ONE_OPLOG, batch)
+        while (out := stream.next_output()) is not None:
+            if isinstance(out, Need):
+                stream.answer(out, ...)  # or stream.refuse(out, error); now, or later while other participants go on
+            else:
+                ...  # an EventBlock: events in stream order
+
+``next_block`` does this loop's inside for every driver; ``tailrace.source.drive`` answers from a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
-from tailrace import raw_bson
-from tailrace.errors import OplogFormatError, TailraceError, invariant
-from tailrace.event.change_event import ChangeEvent
+from tailrace.errors import InternalError, TailraceError
+from tailrace.event.event_block import EventBlock
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.entry import OplogEntry, parse_entry
-from tailrace.pipeline.document_key import CatalogKeys
-from tailrace.pipeline.pushdown import plan_pushdown
-from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
-from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
+from tailrace.pipeline.kernel import KernelUse, working_on
+from tailrace.pipeline.shard import ChangeStreamPipeline
+from tailrace.pipeline.task import Need, Task
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
-from tailrace.stage.add_post_image import AddPostImage
-from tailrace.stage.add_pre_image import AddPreImage
-from tailrace.stage.add_sort_key import AddSortKey
-from tailrace.stage.check_invalidate import CheckInvalidate
-from tailrace.stage.check_resumability import CheckResumability
-from tailrace.stage.check_topology_change import CheckTopologyChange
-from tailrace.stage.match_classic_events import MatchClassicEvents
-from tailrace.stage.oplog_match import OplogMatch
-from tailrace.stage.transform import Transform
-from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
-from tailrace.stage.user_stages import MatchAhead, UserStages
+from tailrace.plan.request import Answer, Emit, OplogBatch
 
-#: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those behind the merge.
-SHARD_STAGES: Final = (
-    OplogMatch,
-    UnwindTransaction,
-    Transform,
-    CheckInvalidate,
-    MatchClassicEvents,
-    CheckResumability,
-    CheckTopologyChange,
-    MatchAhead,
-    AddPreImage,
-    AddPostImage,
-    UserStages,
-    AddSortKey,
-)
+__all__ = ["LATER", "ONE_OPLOG", "Later", "Need", "Statistics", "Stream", "open_stream"]
 
-#: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
-_CHUNK_ENTRIES: Final = 1_000
+#: The participant of a stream over a single oplog.
+ONE_OPLOG: Final = "oplog"
 
 
-class ChangeStreamPipeline:
-    """One running change stream over one oplog.
+class Later:
+    """In place of an answer: it will come."""
 
-    ``mid_stream``   a later slice of a stream whose start another slice has found: nothing is searched for
-    ``shard_part``   a shard's part of a merged stream: the router's stages are left to the merge
-    ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog (``NeedShardKeys``)
-    ``pushes_down``  whether the user's ``$match`` is asked of entries before they are transformed; without it the
-                     stream gives the same and costs more
-    ``user_stages``  the user's pipeline, compiled
-    ``pushdown``     what is asked where
-    ``invalidated``  the invalidate event has passed: the stream is over
-    ``high_water``   cluster time up to which every entry has been seen
-    ``searching``    the event resumed from has not been met yet
-    ``unwind``       the stage that knows the entries of transactions
+
+LATER: Final = Later()
+Answered: TypeAlias = "Answer | Later"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """``unknown_operations``  how many entries were skipped for an operation letter that is not known, by letter"""
+
+    unknown_operations: dict[str, int]
+
+
+class Stream(ABC):
+    """One change stream.
+
+    ``plan``         what was asked for, with a start
+    ``invalidated``  the stream is over: all its events were given, or no participant has any more for it
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        mid_stream: bool = False,
-        shard_part: bool = False,
-        on_shard: bool = False,
-        pushes_down: bool = True,
-    ) -> None:
-        invariant(plan.read_after is not None, "a pipeline is built from a plan without a start")
-        self.plan = plan
-        self.invalidated = False
-        self.high_water = ClusterTime(plan.read_after or 0)
-        self._start = plan.start or ClusterTime(0)
-        self._token = plan.first_token
-        self.user_stages = compiled(plan.options, plan.options.pipeline)
-        self.pushdown = plan_pushdown(plan, self.user_stages, enabled=pushes_down)
-        searches = not mid_stream and must_search(plan)
-        # With needsMerge a shard leaves the search to others.
-        witnesses = plan.profile.searches_before_user_stages and (shard_part or not plan.options.needs_merge)
-        self._resumability = CheckResumability(token_of(plan), witnesses=witnesses) if searches else None
-        asked = None if self._searches_unmatched else self.pushdown.entry_test
-        self._oplog_match = OplogMatch(plan.options, plan.profile, asked)
-        self.unwind = UnwindTransaction(
-            self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
-        )
-        self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
-        self._check_invalidate = CheckInvalidate(plan, goes_on=self._goes_on)
-        self._catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
-        self._shard_part = shard_part
-        # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
-        ensures = searches and not plan.options.needs_merge
-        self._router = RouterPipeline(plan, ensures=ensures)
-        self._stages = self._build_stages()
+    plan: Plan
+    invalidated: bool
 
-    def _build_stages(self) -> tuple[Stage, ...]:
-        plan, options, user, pushdown = self.plan, self.plan.options, self.user_stages, self.pushdown
-        # Without images and without stages to pass, the user's own stages do the same at the same cost.
-        moves = options.full_document != "default" or options.full_document_before_change != "off"
-        moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
-        self._transform = Transform(plan)
-        stages: list[Stage] = [self._transform.process, self._check_invalidate.process]
-        if not options.show_expanded_events:
-            stages.append(MatchClassicEvents().process)
-        if self._resumability is not None:
-            stages.append(self._resumability.process)
-        if options.needs_merge:
-            stages.append(CheckTopologyChange().process)
-        if moves and pushdown.before_images:
-            stages.append(MatchAhead(pushdown.before_images, pushdown.order).process)
-        if BEFORE_CHANGE in pushdown.looks_up:
-            stages.append(AddPreImage(options).process)
-        if FULL_DOCUMENT in pushdown.looks_up:
-            stages.append(AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid).process)
-        if pushdown.behind_images:
-            stages.append(MatchAhead(pushdown.behind_images, pushdown.order).process)
-        if user.stages:
-            stages.append(UserStages(user).process)
-        if not self._shard_part:
-            stages.extend(self._router.stages)
-            if options.needs_merge:
-                stages.append(AddSortKey().process)
-        return tuple(stages)
+    # -- what a driver does ---------------------------------------------------------------------------------------
 
-    @property
-    def oplog_filter(self) -> bytes | None:
-        """The query by which the source of the entries may leave some out from here on; ``None``: it gives all.
+    @abstractmethod
+    def feed(self, participant: str, batch: OplogBatch) -> None:
+        """The next batch of a participant's oplog. Call it where the stream ``wants`` one."""
 
-        Before 6.0 it does not ask the user's ``$match`` until the event resumed from was found.
+    @abstractmethod
+    def next_output(self) -> EventBlock | Need | None:
+        """The next finished events, or something that is needed; ``None``: feed it, answer it, or promise something.
+
+        Raises what ends the stream, after everything that comes before it was given: ``OplogFormatError`` with the
+        entry's position, ``ChangeStreamFatal`` (280), ``ChangeStreamHistoryLost`` (286), an error that a need was
+        refused with, or what a stage raises. An error of one of several participants has its name.
         """
-        return self.pushdown.scope_filter if self._searches_unmatched else self.pushdown.oplog_filter
 
     @property
-    def _searches_unmatched(self) -> bool:
-        search = self._resumability
-        return search is not None and search.witnesses and not search.done
+    def needs(self) -> tuple[Need, ...]:
+        """What was asked for and is neither answered nor refused yet."""
+        return tuple(task.need for task in self._tasks() if task.need is not None)
+
+    def answer(self, need: Need, answer: Answer) -> None:
+        """Answer a need. One whose participant has left the stream meanwhile is forgotten."""
+        self._settle(need, answer, None)
+
+    def refuse(self, need: Need, error: TailraceError) -> None:
+        """A need cannot be answered: the stream gives what comes before, and then raises, or asks in another way."""
+        self._settle(need, None, error)
+
+    def next_block(self) -> Generator[Need, Answered, EventBlock | None]:
+        """The next finished events, for a driver that answers as it goes: yields each need, is sent its answer or
+        ``LATER``, or is thrown the error it is refused with. Its value is ``None`` where the stream wants more input.
+
+        What was left for later is asked again first. A driver that closes it in place of an answer leaves the need for
+        later too.
+        """
+        for need in self.needs:
+            yield from self._asked(need)
+        while isinstance(out := self.next_output(), Need):
+            yield from self._asked(out)
+        return out
+
+    def _asked(self, need: Need) -> Generator[Need, Answered, None]:
+        try:
+            answer = yield need
+        except TailraceError as error:
+            self.refuse(need, error)
+            return
+        if not isinstance(answer, Later):
+            self.answer(need, answer)
+
+    def _settle(self, need: Need, answer: Answer, failure: TailraceError | None) -> None:
+        for task in self._tasks():
+            if task.settle(need, answer, failure):
+                return
+
+    @abstractmethod
+    def _tasks(self) -> Iterable[Task]: ...
+
+    # -- what a driver asks ---------------------------------------------------------------------------------------
 
     @property
-    def stage_names(self) -> list[str]:
-        """The stages that run, in order; the user's by their own names."""
-        names = [OplogMatch.__name__, UnwindTransaction.__name__]
-        for stage in self._stages:
-            owner = type(getattr(stage, "__self__", stage))
-            names += [own.name for own in self.user_stages.stages] if owner is UserStages else [owner.__name__]
-        return names
+    @abstractmethod
+    def participants(self) -> tuple[str, ...]:
+        """Whose oplogs are read, in the order in which they were opened."""
+
+    @abstractmethod
+    def wants(self, participant: str) -> bool:
+        """Whether the participant's next batch should be fed: the last one is done with, its part of the stream is not
+        over, and it is not too far ahead of the others."""
+
+    @abstractmethod
+    def promised(self, participant: str) -> ClusterTime:
+        """Up to which cluster time the participant's oplog was worked on. Read on behind it."""
+
+    @property
+    @abstractmethod
+    def token(self) -> ResumeToken:
+        """The post-batch resume token: where a new stream goes on behind all that was given. It never goes back."""
+
+    @property
+    @abstractmethod
+    def high_water(self) -> ClusterTime:
+        """Everything at or before this cluster time has come in, from every participant."""
+
+    @property
+    @abstractmethod
+    def searching(self) -> bool:
+        """The event resumed from has not been met yet."""
+
+    @property
+    @abstractmethod
+    def statistics(self) -> Statistics: ...
+
+    @property
+    @abstractmethod
+    def oplog_filter(self) -> bytes | None:
+        """The query by which the source of the entries may leave some out from here on; ``None``: it gives all. It may
+        change from one batch to the next."""
+
+    @property
+    def waiting_for(self) -> tuple[str, ...]:
+        """The participants that hold back the next event; where no event waits, those that hold back the token."""
+        return ()
+
+    @property
+    def awaited_time(self) -> ClusterTime | None:
+        """The cluster time of the event that waits for other participants' promises; ``None`` where none waits. A
+        promise of this time from each of ``waiting_for`` lets it leave."""
+        return None
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """The shards that were removed from the cluster and have to be read up to their removal still."""
+        return ()
+
+    # -- what a driver tells --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def promise(self, participant: str, cluster_time: ClusterTime) -> None:
+        """Everything of the participant's oplog at or before ``cluster_time`` was fed; what comes is later."""
+
+    @abstractmethod
+    def fail(self, participant: str, error: TailraceError) -> None:
+        """The participant's oplog cannot be read any further: what comes before is given, and then the error raised.
+        The first error counts."""
+
+    def open_shard(self, name: str, start: ClusterTime) -> None:
+        """A further shard takes part from ``start``, inclusive. For a shard that is asked for (``NeedShard``) this was
+        done already."""
+        raise InternalError(f"a stream over a single oplog is told of the shard {name}, from {start}")
+
+
+class OneOplogStream(Stream):
+    """The stream over a replica set, a dump, or one shard on its own."""
+
+    def __init__(self, pipeline: ChangeStreamPipeline, kernel: KernelUse) -> None:
+        self.plan = pipeline.plan
+        self._pipeline = pipeline
+        self._kernel: KernelUse = kernel
+        self._task = Task(ONE_OPLOG)
+        self._failure: TailraceError | None = None
+        self._has_failed = False
+
+    @property
+    def invalidated(self) -> bool:  # type: ignore[override]
+        return self._pipeline.invalidated
+
+    def feed(self, participant: str, batch: OplogBatch) -> None:
+        self._task.start(working_on(self._pipeline, batch, self._kernel))
+
+    def next_output(self) -> EventBlock | Need | None:
+        while self._task.can_go_on:
+            try:
+                out = self._task.step()
+            except TailraceError:
+                self._has_failed = True
+                raise
+            if not isinstance(out, Emit):
+                if out is not None:
+                    return out
+            elif out.events:
+                return EventBlock.of(out.events)
+        if self._failure is not None and not self._task.is_busy and not self._has_failed:
+            self._has_failed = True
+            raise self._failure
+        return None
+
+    def _tasks(self) -> Iterable[Task]:
+        return (self._task,)
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        return (ONE_OPLOG,)
+
+    def wants(self, participant: str) -> bool:
+        over = self._pipeline.invalidated or self._has_failed or self._failure is not None
+        return not over and not self._task.is_busy
+
+    def promised(self, participant: str) -> ClusterTime:
+        return self._pipeline.high_water
+
+    @property
+    def token(self) -> ResumeToken:
+        return self._pipeline.resume_token
+
+    @property
+    def high_water(self) -> ClusterTime:
+        return self._pipeline.high_water
 
     @property
     def searching(self) -> bool:
-        return self._router.searching
+        return self._pipeline.searching
 
     @property
-    def resume_token(self) -> ResumeToken:
-        """The post-batch resume token: where a new stream goes on from here (semantics 7). It never goes back."""
-        return self._token
+    def statistics(self) -> Statistics:
+        return Statistics(dict(self._pipeline.unknown_operations))
 
     @property
-    def unknown_operations(self) -> dict[str, int]:
-        """How many entries were skipped for an operation letter that is not known, by letter."""
-        return self._oplog_match.unknown_operations
+    def oplog_filter(self) -> bytes | None:
+        return self._pipeline.oplog_filter
 
-    def process(self, batch: OplogBatch) -> Running:
-        """Run a batch through the stages: yields requests (answer them) and ``Emit`` (answer ``None``).
+    def promise(self, participant: str, cluster_time: ClusterTime) -> None:
+        self.feed(participant, OplogBatch(b"", cluster_time))
 
-        After invalidation the rest of the batch is not looked at. Raises ``OplogFormatError`` with the entry's
-        position, 280, 286, or what a stage raises, after everything before it was emitted.
-        """
-        chunk: list[OplogEntry] = []
-        try:
-            for raw in raw_bson.split(batch.raw):
-                entry = parse_entry(raw)
-                if entry.cluster_time < self._start:
-                    continue
-                if self._oplog_match.matches(entry):
-                    chunk.append(entry)
-                elif is_chain_member(entry):
-                    self.unwind.remember(entry.cluster_time, raw)
-                if len(chunk) >= _CHUNK_ENTRIES:
-                    full, chunk = chunk, []
-                    yield from self._run(full)
-                    if self.invalidated:
-                        return
-        except OplogFormatError:
-            yield from self._run(chunk)
-            if self.invalidated:
-                return
-            raise
-        yield from self._run(chunk)
-        if not self.invalidated:
-            self._promise(batch.high_water)
-
-    def advance(self, token_bson: bytes | None, high_water: ClusterTime) -> None:
-        """Move on past what other code than ``process`` has made of the stream's entries: ``token_bson`` is the resume
-        token of the last event that it gives (``None``: it gives none), and ``high_water`` is as in a batch."""
-        if token_bson is not None:
-            self._token = ResumeToken.parse(token_bson)
-        self._promise(high_water)
-
-    def _run(self, entries: list[OplogEntry]) -> Running:
-        """One chunk through all stages, transactions in bounded pieces."""
-        if entries:
-            yield from self._run_pieces(self.unwind.process(entries))
-
-    def process_operations(self, commit: OplogEntry, member: bytes, index: int, part: slice) -> Running:
-        """A part of the operations of one of a transaction's entries through the stages; ``index`` is that of the first
-        one in ``member``. For those who unwind the others themselves."""
-        yield from self._run_pieces(self.unwind.operations(commit, parse_entry(member), index, part))
-
-    def _run_pieces(self, pieces: Generator[NeedEntries | list[OplogEntry], Answer, object]) -> Running:
-        answer: Answer = None
-        while True:
-            try:
-                piece = pieces.send(answer)
-            except StopIteration:
-                return
-            if isinstance(piece, list):
-                answer = None
-                yield from self._run_piece(piece)
-                if self.invalidated:
-                    return
-            else:
-                answer = yield piece
-
-    def _run_piece(self, piece: list[OplogEntry]) -> Running:
-        if self._catalog_keys is not None:
-            yield from self._catalog_keys.process(piece)
-        while piece and not self.invalidated:
-            yield from self._run_stages(piece)
-            piece = self._transform.left
-
-    def _run_stages(self, piece: list[OplogEntry]) -> Running:
-        """As many of the entries as are not too many bytes through all stages; the others are left."""
-        items: list[Any] = piece
-        failure: TailraceError | None = None
-        invalidate: ChangeEvent | None = None
-        for stage in self._stages:
-            out: list[ChangeEvent] = []
-            try:
-                requests = stage(items, out)
-                if requests is not None:
-                    yield from requests
-            except TailraceError as error:
-                # What this stage had given comes before its error; an error further down comes earlier in the stream.
-                failure, invalidate = error, None
-            if self._resumability is not None and stage == self._resumability.process and not self._searches_unmatched:
-                self._oplog_match.may_pass = self.pushdown.entry_test
-            if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
-                # The stream is over here: what failed in a stage above stands behind it.
-                invalidate, failure = ending, None
-            items = out
-        if items:
-            self._token = items[-1].token
-            yield Emit(items)
-        if failure is not None:
-            raise failure
-        if invalidate is not None:
-            self.invalidated = True
-            if self.plan.profile.ends_with_token_of_invalidate:
-                self._token = invalidate.token
-            self.high_water = invalidate.cluster_time
-
-    def _promise(self, high_water: ClusterTime) -> None:
-        """Move the post-batch resume token to the end of what was scanned, where that is later than its time. A mark of
-        the same time is written anew: one of version 1 that a version 2 stream was started with becomes version 2."""
-        self.high_water = max(self.high_water, high_water)
-        reached = self._token.cluster_time
-        if high_water > reached or (high_water == reached and self._token.is_high_water_mark):
-            self._token = ResumeToken.high_water_mark(high_water, version=self.plan.token_version)
+    def fail(self, participant: str, error: TailraceError) -> None:
+        self._failure = self._failure or error
 
 
-def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:
-    """The invalidate event that ends the stream, if this piece holds it; nothing stands behind it."""
-    if events and events[-1].from_invalidate and not events[-1].swallow:
-        return events[-1]
-    return None
+def open_stream(
+    plan: Plan,
+    *,
+    mid_stream: bool = False,
+    on_shard: bool = False,
+    pushes_down: bool = True,
+    kernel: KernelUse = "auto",
+) -> Stream:
+    """The stream over a single oplog; ``plan`` has a start.
+
+    ``mid_stream``   a later slice of a stream whose start another slice has found: nothing is searched for
+    ``on_shard``     the oplog is a shard's: before 5.3 document keys of inserts need its catalog
+    ``pushes_down``  whether the user's ``$match`` is asked of entries before they are transformed
+    ``kernel``       whether the kernel works on the batches
+    """
+    pipeline = ChangeStreamPipeline(plan, mid_stream=mid_stream, on_shard=on_shard, pushes_down=pushes_down)
+    return OneOplogStream(pipeline, kernel)

@@ -1,80 +1,61 @@
-"""The plain driver: answers what a pipeline asks for from one source."""
+"""The trampoline: turns a stream, and whoever can answer what it needs, into an iterator of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.event_block import EventBlock
+from tailrace.pipeline.stream import ONE_OPLOG, Later, Need, Stream
+from tailrace.pipeline.task import Task, Working
 from tailrace.plan.request import Answer, Emit, NeedDocuments, NeedEntries, NeedPreImages, Request, Running
 from tailrace.source.base import OplogSource
 from tailrace.source.time_limit import TimeLimitError
 
-Given = TypeVar("Given", Emit, EventBlock)
+#: Answers a need, or says that the answer comes later (``LATER``): the need is then asked again at the next call.
+AnswerTo: TypeAlias = Callable[[Need], "Answer | Later"]
 
 
-def drive(running: Running, source: OplogSource) -> Iterator[list[ChangeEvent]]:
-    """Run a pipeline to its end, answering its requests from ``source``; gives the events as they are finished.
+def drive(stream: Stream, answer_to: AnswerTo) -> Iterator[EventBlock]:
+    """What the stream makes of what it was fed, up to where it wants more.
 
-    Where the source cannot answer, the pipeline gets the source's error in place of the answer: it gives what comes
-    before and raises, or asks in another way. Where the caller's time is over, no events are given, and the request is
-    made again afterwards. Closing the iterator closes the pipeline.
+    Where a need cannot be answered, the stream is given the error in the answer's place: it gives what comes before and
+    raises, or asks in another way. The end of the caller's time (``TimeLimitError``) comes out at once; nothing is lost
+    by it, nor by leaving the iterator: the next call goes on where this one was, and makes the request again.
     """
-    return drive_by(running, answers_of(source))
+    while (block := _next_block(stream, answer_to)) is not None:
+        yield block
 
 
-def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
-    """The same with answers from ``answer_to``."""
-    for given in _answered(running, answer_to):
-        yield [] if given is None else given.events
+def _next_block(stream: Stream, answer_to: AnswerTo) -> EventBlock | None:
+    steps = stream.next_block()
+    try:
+        need = next(steps)
+        while True:
+            try:
+                answer = answer_to(need)
+            except TimeLimitError:
+                steps.close()
+                raise
+            except TailraceError as error:
+                need = steps.throw(error)
+            else:
+                need = steps.send(answer)
+    except StopIteration as end:
+        given: EventBlock | None = end.value
+        return given
 
 
-def drive_blocks(
-    running: Generator[EventBlock | Request, Answer, None], answer_to: Callable[[Request], Answer]
-) -> Iterator[EventBlock]:
-    """As ``drive_by``, for what gives blocks of events. Where the caller's time is over, a block without events."""
-    for given in _answered(running, answer_to):
-        yield EventBlock.of([]) if given is None else given
-
-
-def answers_of(source: OplogSource) -> Callable[[Request], Answer]:
-    """What answers the requests of a stream over one oplog."""
+def answers_of(source: OplogSource) -> AnswerTo:
+    """The answers of the one source that the stream is read from."""
     return partial(_answer, source)
 
 
-def _answered(
-    running: Generator[Given | Request, Answer, None], answer_to: Callable[[Request], Answer]
-) -> Iterator[Given | None]:
-    """What ``running`` gives beside its requests; ``None`` where the caller's time is over."""
-    answer: Answer = None
-    failure: TailraceError | None = None
-    try:
-        while True:
-            try:
-                given = running.send(answer) if failure is None else running.throw(failure)
-            except StopIteration:
-                return
-            answer = failure = None
-            if isinstance(given, Emit | EventBlock):
-                yield given
-                continue
-            while True:
-                try:
-                    answer = answer_to(given)
-                except TimeLimitError:
-                    yield None  # the caller is told, and the request is made again when it comes back
-                    continue
-                except TailraceError as error:
-                    failure = error
-                break
-    finally:
-        running.close()
-
-
-def _answer(source: OplogSource, request: Request) -> list[bytes | None]:
+def _answer(source: OplogSource, need: Need) -> list[bytes | None]:
+    request: Request = need.request
     if isinstance(request, NeedEntries):
         return source.entries(request.times)
     if isinstance(request, NeedDocuments):
@@ -82,3 +63,30 @@ def _answer(source: OplogSource, request: Request) -> list[bytes | None]:
     if isinstance(request, NeedPreImages):
         return source.pre_images(request.keys)
     raise InternalError(f"a stream over one oplog asks for {type(request).__name__}")
+
+
+def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
+    """The events of one oplog's stages at work, for who looks at these alone."""
+    for given in _answered(running, answer_to):
+        if isinstance(given, Emit):
+            yield given.events
+
+
+def drive_blocks(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock]:
+    """The blocks of the kernel at work, for who looks at it alone."""
+    for given in _answered(working, answer_to):
+        if isinstance(given, EventBlock):
+            yield given
+
+
+def _answered(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock | Emit]:
+    task = Task(ONE_OPLOG)
+    task.start(working)
+    while (given := task.step()) is not None:
+        if not isinstance(given, Need):
+            yield given
+            continue
+        try:
+            task.settle(given, answer_to(given.request), None)
+        except TailraceError as error:
+            task.settle(given, None, error)

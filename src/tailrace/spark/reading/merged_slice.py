@@ -7,7 +7,7 @@ for anything. What the merge waits for is read next, so no shard is far ahead of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,13 +17,23 @@ from tailrace.errors import InternalError, SourceError, TailraceError, on_shard
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.event_block import EventBlock
 from tailrace.event.resume_token import ResumeToken
-from tailrace.kernel.fast_path import process_batch, settings_for
+from tailrace.kernel.fast_path import settings_for
 from tailrace.pipeline.merge import MergedChangeStream
-from tailrace.pipeline.stream import ChangeStreamPipeline
+from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import NeedDocuments, NeedEntries, NeedPreImages, NeedShardKeys, OplogBatch, Request
+from tailrace.plan.request import (
+    Answer,
+    Emit,
+    NeedDocuments,
+    NeedEntries,
+    NeedPreImages,
+    NeedShardKeys,
+    OplogBatch,
+    Request,
+    Running,
+)
 from tailrace.source.connection import open_client
-from tailrace.source.drive import answers_of, drive_blocks, drive_by
+from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.topology import Cluster, ShardAddress
@@ -85,7 +95,7 @@ class _Part:
             batch = self._next_batch()
             if batch is None:
                 return False
-            self._running = drive_by(self._merged.process(self._name, batch), self._answer)
+            self._running = _drive(self._merged.process(self._name, batch), self._answer)
         if next(self._running, None) is None:
             self._running = None
         return True
@@ -161,10 +171,10 @@ class _KernelPart:
         self.end: ResumeToken | None = None
         self.is_over = False
         self._name = shard.name
-        self._pipeline = ChangeStreamPipeline(replace(plan, start=shard.after.tick()), mid_stream=True)
-        wanted = self._pipeline.oplog_filter if slice_.filtered else None
+        self._stream = open_stream(replace(plan, start=shard.after.tick()), mid_stream=True)
+        wanted = self._stream.oplog_filter if slice_.filtered else None
         self._batches = source.read(shard.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted)
-        self._answer_to = answers_of(source)
+        self._answers = answers_of(source)
 
     def step(self) -> None:
         """Read a batch and make its events."""
@@ -173,13 +183,14 @@ class _KernelPart:
             if batch is None:
                 self.is_over = True
                 return
-            for block in drive_blocks(process_batch(self._pipeline, batch), self._answer_to):
+            self._stream.feed(ONE_OPLOG, batch)
+            for block in drive(self._stream, self._answers):
                 self.events.add(block)
         except TailraceError as error:
             raise on_shard(error, self._name) from None
         self.events.promised = batch.high_water
-        if self._pipeline.invalidated:
-            self.end, self.is_over = self._pipeline.resume_token, True
+        if self._stream.invalidated:
+            self.end, self.is_over = self._stream.token, True
 
 
 def events_of_stages(plan: Plan, slice_: OplogSlice, at: Connected) -> Iterator[list[ChangeEvent]]:
@@ -190,7 +201,7 @@ def events_of_stages(plan: Plan, slice_: OplogSlice, at: Connected) -> Iterator[
         merged.open_shard(shard.name, shard.after.tick())  # those that were added in the slice
     parts = {shard.name: _Part(merged, shard, slice_, at) for shard in slice_.shards}
     while True:
-        yield from drive_by(merged.take(), lambda request: None)
+        yield from _drive(merged.take(), lambda request: None)
         name = next((name for name in merged.waiting_for if name in parts), None)
         if merged.invalidated or name is None:
             break
@@ -198,3 +209,25 @@ def events_of_stages(plan: Plan, slice_: OplogSlice, at: Connected) -> Iterator[
             del parts[name]
     if merged.searching:
         raise token_not_found(slice_)
+
+
+def _drive(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
+    """Run the plain merge, answering what it asks for."""
+    answer: Answer = None
+    failure: TailraceError | None = None
+    try:
+        while True:
+            try:
+                request = running.send(answer) if failure is None else running.throw(failure)
+            except StopIteration:
+                return
+            answer = failure = None
+            if isinstance(request, Emit):
+                yield request.events
+                continue
+            try:
+                answer = answer_to(request)
+            except TailraceError as error:
+                failure = error
+    finally:
+        running.close()

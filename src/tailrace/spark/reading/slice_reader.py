@@ -14,9 +14,8 @@ from typing import Final
 import pyarrow as pa
 
 from tailrace.event.event_block import EventBlock
-from tailrace.kernel.fast_path import process_batch
-from tailrace.pipeline.stream import ChangeStreamPipeline
-from tailrace.source.drive import answers_of, drive_blocks
+from tailrace.pipeline.stream import ONE_OPLOG, open_stream
+from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.reading.columns import EventColumns
@@ -49,11 +48,13 @@ def read_slice(options: ReadOptions, slice_: OplogSlice) -> Iterator[pa.RecordBa
 
 def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:
     """The events of a replica set's slice, in blocks."""
-    pipeline = ChangeStreamPipeline(slice_plan(options, slice_), mid_stream=slice_.resume is None)
-    wanted = pipeline.oplog_filter if slice_.filtered else None
+    stream = open_stream(slice_plan(options, slice_), mid_stream=slice_.resume is None)
+    answers = answers_of(source)
+    wanted = stream.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
-        yield from drive_blocks(process_batch(pipeline, batch), answers_of(source))
-        if pipeline.invalidated:
+        stream.feed(ONE_OPLOG, batch)
+        yield from drive(stream, answers)
+        if stream.invalidated:
             return
-    if pipeline.searching:
+    if stream.searching:
         raise token_not_found(slice_)

@@ -1,0 +1,35 @@
+"""Which of the two works on a batch: the kernel where it is there and the batch is worth it, else the plain stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final, Literal, TypeAlias
+
+from tailrace import kernel
+from tailrace.pipeline.shard import ChangeStreamPipeline
+from tailrace.pipeline.task import Working
+from tailrace.plan.request import OplogBatch
+
+#: A smaller batch (some ten entries) is done by the plain stages before the kernel is set up; a stream on which little
+#: happens never loads the compiled code.
+KERNEL_BYTES_MIN: Final = 4_096
+
+#: Which of a stream's batches the kernel works on: those that are worth it ("auto"), each, none, or those of whose size
+#: in bytes somebody else says so. Where it is not available, none. The events are the same.
+KernelUse: TypeAlias = Literal["auto", "always", "never"] | Callable[[int], bool]
+
+_available = cache(kernel.available)
+
+
+def working_on(pipeline: ChangeStreamPipeline, batch: OplogBatch, use: KernelUse) -> Working:
+    """The work on one batch. Afterwards the pipeline stands in the same place whoever has done it."""
+    if batch.raw and _is_used(use, len(batch.raw)) and _available():
+        return kernel.process_batch(pipeline, batch)
+    return pipeline.process(batch)
+
+
+def _is_used(use: KernelUse, size: int) -> bool:
+    if callable(use):
+        return use(size)
+    return use == "always" or (use == "auto" and size >= KERNEL_BYTES_MIN)
