@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from tailrace import raw_bson
 from tailrace.errors import InvalidResumeToken
 from tailrace.event import keystring
-from tailrace.event.resume_token import ResumeToken, compare_for_resume
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.resume_token import ResumeToken
+from tailrace.stage.check_resumability import ResumeStatus, compare_with_token
 from tests.property import random_values
 
 RANDOM = st.randoms(use_true_random=False)
@@ -137,13 +139,19 @@ def test_random_text_is_a_token_or_an_invalid_resume_token(text: str) -> None:
     assert is_token_or_refused(lambda: ResumeToken.parse({"_data": text}))
 
 
+def resume_search(token: ResumeToken, wanted: ResumeToken) -> ResumeStatus:
+    """What the search for ``wanted`` says of an event with ``token``."""
+    return compare_with_token(ChangeEvent("insert", token.cluster_time, token.to_bson()), wanted)
+
+
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(1, 2))
 def test_the_resume_search_takes_equal_numbers_of_different_types_for_equal(number: int, version: int) -> None:
     as_int, as_double, as_decimal = (
         ResumeToken(5, version=version, uuid=bytes(16), event_identifier=bson.encode({"_id": value}))
         for value in (number, float(number), Decimal128(str(number)))
     )
-    assert compare_for_resume(as_int, as_double) == compare_for_resume(as_int, as_decimal) == 0
+    assert resume_search(as_int, as_double) is resume_search(as_int, as_decimal) is ResumeStatus.FOUND
     larger = ResumeToken(5, version=version, uuid=bytes(16), event_identifier=bson.encode({"_id": number + 0.5}))
-    assert compare_for_resume(as_decimal, larger) == -1
+    assert resume_search(as_decimal, larger) is ResumeStatus.CHECK_NEXT
+    assert resume_search(larger, as_decimal) is ResumeStatus.SURPASSED
     assert as_int < larger

@@ -488,25 +488,3 @@ class _Fields:
         if type_ != raw_bson.INT32 or raw_bson.read_int32(value, 0) < 0:
             raise InvalidResumeToken("Resume token 'fragmentNum' must be a non-negative integer.", code=7182501)
         return raw_bson.read_int32(value, 0)
-
-
-def resume_key(token: ResumeToken) -> tuple[int, int, int, bool, bytes, bytes, int]:
-    """The key of the resume search: clusterTime, tokenType, txnOpIndex, fromInvalidate, uuid, eventIdentifier,
-    fragmentNum. The version does not take part; identifiers are compared as values, so 1, 1.0 and Decimal 1 are equal.
-    """
-    parts = token.parts
-    return (
-        parts.cluster_time,
-        parts.token_type,
-        parts.txn_op_index,
-        parts.from_invalidate,
-        parts.uuid or b"",
-        parts.identifier_key or b"",
-        -1 if parts.fragment_num is None else parts.fragment_num,
-    )
-
-
-def compare_for_resume(left: ResumeToken, right: ResumeToken) -> int:
-    """-1, 0 or 1: how the resume search orders two tokens (``resume_key``)."""
-    left_key, right_key = resume_key(left), resume_key(right)
-    return (left_key > right_key) - (left_key < right_key)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -163,7 +164,7 @@ def decode(content: bytes, number: int, where: object) -> Commit:
         files = [entry_of(action["add"], where) for action in actions if "add" in action]
         wall = ours.get("lastWallTime")
         if files and wall is not None:
-            files[-1] = _with_wall_time(files[-1], datetime.fromisoformat(_text(wall)))
+            files[-1] = replace(files[-1], last_wall_time=datetime.fromisoformat(_text(wall)))
         return Commit(
             number=number,
             kind=kind,
@@ -279,12 +280,6 @@ def check_format(value: Mapping[str, Any], where: object) -> None:
             hint="Begin a new lake (startingFrom=oldest, if the oplog reaches back), or use the release that wrote it",
         )
     raise SinkError(f"{where} has format {written!r}, and this version of Tailrace knows format {FORMAT}")
-
-
-def _with_wall_time(file: FileEntry, moment: datetime) -> FileEntry:
-    return FileEntry(
-        file.name, file.rows, file.size, file.sha256, file.first_token, file.last_token, file.stats, moment
-    )
 
 
 def _gap_to_json(gap: Gap) -> dict[str, Any]:

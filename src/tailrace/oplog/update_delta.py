@@ -7,7 +7,6 @@ A document diff holds ``d`` (deleted fields), ``u`` (updated), ``i`` (inserted) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -229,10 +228,3 @@ def _array_length(diff: ArrayDiff, old_length: int) -> int:
 def _check_depth(depth: int) -> None:
     if depth > _DEPTH_MAX:
         raise OplogFormatError(f"an update delta is nested deeper than {_DEPTH_MAX} levels", code=15)
-
-
-def diff_of(update: bytes) -> Iterator[Element]:
-    """The ``diff`` element of an ``o`` document with ``$v: 2``; nothing where it is missing."""
-    element = raw_bson.find(update, b"diff")
-    if element is not None and element.type == OBJECT:
-        yield element

@@ -458,18 +458,3 @@ def regroup(
         result.append(argument)
     settle()
     return result
-
-
-def named_arguments(name: str, operand: Value, allowed: Sequence[str], codes: tuple[int, int]) -> dict[str, Value]:
-    """The fields of an operator's document: ``codes`` are those for "not a document" and "unknown field"."""
-    if operand[0] != v.OBJECT:
-        raise registry.parse_failure(
-            codes[0], f"{name} only supports an object as its argument, found {v.type_name(operand)}"
-        )
-    result: dict[str, Value] = {}
-    for field_name, kind, data in v.fields_of(operand[1]):
-        key = _shown(field_name)
-        if key not in allowed:
-            raise registry.parse_failure(codes[1], f"Unrecognized argument to {name}: {key}")
-        result[key] = (kind, data)
-    return result

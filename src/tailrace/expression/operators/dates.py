@@ -50,11 +50,6 @@ def named(
     return given
 
 
-def value_at(given: dict[str, Expression], name: str, frame: Frame) -> Maybe:
-    found = given.get(name)
-    return None if found is None else found.evaluate(frame)
-
-
 def zone_at(given: dict[str, Expression], frame: Frame) -> Zone | None:
     """The evaluated zone: UTC where none is given, ``None`` where it is null."""
     if "timezone" not in given:

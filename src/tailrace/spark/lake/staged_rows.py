@@ -8,10 +8,11 @@ which range of the stream the micro-batch was planned.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from tailrace.lake.delta_log import guarded, range_from_text, range_to_text
 from tailrace.lake.layout import checked_name
@@ -20,19 +21,16 @@ from tailrace.lake.manifest import PlannedRange, StagedFile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STAGED_SCHEMA: Final = StructType(
-    [
-        StructField("name", StringType(), False),
-        StructField("rows", LongType(), False),
-        StructField("size", LongType(), False),
-        StructField("sha256", StringType(), False),
-        StructField("first_token", StringType(), False),
-        StructField("last_token", StringType(), False),
-        StructField("stats", StringType(), False),
-        StructField("last_wall_time", TimestampType(), True),
-        StructField("planned", StringType(), False),
-    ]
-)
+_KINDS: Final[dict[Any, DataType]] = {
+    str: StringType(),
+    int: LongType(),
+    datetime | None: TimestampType(),
+}
+_FILE_FIELDS: Final = [
+    StructField(name, _KINDS[kind], kind == datetime | None) for name, kind in get_type_hints(StagedFile).items()
+]
+#: The fields of a ``StagedFile``, and the range that its micro-batch was planned for.
+STAGED_SCHEMA: Final = StructType([*_FILE_FIELDS, StructField("planned", StringType(), False)])
 
 
 def to_batch(files: Iterable[StagedFile], planned: PlannedRange) -> pa.RecordBatch:
