@@ -200,9 +200,8 @@ def test_a_match_around_the_images(stages: list[dict[str, Any]], options: dict[s
 
 
 def test_large_images_are_asked_for_a_few_at_a_time_and_given_before_the_next() -> None:
-    plan = images_plan(SERVER_6_0, **LOOK_UP)
-    size = 1 << 20
-    oplog = Images(_plain_updates(200), missing=0, size=size)
+    plan = images_plan(SERVER_6_0, scope="shop.orders", **LOOK_UP)
+    oplog = Images(_plain_updates(300), missing=0, size=1 << 20)
     pipeline = ChangeStreamPipeline(plan, mid_stream=True)
     running = process_batch(pipeline, OplogBatch(b"".join(oplog.entries), ClusterTime.of(90, 1)))
     answer: Answer = None
@@ -219,7 +218,7 @@ def test_large_images_are_asked_for_a_few_at_a_time_and_given_before_the_next() 
         answer = oplog.answer(request)
         waiting += oplog.asked[-1]
         assert waiting <= 32
-    assert given == 200
+    assert given > sum(oplog.asked) > 50
     assert oplog.asked[0] == 32
     assert set(oplog.asked[1:-1]) == {15}
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from tailrace.oplog.cluster_time import ClusterTime
 
@@ -29,3 +34,83 @@ class DocumentLookup(NamedTuple):
     after: ClusterTime
     collection_uuid: bytes | None
     by_uuid: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreImageKeys(Sequence[PreImageKey]):
+    """Many keys as columns: ``uuids`` int64[n, 2] (the 16 bytes of each), ``times`` uint64[n], ``indexes`` int64[n]."""
+
+    uuids: npt.NDArray[np.int64]
+    times: npt.NDArray[np.uint64]
+    indexes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @overload
+    def __getitem__(self, index: int) -> PreImageKey: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PreImageKeys: ...
+
+    def __getitem__(self, index: int | slice) -> PreImageKey | PreImageKeys:
+        if isinstance(index, slice):
+            return PreImageKeys(self.uuids[index], self.times[index], self.indexes[index])
+        time = ClusterTime(int(self.times[index]))
+        return PreImageKey(self.uuids[index].tobytes(), time, int(self.indexes[index]))
+
+    @classmethod
+    def of(cls, keys: Sequence[PreImageKey]) -> PreImageKeys:
+        """The columns of any keys."""
+        if isinstance(keys, PreImageKeys):
+            return keys
+        uuids = np.frombuffer(b"".join(key.collection_uuid for key in keys), np.int64).reshape(-1, 2)
+        return cls(uuids, _column([key.cluster_time for key in keys]), np.array([key[2] for key in keys], np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CollectionLookups(Sequence[DocumentLookup]):
+    """Many look-ups in one collection: what they share once, ``document_keys``, and ``times`` (uint64[n]), the cluster
+    times to read after."""
+
+    database: str
+    collection: str
+    document_keys: list[bytes]
+    times: npt.NDArray[np.uint64]
+    collection_uuid: bytes | None
+    by_uuid: bool = False
+
+    def __len__(self) -> int:
+        return len(self.document_keys)
+
+    @overload
+    def __getitem__(self, index: int) -> DocumentLookup: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> CollectionLookups: ...
+
+    def __getitem__(self, index: int | slice) -> DocumentLookup | CollectionLookups:
+        uuid, by_uuid, keys = self.collection_uuid, self.by_uuid, self.document_keys
+        if isinstance(index, slice):
+            return CollectionLookups(self.database, self.collection, keys[index], self.times[index], uuid, by_uuid)
+        time = ClusterTime(int(self.times[index]))
+        return DocumentLookup(self.database, self.collection, keys[index], time, uuid, by_uuid)
+
+    @property
+    def after(self) -> ClusterTime:
+        """The latest of their times."""
+        return ClusterTime(int(self.times.max()))
+
+    @classmethod
+    def of(cls, lookups: Sequence[DocumentLookup]) -> CollectionLookups:
+        """The columns of look-ups that differ in key and time alone. At least one."""
+        if isinstance(lookups, CollectionLookups):
+            return lookups
+        first = lookups[0]
+        keys = [lookup.document_key for lookup in lookups]
+        times = _column([lookup.after for lookup in lookups])
+        return cls(first.database, first.collection, keys, times, first.collection_uuid, first.by_uuid)
+
+
+def _column(times: list[ClusterTime]) -> npt.NDArray[np.uint64]:
+    return np.array(times, np.uint64)

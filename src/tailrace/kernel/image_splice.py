@@ -19,13 +19,15 @@ RECORDS = 8  # rows of ``event_record``; they are changed to where the events ar
 EVENTS = 16
 OUT = 24
 FRAGMENTS = 32
-IMAGES = 40
-#: int64[count] each, offsets from ``IMAGES``: -1 where the field is not there, start and end the same where it is null.
+#: The images, and int64[count] each, offsets from there: -1 where the field is not there, start and end the same where
+#: it is null.
+AFTER = 40
 AFTER_START = 48
 AFTER_END = 56
-BEFORE_START = 64
-BEFORE_END = 72
-JOB_SIZE = 80
+BEFORE = 64
+BEFORE_START = 72
+BEFORE_END = 80
+JOB_SIZE = 88
 
 #: The element's bytes beside its document.
 AFTER_ROOM = FULL_DOCUMENT[1]
@@ -51,7 +53,7 @@ def _move(record: int, slot: int, distance: int) -> None:
 def _event(job: int, index: int, out: int) -> int:
     """One event with its images at ``out``; gives the address behind it."""
     record = load64(job + RECORDS) + record_slots.RECORD_SIZE * index
-    events, images, fragments = load64(job + EVENTS), load64(job + IMAGES), load64(job + FRAGMENTS)
+    events, fragments = load64(job + EVENTS), load64(job + FRAGMENTS)
     start, end = load64(record + record_slots.START), load64(record + record_slots.END)
     splice = load64(record + record_slots.SPLICE)
     begin = out
@@ -61,7 +63,7 @@ def _event(job: int, index: int, out: int) -> int:
     image = load64(load64(job + AFTER_START) + slot)
     if image >= 0:
         size = load64(load64(job + AFTER_END) + slot) - image
-        out = _put_image(out, fragments + FULL_DOCUMENT[0], FULL_DOCUMENT[1], images + image, size)
+        out = _put_image(out, fragments + FULL_DOCUMENT[0], FULL_DOCUMENT[1], load64(job + AFTER) + image, size)
     grown = out - place
     copy(out, events + splice, end - 1 - splice)
     out += end - 1 - splice
@@ -69,7 +71,7 @@ def _event(job: int, index: int, out: int) -> int:
     if image >= 0:
         size = load64(load64(job + BEFORE_END) + slot) - image
         fragment = fragments + FULL_DOCUMENT_BEFORE_CHANGE[0]
-        out = _put_image(out, fragment, FULL_DOCUMENT_BEFORE_CHANGE[1], images + image, size)
+        out = _put_image(out, fragment, FULL_DOCUMENT_BEFORE_CHANGE[1], load64(job + BEFORE) + image, size)
     store8(out, 0)
     store32(begin, out + 1 - begin)
     distance = begin - load64(job + OUT) - start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,15 @@ import numpy.typing as npt
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, TailraceError, invariant
 from tailrace.event.event_block import OPERATION_TYPES
-from tailrace.kernel import event_record, fragments, image_splice
+from tailrace.event.image import CollectionLookups, PreImageKeys
+from tailrace.kernel import event_record, fragments, image_splice, post_image
 from tailrace.kernel.batch import Bytes, KernelBatch, Offsets, Step, address
-from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
-from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages, PreImageKey, Request
+from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, Request
 
 Chosen = npt.NDArray[np.bool_]
-Images = Sequence[bytes | None]
 
 #: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
 #: of those that came before. The first ones of a batch are few, since nothing is known of them.
@@ -36,9 +35,11 @@ _UPDATE: Final = OPERATION_TYPES.index("update")
 _INSERT: Final = OPERATION_TYPES.index("insert")
 _ENTRY: Final = event_record.ENTRY // 8
 _UUID: Final = slice(event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8 + 1)
-#: How the ``o`` of nearly every update begins, up to the delta.
-_DELTA: Final = b"\x10$v\x00\x02\x00\x00\x00\x03diff\x00"
+_START: Final = event_record.START // 8
+_END: Final = event_record.END // 8
+_TIME: Final = event_record.CLUSTER_TIME // 8
 _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
+_NOTHING: Bytes = np.zeros(1, np.uint8)
 
 
 def image_steps(pipeline: ChangeStreamPipeline) -> list[Step]:
@@ -61,6 +62,7 @@ class AddImages:
         self._by_uuid = profile.looks_up_by_uuid
         self._match_uuid = self._by_uuid or options.match_collection_uuid_for_update_lookup
         self._asked = _ASKED_FIRST
+        self._one_namespace = options.scope.kind == "collection"
         self._names: dict[bytes, tuple[str, str]] = {}
 
     def pieces(self, made: KernelBatch) -> Iterator[KernelBatch]:
@@ -81,18 +83,27 @@ class AddImages:
         asks = self._asks(made)
         if not asks.any():
             return made
-        found = _Images(len(made))
+        updates = made.column(event_record.OPERATION) == _UPDATE
+        before, after = Field.absent(len(made)), Field.absent(len(made))
+        refused: Chosen = np.zeros(len(made), np.bool_)
         try:
             if self._before:
-                yield from self._add_pre_images(made, found)
-            if self._after:
-                yield from self._add_post_images(made, found)
+                before = yield from _pre_images(made, asks)
+                refused |= before.missing & self._before_required
+            if self._after and self._current:
+                after = yield from self._documents(made, updates)
+            elif self._after:
+                images = before.of(updates) if self._before else (yield from _pre_images(made, updates))
+                after, wrong = after_deltas(made, images)
+                refused |= wrong | (after.missing & self._after_required)
         except TailraceError:
             return made.left_plain_by_event(asks)
-        self._asked = min(_ASKED_MAX, max(1, _ASKED_BYTES * int(asks.sum()) // max(found.size, 1)))
+        found = int(before.size + after.size)
+        self._asked = min(_ASKED_MAX, max(1, _ASKED_BYTES * int(asks.sum()) // max(found, 1)))
         entries = np.zeros(made.kind.size, np.bool_)
-        entries[made.entry_number[found.refused]] = True
-        return _spliced(made.left_plain(entries), found, ~entries[made.entry_number])
+        entries[made.entry_number[refused]] = True
+        kept = ~entries[made.entry_number]
+        return _spliced(made.left_plain(entries), before.of(kept, cut=True), after.of(kept, cut=True))
 
     def _asks(self, made: KernelBatch) -> Chosen:
         """The events that an image is asked for."""
@@ -100,46 +111,45 @@ class AddImages:
         asks: Chosen = operation != _INSERT if self._before else operation == _UPDATE
         return asks
 
-    def _add_pre_images(self, made: KernelBatch, found: _Images) -> Generator[Request, Answer, None]:
-        asks = self._asks(made)
-        found.before.images = yield from _pre_images(made, asks)
-        found.before.put(asks)
-        if self._before_required:
-            found.refused |= found.before.missing()
+    def _documents(self, made: KernelBatch, updates: Chosen) -> Generator[Request, Answer, Field]:
+        """The current documents, asked for collection by collection."""
+        numbers = np.flatnonzero(updates)
+        records = made.records[numbers]
+        first = int(records[0, _START]) if numbers.size else 0
+        events = made.events[first : records[-1, _END] if numbers.size else 0].tobytes()
+        keys = [events[start:end] for start, end in _places(records, event_record.KEY_START, first)]
+        times = records[:, _TIME].astype(np.uint64)
+        images: list[bytes | None] = [None] * len(keys)
+        for namespace, uuid, chosen in self._collections(events, first, records):
+            uuid_ = uuid if self._match_uuid else None
+            whole = len(chosen) == len(keys)
+            of_one = keys if whole else [keys[index] for index in chosen]
+            answer = yield NeedDocuments(
+                CollectionLookups(*self._name_of(namespace), of_one, times[chosen], uuid_, self._by_uuid)
+            )
+            found = _checked(answer, len(chosen))
+            if whole:
+                images = found
+                break
+            for index, image in zip(chosen, found, strict=True):
+                images[index] = image
+        return Field.holding(len(made), numbers, images)
 
-    def _add_post_images(self, made: KernelBatch, found: _Images) -> Generator[Request, Answer, None]:
-        updates = made.column(event_record.OPERATION) == _UPDATE
-        if not updates.any():
+    def _collections(self, events: bytes, first: int, records: Offsets) -> Iterator[tuple[bytes, bytes, Sequence[int]]]:
+        """The namespaces and UUIDs, each with the places of its records; ``events`` begins at offset ``first``."""
+        uuids = np.ascontiguousarray(records[:, _UUID])
+        together = uuids.tobytes()
+        spans = _places(records, event_record.NS_START, first)
+        if self._one_namespace and len(records) and bool((uuids == uuids[0]).all()):
+            start, end = next(spans)
+            yield events[start:end], together[:16], range(len(records))
             return
-        if self._current:
-            found.after.images = yield from self._documents(made, updates)
-            found.after.put(updates)
-            return
-        if self._before:
-            of_asked = updates[self._asks(made)]
-            images = [image for image, wanted in zip(found.before.images, of_asked.tolist(), strict=True) if wanted]
-        else:
-            images = yield from _pre_images(made, updates)
-        wrong = _apply_deltas(made, updates, images)
-        found.after.images = images
-        found.after.put(updates)
-        found.refused[wrong] = True
-        if self._after_required:
-            found.refused |= found.after.missing()
-
-    def _documents(self, made: KernelBatch, updates: Chosen) -> Generator[Request, Answer, list[bytes | None]]:
-        records = made.records[updates]
-        events = made.events.data
-        names = [self._name_of(bytes(events[start:end])) for start, end in _places(records, event_record.NS_START)]
-        keys = [bytes(events[start:end]) for start, end in _places(records, event_record.KEY_START)]
-        uuids = _uuids(records) if self._match_uuid else [None] * len(records)
-        times = _times(records, event_record.CLUSTER_TIME)
-        lookups = [
-            DocumentLookup(*name, key, time, uuid, self._by_uuid)
-            for name, key, time, uuid in zip(names, keys, times, uuids, strict=True)
-        ]
-        answer = yield NeedDocuments(tuple(lookups))
-        return _checked(answer, len(lookups))
+        places: dict[tuple[bytes, bytes], list[int]] = {}
+        for index, (start, end) in enumerate(spans):
+            name = events[start:end], together[16 * index : 16 * index + 16]
+            places.setdefault(name, []).append(index)
+        for (namespace, uuid), chosen in places.items():
+            yield namespace, uuid, chosen
 
     def _name_of(self, namespace: bytes) -> tuple[str, str]:
         """Database and collection of the document ``ns``."""
@@ -150,46 +160,48 @@ class AddImages:
         return name
 
 
-class _Field:
+class Field(NamedTuple):
     """One of the two image fields of ``m`` events.
 
-    ``images``       what was found for the events that have the field, in order
-    ``start``        int64[m], and ``end``: offsets into all ``images`` together; -1 where an event has no such field,
-                     start and end the same where it is null
+    ``data``   uint8: the images
+    ``start``  int64[m], and ``end``: offsets into ``data``; -1 where an event has no such field, start and end the same
+               where it is null
     """
 
-    def __init__(self, count: int) -> None:
-        self.images: list[bytes | None] = []
-        self.start: Offsets = np.full(count, -1, np.int64)
-        self.end: Offsets = np.full(count, -1, np.int64)
+    data: Bytes
+    start: Offsets
+    end: Offsets
 
-    def put(self, events: Chosen) -> None:
-        """The images belong to these events."""
-        ends = np.cumsum([0 if image is None else len(image) for image in self.images])
-        self.end[events] = ends
-        self.start[events] = np.append(0, ends[:-1])
+    @classmethod
+    def absent(cls, count: int) -> Field:
+        return cls(_NOTHING, np.full(count, -1, np.int64), np.full(count, -1, np.int64))
 
+    @classmethod
+    def holding(cls, count: int, numbers: Offsets, images: list[bytes | None]) -> Field:
+        """The field of ``count`` events, of which those with these numbers have these images."""
+        ends = np.cumsum([0 if image is None else len(image) for image in images], dtype=np.int64)
+        field = cls.absent(count)
+        field.end[numbers] = ends
+        field.start[numbers] = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: ends.size]
+        data = b"".join(image for image in images if image)
+        return field._replace(data=np.frombuffer(data or b"\0", np.uint8))
+
+    def of(self, events: Chosen, *, cut: bool = False) -> Field:
+        """The field for these events alone; with ``cut`` there are no others any more."""
+        if cut:
+            return Field(self.data, self.start[events], self.end[events])
+        return Field(self.data, np.where(events, self.start, -1), np.where(events, self.end, -1))
+
+    @property
     def missing(self) -> Chosen:
+        """bool[m]: the field is there and null."""
         found: Chosen = (self.start >= 0) & (self.start == self.end)
         return found
 
     @property
     def size(self) -> int:
         """Bytes of all images."""
-        return int(self.end.max(initial=0))
-
-
-class _Images:
-    """What was found for ``m`` events. ``refused`` (bool[m]): the plain stages have something to say about it."""
-
-    def __init__(self, count: int) -> None:
-        self.before = _Field(count)
-        self.after = _Field(count)
-        self.refused: Chosen = np.zeros(count, np.bool_)
-
-    @property
-    def size(self) -> int:
-        return self.before.size + self.after.size
+        return int((self.end - self.start).sum())
 
 
 def _entries(made: KernelBatch, first: int, last: int) -> KernelBatch:
@@ -208,36 +220,68 @@ def _entries(made: KernelBatch, first: int, last: int) -> KernelBatch:
     )
 
 
-def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer, list[bytes | None]]:
-    records = made.records[events]
-    times = _times(records, event_record.IMAGE_TIME)
-    indexes = records[:, event_record.IMAGE_INDEX // 8].tolist()
-    keys = tuple(map(PreImageKey, _uuids(records), times, indexes))
+def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer, Field]:
+    numbers = np.flatnonzero(events)
+    if not numbers.size:
+        return Field.absent(len(made))
+    records = made.records[numbers]
+    times = records[:, event_record.IMAGE_TIME // 8].astype(np.uint64)
+    keys = PreImageKeys(records[:, _UUID], times, records[:, event_record.IMAGE_INDEX // 8])
     answer = yield NeedPreImages(keys)
-    return _checked(answer, len(keys))
+    return Field.holding(len(made), numbers, _checked(answer, len(keys)))
 
 
-def _apply_deltas(made: KernelBatch, updates: Chosen, images: list[bytes | None]) -> list[int]:
-    """Turn the pre-images of these updates into post-images; gives the numbers of the events where that fails."""
-    wrong = []
-    raw = made.raw.data
-    places = made.column(event_record.OBJECT)[updates].tolist()
-    for index, (event, place) in enumerate(zip(np.flatnonzero(updates).tolist(), places, strict=True)):
-        image = images[index]
-        if image is None:
-            continue
+def after_deltas(made: KernelBatch, images: Field) -> tuple[Field, Chosen]:
+    """The post-images of the updates whose pre-images are ``images``; and for which events (bool[m]) there is none,
+    because the delta has an error."""
+    numbers = np.flatnonzero(images.start >= 0)
+    start, end = images.start[numbers], images.end[numbers]
+    objects = made.column(event_record.OBJECT)[numbers]
+    sizes = _lengths(made.raw, objects)
+    out: Bytes = np.empty(int((end - start + sizes).sum()) + post_image.ROOM, np.uint8)
+    starts, ends = np.empty(numbers.size, np.int64), np.empty(numbers.size, np.int64)
+    scratch: Bytes = np.empty(post_image.SCRATCH_SIZE, np.uint8)
+    slots: dict[int, npt.NDArray[np.generic]] = {
+        post_image.IMAGES: images.data,
+        post_image.START: start,
+        post_image.END: end,
+        post_image.RAW: made.raw,
+        post_image.OBJECTS: objects,
+        post_image.OUT: out,
+        post_image.OUT_START: starts,
+        post_image.OUT_ENDS: ends,
+        post_image.SCRATCH: scratch,
+    }
+    job = _job(post_image.JOB_SIZE, slots)
+    job[post_image.COUNT // 8] = numbers.size
+    job[post_image.OUT_END // 8] = address(out) + out.size
+    written = post_image.apply_deltas(address(job))
+    data, wrong = [out[:written]], np.zeros(len(made), np.bool_)
+    for index in np.flatnonzero(starts < 0).tolist():
+        before = images.data[start[index] : end[index]].tobytes()
         try:
-            images[index] = apply_diff(image, _delta_of(raw, place))
+            image = apply_diff(before, _delta_of(made.raw.data, int(objects[index])))
         except TailraceError:
-            wrong.append(event)
-    return wrong
+            wrong[numbers[index]] = True
+            continue
+        starts[index], ends[index] = written, written + len(image)
+        written += len(image)
+        data.append(np.frombuffer(image, np.uint8))
+    field = Field.absent(len(made))
+    field.start[numbers], field.end[numbers] = starts, ends
+    return field._replace(data=np.concatenate(data) if len(data) > 1 else data[0]), wrong
+
+
+def _lengths(raw: Bytes, places: Offsets) -> Offsets:
+    """The lengths of the documents that begin at these places."""
+    found: Offsets = sum(
+        (raw[places + place].astype(np.int64) << 8 * place for place in range(4)), np.zeros(places.size, np.int64)
+    )
+    return found
 
 
 def _delta_of(raw: memoryview, place: int) -> bytes:
     """The delta of the update whose ``o`` begins at ``place``. Raises ``OplogFormatError`` where it has none."""
-    start = place + 4 + len(_DELTA)
-    if raw[place + 4 : start].tobytes() == _DELTA:
-        return bytes(raw[start : start + int.from_bytes(raw[start : start + 4], "little")])
     update = bytes(raw[place : place + int.from_bytes(raw[place : place + 4], "little")])
     diff = raw_bson.find(update, b"diff")
     if diff is None or diff.type != raw_bson.OBJECT:
@@ -245,54 +289,45 @@ def _delta_of(raw: memoryview, place: int) -> bytes:
     return raw_bson.value(update, diff)
 
 
-def _places(records: Offsets, slot: int) -> Iterator[tuple[int, int]]:
-    """Start and end of a part of the events, whose columns stand side by side."""
-    return zip(records[:, slot // 8].tolist(), records[:, slot // 8 + 1].tolist(), strict=True)
-
-
-def _times(records: Offsets, slot: int) -> Iterator[ClusterTime]:
-    return map(ClusterTime, records[:, slot // 8].astype(np.uint64).tolist())
-
-
-def _uuids(records: Offsets) -> list[bytes]:
-    together = records[:, _UUID].tobytes()
-    return [together[place : place + 16] for place in range(0, len(together), 16)]
+def _places(records: Offsets, slot: int, first: int) -> Iterator[tuple[int, int]]:
+    """Start and end of a part of the events, whose columns stand side by side, counted from ``first``."""
+    columns = records[:, slot // 8 : slot // 8 + 2] - first
+    return zip(columns[:, 0].tolist(), columns[:, 1].tolist(), strict=True)
 
 
 def _checked(answer: Answer, count: int) -> list[bytes | None]:
     invariant(answer is not None and len(answer) == count, "a request for images was not answered in full")
-    return list(answer or ())
+    return answer or []
 
 
-def _spliced(made: KernelBatch, found: _Images, kept: Chosen) -> KernelBatch:
-    """The batch with the images in its events; ``kept`` are those of the events before that it still has."""
-    if not len(made):
-        return made
+def _job(size: int, arrays: dict[int, npt.NDArray[np.generic]]) -> Offsets:
+    """A job's slots with where these arrays lie."""
+    job = np.zeros(size // 8, np.int64)
+    for slot, array in arrays.items():
+        job[slot // 8] = address(array)
+    return job
+
+
+def _spliced(made: KernelBatch, before: Field, after: Field) -> KernelBatch:
+    """The batch with the images in its events."""
     records = made.records.copy()
-    before, after = found.before, found.after
-    data = b"".join(image for image in (*before.images, *after.images) if image)
-    images = np.frombuffer(data or b"\0", np.uint8)
-    after_start = np.where(after.start >= 0, after.start + before.size, -1)[kept]
-    after_end = (after.end + before.size)[kept]
-    before_start, before_end = before.start[kept], before.end[kept]
-    size = int((made.end - made.start).sum())
-    size += int((after_end - after_start + image_splice.AFTER_ROOM)[after_start >= 0].sum())
-    size += int((before_end - before_start + image_splice.BEFORE_ROOM)[before_start >= 0].sum())
+    size = int((made.end - made.start).sum()) + before.size + after.size
+    size += image_splice.BEFORE_ROOM * int((before.start >= 0).sum())
+    size += image_splice.AFTER_ROOM * int((after.start >= 0).sum())
     out: Bytes = np.empty(size, np.uint8)
-    job = np.zeros(image_splice.JOB_SIZE // 8, np.int64)
     slots: dict[int, npt.NDArray[np.generic]] = {
         image_splice.RECORDS: records,
         image_splice.EVENTS: made.events,
         image_splice.OUT: out,
         image_splice.FRAGMENTS: _TEXT,
-        image_splice.IMAGES: images,
-        image_splice.AFTER_START: after_start,
-        image_splice.AFTER_END: after_end,
-        image_splice.BEFORE_START: before_start,
-        image_splice.BEFORE_END: before_end,
+        image_splice.AFTER: after.data,
+        image_splice.AFTER_START: after.start,
+        image_splice.AFTER_END: after.end,
+        image_splice.BEFORE: before.data,
+        image_splice.BEFORE_START: before.start,
+        image_splice.BEFORE_END: before.end,
     }
-    for slot, array in slots.items():
-        job[slot // 8] = address(array)
+    job = _job(image_splice.JOB_SIZE, slots)
     job[image_splice.COUNT // 8] = len(records)
     written = image_splice.splice(address(job))
     invariant(written == size, "the events with their images are not of the size that was computed")

@@ -7,7 +7,7 @@ answer in bulk, from a server, an archive or a test's dictionary. ``tailrace.sou
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -57,14 +57,14 @@ class NeedEntries:
 class NeedPreImages:
     """Ask for pre-images. Answer: ``list[bytes | None]``, the ``preImage`` documents in the order asked."""
 
-    keys: tuple[PreImageKey, ...]
+    keys: Sequence[PreImageKey]
 
 
 @dataclass(frozen=True, slots=True)
 class NeedDocuments:
     """Ask for current documents. Answer: ``list[bytes | None]`` in the order asked."""
 
-    lookups: tuple[DocumentLookup, ...]
+    lookups: Sequence[DocumentLookup]
 
 
 @dataclass(frozen=True, slots=True)

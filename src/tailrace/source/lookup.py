@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import groupby
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from bson.binary import Binary
 from bson.codec_options import CodecOptions
 from bson.int64 import Int64
@@ -16,18 +19,38 @@ from pymongo.errors import InvalidName, OperationFailure
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, SourceError
+from tailrace.event.image import CollectionLookups, PreImageKeys
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import DocumentLookup, PreImageKey
 from tailrace.source.connection import Connection
 from tailrace.source.failure import is_transient
+from tailrace.source.raw_reply import RawReplyCursor
 
-_CHUNK: Final = 500
+#: So many are asked for at a time, and so many bytes of document keys.
+_CHUNK: Final = 1_000
+_QUERY_BYTES: Final = 4 << 20
+_BSON_LENGTH: Final = struct.Struct("<i")
+#: The names of an array's elements, with their NUL.
+_ARRAY_NAMES: Final = tuple(b"%d\x00" % index for index in range(_CHUNK))
 #: Attempts to read from a collection that is renamed meanwhile.
 _RENAMES_MAX: Final = 20
 #: A ``$in`` on the clustered key scans from its smallest to its largest key (explain, 6.0.27), so keys that lie further
 #: apart than this are asked for separately.
 _GAP_SECONDS_MAX: Final = 10
 _UUID_SUBTYPE: Final = 4
+#: The ``_id`` of a stored pre-image, and where its parts go; then how nearly every stored pre-image is laid out.
+_PRE_IMAGE_ID: Final = raw_bson.encode_document(
+    raw_bson.encode_element(raw_bson.BINARY, b"nsUUID", b"\x10\x00\x00\x00\x04" + bytes(16)),
+    raw_bson.encode_element(raw_bson.TIMESTAMP, b"ts", bytes(8)),
+    raw_bson.encode_element(raw_bson.INT64, b"applyOpsIndex", bytes(8)),
+)
+_UUID_AT: Final = 17
+_TIME_AT: Final = 37
+_INDEX_AT: Final = 60
+_PRE_IMAGE_ID_AT: Final = 9
+_PRE_IMAGE_HEAD: Final = b"\x09operationTime\x00"
+_PRE_IMAGE_NAME: Final = b"\x03preImage\x00"
+_BEFORE_PRE_IMAGE: Final = _PRE_IMAGE_HEAD + bytes(8) + _PRE_IMAGE_NAME
 #: Unauthorized and AuthenticationFailed: about the reader, not about the document.
 _RIGHTS_CODES: Final = (13, 18)
 
@@ -37,42 +60,75 @@ _EQUAL_AS_BYTES: Final = frozenset(
     {raw_bson.OBJECT_ID, raw_bson.BINARY, raw_bson.DATE, raw_bson.TIMESTAMP, raw_bson.BOOL, raw_bson.NULL}
 )
 
+#: Sizes of an element ``_id`` by its type and name, where the type alone tells.
+_ID_SIZES: Final = {
+    b"%c_id\x00" % type_: 5 + size
+    for type_, size in {
+        raw_bson.OBJECT_ID: 12,
+        raw_bson.INT32: 4,
+        raw_bson.INT64: 8,
+        raw_bson.DOUBLE: 8,
+        raw_bson.DATE: 8,
+        raw_bson.TIMESTAMP: 8,
+        raw_bson.BOOL: 1,
+    }.items()
+}
+
 
 def stored_pre_images(connection: Connection, keys: Sequence[PreImageKey]) -> list[bytes | None]:
     """The ``preImage`` documents of ``config.system.preimages`` for ``keys``; ``None`` where there is none."""
-    found: dict[PreImageKey, bytes] = {}
-    for chunk in _pre_image_chunks(keys):
-        found.update(connection.retrying(partial(_find_pre_images, connection, chunk)))
-    return [found.get(key) for key in keys]
+    if not keys:
+        return []
+    columns = PreImageKeys.of(keys)
+    ids = _pre_image_ids(columns)
+    found: dict[bytes, bytes] = {}
+    for chosen in _pre_image_chunks(columns):
+        chunk = [ids[index] for index in chosen.tolist()]
+        after = ClusterTime(int(columns.times[chosen].max()))
+        found.update(connection.retrying(partial(_find_pre_images, connection, chunk, after)))
+    return [found.get(id_) for id_ in ids]
 
 
-def _pre_image_chunks(keys: Iterable[PreImageKey]) -> Iterator[list[PreImageKey]]:
-    chunk: list[PreImageKey] = []
-    for key in sorted(set(keys)):
-        if chunk and (
-            len(chunk) == _CHUNK
-            or key.collection_uuid != chunk[-1].collection_uuid
-            or key.cluster_time.seconds - chunk[-1].cluster_time.seconds > _GAP_SECONDS_MAX
-        ):
-            yield chunk
-            chunk = []
-        chunk.append(key)
-    if chunk:
-        yield chunk
+def _pre_image_ids(keys: PreImageKeys) -> list[bytes]:
+    """The ``_id`` under which the server files each."""
+    rows = np.tile(np.frombuffer(_PRE_IMAGE_ID, np.uint8), (len(keys), 1))
+    for place, column in ((_UUID_AT, keys.uuids), (_TIME_AT, keys.times), (_INDEX_AT, keys.indexes)):
+        data = np.ascontiguousarray(column).view(np.uint8).reshape(len(keys), -1)
+        rows[:, place : place + data.shape[1]] = data
+    together, size = rows.tobytes(), len(_PRE_IMAGE_ID)
+    return [together[place : place + size] for place in range(0, len(together), size)]
 
 
-def _find_pre_images(connection: Connection, keys: Sequence[PreImageKey]) -> list[tuple[PreImageKey, bytes]]:
-    ids = [
-        {
-            "nsUUID": Binary(key.collection_uuid, _UUID_SUBTYPE),
-            "ts": key.cluster_time.to_timestamp(),
-            "applyOpsIndex": Int64(key.apply_ops_index),
-        }
-        for key in keys
-    ]
-    query = {"_id": ids[0] if len(ids) == 1 else {"$in": ids}}
-    documents = _find(connection, ("config", "system.preimages"), query, max(key.cluster_time for key in keys))
-    return [pre_image(document) for document in documents]
+def _pre_image_chunks(keys: PreImageKeys) -> Iterator[npt.NDArray[np.int64]]:
+    """Which keys are asked for together."""
+    order = np.lexsort((keys.indexes, keys.times, keys.uuids[:, 1], keys.uuids[:, 0]))
+    seconds = (keys.times[order] >> np.uint64(32)).astype(np.int64)
+    breaks = (np.diff(keys.uuids[order], axis=0) != 0).any(axis=1) | (np.diff(seconds) > _GAP_SECONDS_MAX)
+    for together in np.split(order, np.flatnonzero(breaks) + 1):
+        for start in range(0, len(together), _CHUNK):
+            yield together[start : start + _CHUNK]
+
+
+def _find_pre_images(connection: Connection, ids: Sequence[bytes], after: ClusterTime) -> Iterator[tuple[bytes, bytes]]:
+    elements = b"".join(chain.from_iterable(zip(repeat(b"\x03"), _ARRAY_NAMES, ids)))
+    values = _BSON_LENGTH.pack(len(elements) + 5) + elements + b"\x00"
+    query = RawBSONDocument(_document(b"_id", _document(b"$in", values, raw_bson.ARRAY)))
+    documents = _find(connection, ("config", "system.preimages"), query, after, count=len(ids))
+    return map(_filed_pre_image, documents)
+
+
+def _filed_pre_image(stored: bytes) -> tuple[bytes, bytes]:
+    """The ``_id`` and the image of one document of ``config.system.preimages``."""
+    end = _PRE_IMAGE_ID_AT + len(_PRE_IMAGE_ID)
+    image = end + len(_BEFORE_PRE_IMAGE)
+    if (
+        stored.startswith(_PRE_IMAGE_HEAD, end)
+        and stored[image - len(_PRE_IMAGE_NAME) : image] == _PRE_IMAGE_NAME
+        and image + _BSON_LENGTH.unpack_from(stored, image)[0] + 1 == len(stored)
+    ):
+        return stored[_PRE_IMAGE_ID_AT:end], stored[image:-1]
+    key, document = pre_image(stored)
+    return _pre_image_ids(PreImageKeys.of([key]))[0], document
 
 
 def pre_image(stored: bytes) -> tuple[PreImageKey, bytes]:
@@ -101,42 +157,44 @@ def current_documents(connection: Connection, lookups: Sequence[DocumentLookup])
 
     Raises ServerError 166 where a namespace is a view now, as the server does.
     """
+    if isinstance(lookups, CollectionLookups):
+        return _of_collection(connection, lookups)
     answer: list[bytes | None] = [None] * len(lookups)
-    order = sorted(range(len(lookups)), key=lambda index: collection_of(lookups[index]))
-    for (database, name, uuid), indexes in groupby(order, key=lambda index: collection_of(lookups[index])):
-        wanted = list(indexes)
-        of_one = [lookups[index] for index in wanted]
-        found = _by_uuid(connection, database, uuid, of_one) if uuid else _by_name(connection, database, name, of_one)
-        for index, document in zip(wanted, found, strict=True):
+    for wanted in by_collection(lookups):
+        of_one = CollectionLookups.of([lookups[index] for index in wanted])
+        for index, document in zip(wanted, _of_collection(connection, of_one), strict=True):
             answer[index] = document
     return answer
 
 
-def collection_of(lookup: DocumentLookup) -> tuple[str, str, bytes]:
-    """How the collection is named: by its name, or by its UUID."""
-    if lookup.by_uuid:
-        return lookup.database, "", lookup.collection_uuid or b""
-    return lookup.database, lookup.collection, b""
+def by_collection(lookups: Sequence[DocumentLookup]) -> list[list[int]]:
+    """The places of the look-ups of each collection, named by its name or by its UUID."""
+    if isinstance(lookups, CollectionLookups):
+        return [list(range(len(lookups)))]
+    places: dict[tuple[str, str, bytes | None], list[int]] = {}
+    for index, lookup in enumerate(lookups):
+        name = "" if lookup.by_uuid else lookup.collection
+        places.setdefault((lookup.database, name, lookup.collection_uuid), []).append(index)
+    return [places[name] for name in sorted(places, key=repr)]
 
 
-def _by_name(connection: Connection, database: str, name: str, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
-    answer: list[bytes | None] = [None] * len(lookups)
-    target = connection.retrying(partial(_look_up_collection, connection, database, {"name": name}))
-    if target is None:
-        return answer
-    known = [index for index, one in enumerate(lookups) if one.collection_uuid in (None, target.uuid)]
-    documents = _in_chunks(connection, target, [lookups[index] for index in known])
-    for index, document in zip(known, documents, strict=True):
-        answer[index] = document
-    return answer
+def _of_collection(connection: Connection, lookups: CollectionLookups) -> list[bytes | None]:
+    return _by_uuid(connection, lookups) if lookups.by_uuid else _by_name(connection, lookups)
 
 
-def _by_uuid(
-    connection: Connection, database: str, uuid: bytes, lookups: Sequence[DocumentLookup]
-) -> list[bytes | None]:
+def _by_name(connection: Connection, lookups: CollectionLookups) -> list[bytes | None]:
+    look = partial(_look_up_collection, connection, lookups.database, {"name": lookups.collection})
+    target = connection.retrying(look)
+    if target is None or lookups.collection_uuid not in (None, target.uuid):
+        return [None] * len(lookups)
+    return _in_chunks(connection, target, lookups)
+
+
+def _by_uuid(connection: Connection, lookups: CollectionLookups) -> list[bytes | None]:
     """The documents of the collection that has the UUID. A query by UUID would need a right that few users have, so its
     name is looked up before and after: if it is the same by both looks, the documents are that collection's."""
-    look = partial(_look_up_collection, connection, database, {"info.uuid": Binary(uuid, _UUID_SUBTYPE)})
+    uuid = Binary(lookups.collection_uuid or b"", _UUID_SUBTYPE)
+    look = partial(_look_up_collection, connection, lookups.database, {"info.uuid": uuid})
     target = connection.retrying(look)
     for _ in range(_RENAMES_MAX):
         if target is None:
@@ -147,15 +205,17 @@ def _by_uuid(
             return documents
         target = now
     raise SourceError(
-        f"a collection of {database} was renamed at each of {_RENAMES_MAX} attempts to look up a document",
+        f"a collection of {lookups.database} was renamed at each of {_RENAMES_MAX} attempts to look up a document",
         hint="Resume the stream when it keeps its name",
     )
 
 
-def _in_chunks(connection: Connection, target: _Target, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+def _in_chunks(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
     documents: list[bytes | None] = []
-    for start in range(0, len(lookups), _CHUNK):
-        chunk = lookups[start : start + _CHUNK]
+    largest = max(map(len, lookups.document_keys))
+    size = max(1, min(_CHUNK, _QUERY_BYTES // largest))
+    for start in range(0, len(lookups), size):
+        chunk = lookups[start : start + size]
         documents += connection.retrying(partial(_find_or_refuse, connection, target, chunk))
     return documents
 
@@ -202,7 +262,7 @@ def _look_up_collection(connection: Connection, database: str, query: dict[str, 
     return None
 
 
-def _find_or_refuse(connection: Connection, target: _Target, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+def _find_or_refuse(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
     """As ``_find_documents``; what the server has against the query itself ends the stream as its own would end."""
     try:
         return _find_documents(connection, target, lookups)
@@ -212,29 +272,25 @@ def _find_or_refuse(connection: Connection, target: _Target, lookups: Sequence[D
         raise ServerError(str((error.details or {}).get("errmsg", error)), code=error.code) from None
 
 
-def _find_documents(connection: Connection, target: _Target, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+def _find_documents(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
     """The documents of one namespace: by ``$in`` on ``_id``, then one by one where equal need not mean equal bytes."""
-    after = max(lookup.after for lookup in lookups)
+    after = lookups.after
     namespace = (target.database, target.collection)
-    ids = [_id_of(lookup.document_key) for lookup in lookups]
+    ids = [_id_of(key) for key in lookups.document_keys]
     plain = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
-    found: dict[tuple[int, bytes], bytes] = {}
+    found: dict[bytes | None, bytes] = {}
     if plain:
-        for document in _find(connection, namespace, _in_query(plain), after):
-            id_ = raw_bson.find(document, b"_id")
-            if id_ is not None:
-                found[id_.type, raw_bson.value(document, id_)] = document
+        for document in _find(connection, namespace, _in_query(plain), after, count=len(plain)):
+            found[_leading_id(document)] = document
+    found.pop(None, None)
     stray = len(found.keys() - set(plain)) > 0
-    number_types = {type_ for type_, _ in plain} & _NUMBERS
-    result: list[bytes | None] = []
-    for lookup, key in zip(lookups, ids, strict=True):
-        document_found = None if key is None else found.get(key)
-        if document_found is None and (
-            key is None or stray or _may_equal_other_bytes(key[0], len(number_types) > 1, target.has_collation)
-        ):
-            query = _equal_query(lookup.document_key)
-            document_found = next(iter(_find(connection, namespace, query, after, limit=1)), None)
-        result.append(document_found)
+    mixed = len({id_[0] for id_ in plain} & _NUMBERS) > 1
+    result: list[bytes | None] = [found.get(id_) for id_ in ids]
+    for index in [index for index, document in enumerate(result) if document is None]:
+        key = ids[index]
+        if key is None or stray or _may_equal_other_bytes(key[0], mixed, target.has_collation):
+            query = _equal_query(lookups.document_keys[index])
+            result[index] = next(iter(_find(connection, namespace, query, after, limit=1)), None)
     return result
 
 
@@ -248,21 +304,32 @@ def _may_equal_other_bytes(type_: int, mixed_numbers: bool, has_collation: bool)
     return has_collation or type_ != raw_bson.STRING
 
 
-def _id_of(document_key: bytes) -> tuple[int, bytes] | None:
-    """Type and value of ``_id`` where the key is that alone; keys with shard key fields are looked up one by one."""
+def _id_of(document_key: bytes) -> bytes | None:
+    """The element ``_id`` where the key is that alone; keys with shard key fields are looked up one by one."""
+    size = _ID_SIZES.get(document_key[4:9])
+    if size is not None and len(document_key) == size + 5:
+        return document_key[4:-1]
     elements = list(raw_bson.elements(document_key))
     if len(elements) != 1 or elements[0].name != b"_id":
         return None
-    return elements[0].type, raw_bson.value(document_key, elements[0])
+    return document_key[elements[0].start : elements[0].end]
 
 
-def _in_query(ids: Sequence[tuple[int, bytes]]) -> RawBSONDocument:
+def _leading_id(document: bytes) -> bytes | None:
+    """The element ``_id`` of a document."""
+    size = _ID_SIZES.get(document[4:9])
+    if size is not None:
+        return document[4 : 4 + size]
+    id_ = raw_bson.find(document, b"_id")
+    return None if id_ is None else document[id_.start : id_.end]
+
+
+def _in_query(ids: Sequence[bytes]) -> RawBSONDocument:
     if len(ids) == 1:
-        return _equal_query(raw_bson.encode_document(raw_bson.encode_element(ids[0][0], b"_id", ids[0][1])))
-    values = raw_bson.encode_document(
-        *(raw_bson.encode_element(type_, b"%d" % index, value) for index, (type_, value) in enumerate(ids))
-    )
-    return RawBSONDocument(_document(b"_id", _document(b"$in", values, raw_bson.ARRAY)))
+        return _equal_query(raw_bson.encode_document(ids[0]))
+    values = b"".join([id_[:1] + name + id_[5:] for id_, name in zip(ids, _ARRAY_NAMES, strict=False)])
+    array = _BSON_LENGTH.pack(len(values) + 5) + values + b"\x00"
+    return RawBSONDocument(_document(b"_id", _document(b"$in", array, raw_bson.ARRAY)))
 
 
 def _equal_query(document_key: bytes) -> RawBSONDocument:
@@ -286,18 +353,35 @@ def _document(name: bytes, value: bytes, type_: int = raw_bson.OBJECT) -> bytes:
 
 
 def _find(
-    connection: Connection, namespace: tuple[str, str], query: Any, after: ClusterTime, *, limit: int = 0
+    connection: Connection,
+    namespace: tuple[str, str],
+    query: Any,
+    after: ClusterTime,
+    *,
+    limit: int = 0,
+    count: int = 1,
 ) -> list[bytes]:
-    """The documents that match, read at majority on a member that has reached ``after``."""
+    """The documents that match, read at majority on a member that has reached ``after``; ``count`` are expected."""
     try:
         collection = connection.majority(*namespace)
     except InvalidName:
         return list(_find_by_command(connection, namespace, {"filter": query, "limit": limit}, after))
+    # One more than there are, so that the first reply is the last one where it holds them all.
+    options: dict[str, Any] = {"limit": limit} if limit else {"batch_size": count + 1}
     with (
         connection.session_after(after) as session,
-        closing(collection.find_raw_batches(query, limit=limit, session=session)) as cursor,
+        closing(RawReplyCursor(collection, query, session=session, **options)) as cursor,
     ):
-        return [document for reply in cursor for document in raw_bson.split(reply)]
+        return [document for reply in cursor for document in _split(reply)]
+
+
+def _split(run: bytes) -> Iterator[bytes]:
+    """The documents of a reply's run, whose lengths the reading of the reply has checked."""
+    length, pos, size = _BSON_LENGTH.unpack_from, 0, len(run)
+    while pos < size:
+        end = pos + length(run, pos)[0]
+        yield run[pos:end]
+        pos = end
 
 
 def _find_by_command(

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 import bson
@@ -25,7 +24,7 @@ from tailrace.errors import RESUMABLE_LABEL, SourceError
 from tailrace.event.keystring import encode_object
 from tailrace.plan.request import DocumentLookup
 from tailrace.source.connection import RETRY_SECONDS, Connection
-from tailrace.source.lookup import collection_of, current_documents
+from tailrace.source.lookup import by_collection, current_documents
 from tailrace.source.shard_key import shard_key
 from tailrace.source.topology import Cluster
 
@@ -93,11 +92,11 @@ class OwnerLookup:
     def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
         """The current document of each lookup, ``None`` where there is none. Raises as ``current_documents`` does."""
         answer: list[bytes | None] = [None] * len(lookups)
-        order = sorted(range(len(lookups)), key=lambda index: collection_of(lookups[index]))
-        for (database, name, uuid), indexes in groupby(order, key=lambda index: collection_of(lookups[index])):
-            wanted = list(indexes)
-            query = {"uuid": Binary(uuid, 4)} if uuid else {"_id": f"{database}.{name}"}
-            found = self._of_collection(database, query, [lookups[index] for index in wanted])
+        for wanted in by_collection(lookups):
+            first = lookups[wanted[0]]
+            named: dict[str, Any] = {"_id": f"{first.database}.{first.collection}"}
+            query = {"uuid": Binary(first.collection_uuid or b"", 4)} if first.by_uuid else named
+            found = self._of_collection(first.database, query, [lookups[index] for index in wanted])
             for index, document in zip(wanted, found, strict=True):
                 answer[index] = document
         return answer
