@@ -22,7 +22,7 @@ SEEDS ?=
 OPS ?= 2000
 N ?= 300
 
-.PHONY: help demo test lint format fuzz fuzz-expressions fuzz-sharded record bench lock clean
+.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-sharded record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,13 +30,20 @@ help: ## list the targets
 demo: $(INSTALLED) ## a real MongoDB, Spark and a lake of exact change events, in a few minutes
 	$(BIN)/tailrace demo $(ARGS)
 
-test: lint ## format, lint and types, then every test that is not slow
-	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile $(ARGS)
+test: style ## format and lint, then every test that is not slow, and types beside them
+	$(BIN)/mypy --strict src &
+	types=$$!
+	result=0
+	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS) || result=$$?
+	wait $$types || result=$$?
+	exit $$result
 
-lint: $(INSTALLED) ## ruff (format and lint) and mypy --strict, without changing anything
+lint: style ## ruff (format and lint) and mypy --strict, without changing anything
+	$(BIN)/mypy --strict src
+
+style: $(INSTALLED)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy --strict src
 
 format: $(INSTALLED) ## format the code and fix what ruff can fix by itself
 	$(BIN)/ruff format .

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,22 @@ def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0 if request.param == "kernel" else sys.maxsize)
         yield request.param
+
+
+#: The folders whose files take longest come first: a file is run by one process, so a long one that begins last would
+#: leave the others without work.
+SLOWEST_FIRST = ("spark", "docs", "sharded", "differential", "embedded", "golden", "property")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {folder: rank for rank, folder in enumerate(SLOWEST_FIRST)}
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        parts = item.path.relative_to(here).parts if item.path.is_relative_to(here) else ("",)
+        return ranks.get(parts[0], len(ranks))
+
+    items.sort(key=rank)  # the order inside a folder stays
 
 
 @pytest.fixture(scope="session")

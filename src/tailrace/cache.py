@@ -1,4 +1,4 @@
-"""Where files that were fetched or made once are kept, and how a directory appears there whole or not at all."""
+"""Where files that were fetched or made once are kept, and how a directory appears there complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.errors import UsageError
 
 
 def cache_directory() -> Path:
-    """``$XDG_CACHE_HOME/tailrace``, or else ``~/.cache/tailrace``. It need not exist."""
+    """``$XDG_CACHE_HOME/tailrace``, or else ``~/.cache/tailrace``. It may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tailrace"
 

@@ -116,7 +116,7 @@ def on_shard(error: TailraceError, shard: str) -> TailraceError:
 
 
 class UsageError(TailraceError):
-    """The caller fixes the call: a wrong option, a pipeline that does not parse, a path that is not there."""
+    """The caller fixes the call: a wrong option, a pipeline that does not parse, a path that does not exist."""
 
 
 class InvalidResumeToken(UsageError):
@@ -147,11 +147,12 @@ class ChangeStreamHistoryLost(NonResumableError):
 
 
 class StreamInvalidated(TailraceError):
-    """The operator starts a new stream: what this one watched was dropped or renamed. Raised where it was asked for."""
+    """The operator starts a new stream: what this one watched was dropped or renamed. Raised only where the caller
+    asked for it."""
 
 
 class ServerError(TailraceError):
-    """The server's stream would end with this code too, and no label tells the client to go on (47, 166, 10334)."""
+    """The server's stream would end with this code too, and no label tells the client to resume (47, 166, 10334)."""
 
 
 class SourceError(TailraceError):
@@ -159,7 +160,8 @@ class SourceError(TailraceError):
 
 
 class SinkError(TailraceError):
-    """The place that events go to cannot be written or is not fit for it: full, not permitted, damaged, another's."""
+    """The place that events go to cannot be written, or should not be: it is full, damaged, not permitted, or belongs
+    to another stream."""
 
 
 class OplogFormatError(TailraceError):

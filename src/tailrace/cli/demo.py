@@ -35,7 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo. 0 when all is as it should be, 1 when not; raises TailraceError where a part cannot be had."""
+    """Run the demo. Returns 0 when everything is as it should be, else 1; raises TailraceError where a part is not
+    available."""
     from tailrace.demo.conductor import Demo, DemoSettings  # noqa: PLC0415  so that --help needs nothing
     from tailrace.demo.summary import print_summary  # noqa: PLC0415
 

@@ -32,7 +32,7 @@ _COLOURS: Final = {"ok": "32", "warn": "33", "fail": "31"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: how it came out, what was found, and what to do where it is not well."""
+    """One check: its result, what was found, and what to do about it."""
 
     check: str
     status: Literal["ok", "warn", "fail"]
@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out; 1 where a check fails. Raises UsageError for a URI that cannot be used."""
+    """Run the command. Returns 1 where a check fails. Raises UsageError for a URI that cannot be used."""
     findings = []
     uri = find_uri(args.uri)
     with closing(MongodSource(uri, retry_seconds=10.0)) as source:
@@ -99,7 +99,7 @@ def examine_deployment(source: MongodSource, uri: ConnectionString) -> Iterator[
 
 
 def examine(source: MongodSource) -> Iterator[Finding]:
-    """The findings, one by one. The first two must be well for the others to be asked."""
+    """The findings, one by one. The others are looked for only if the first two are good."""
     for check, look in (("replica set", _replica_set), ("rights", _rights)):
         finding = _look(check, look, source)
         yield finding

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("pretty", "json", "bson")
 
-#: Decodes whatever a server may store: dates outside Python's years stay numbers, text that is no UTF-8 is mended.
+#: Decodes whatever a server may store: dates outside Python's years stay numbers, text that is not UTF-8 is mended.
 _ANY_VALUE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
 )

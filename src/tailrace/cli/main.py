@@ -118,7 +118,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if len(given) < len(names) and names[0] == "uri" and given and not is_uri_argument(given[0]):
-        # One argument that is no URI is what follows it: the URI is then in the environment.
+        # A single argument that is not a URI is the one that follows it: the URI is then in the environment.
         given.insert(0, None if os.environ.get(URI_VARIABLE, "").strip() else given.pop(0))
     for name, value in zip(names, [*given, *[None] * len(names)], strict=False):
         setattr(args, name, value)

@@ -47,7 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out; the exit code. Raises TailraceError, after everything before a damage is printed."""
+    """Run the command. Returns the exit code. Raises TailraceError, after everything before any damage has been
+    printed."""
     from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
     from tailrace.pipeline.explain import explain  # noqa: PLC0415
     from tailrace.plan.options import StreamOptions  # noqa: PLC0415  so that --help does not load it

@@ -89,7 +89,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def stage_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The document inside ``$changeStream``, by the server's names; only what was said."""
+    """The document inside ``$changeStream``, by the server's names, with only those options that were given."""
     said: dict[str, Any] = {
         "fullDocument": args.full_document,
         "fullDocumentBeforeChange": args.full_document_before_change,

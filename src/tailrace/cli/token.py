@@ -1,4 +1,4 @@
-"""``tailrace token``: print what a resume token says, or make a token for a point in time."""
+"""``tailrace token``: print what a resume token holds, or make a token for a point in time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out; the exit code. Raises ``UsageError`` for what is no token or no time."""
+    """Run the command. Returns the exit code. Raises ``UsageError`` for what is not a token or not a time."""
     if args.action == "encode":
         cluster_time = parse_time(args.time) if args.time is not None else parse_timestamp(args.timestamp)
         token = ResumeToken.high_water_mark(cluster_time, args.version)

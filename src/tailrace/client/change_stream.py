@@ -39,10 +39,10 @@ _INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 class ChangeStream(ABC):
     """An iterator over change events. ``for event in stream`` waits for the next one; the end is an invalidation.
 
-    A stream belongs to one thread at a time: two that ask it at once both get an error (143 and 237), and it ends.
-    ``close`` may be called from any thread; one that waits then comes back, with StopIteration, when the server's wait
-    of ``max_await_time_ms`` is over. ``pymongo.timeout`` and the client's ``timeoutMS`` bound each call, which raises
-    ``pymongo.errors.NetworkTimeout`` then; the stream stays open and misses nothing.
+    A stream belongs to one thread at a time: if two threads use it at once, both get an error (143 and 237), and the
+    stream ends. ``close`` may be called from any thread; one that waits then comes back, with StopIteration, when the
+    server's wait of ``max_await_time_ms`` is over. ``pymongo.timeout`` and the client's ``timeoutMS`` bound each call,
+    which raises ``pymongo.errors.NetworkTimeout`` then; the stream stays open and misses nothing.
     """
 
     _codec_options: CodecOptions[Any]

@@ -14,8 +14,8 @@ _CURSOR_KILLED: Final = 237
 
 
 class Turn:
-    """``with turn:`` around each piece of work. A second thread that comes in between ends the stream for both, as it
-    would on the server, and each of them is told: no event is lost in silence.
+    """``with turn:`` around each piece of work. If a second thread uses the stream at the same time, the stream ends
+    for both, as it would on the server, and both get an error: no event is lost unnoticed.
 
     ``release``  gives back what the stream holds; called once, when the stream is ended and nobody works on it
     """

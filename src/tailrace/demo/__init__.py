@@ -1,1 +1,1 @@
-"""The main job on a machine of one's own: a shop writes to a real MongoDB, Spark keeps its changes in a lake."""
+"""The main job on one machine: a shop writes to a real MongoDB, Spark keeps its changes in a lake."""

@@ -37,8 +37,8 @@ class Comparison:
 
 
 def native_events(uri: str, database: str, *, since: Timestamp, until: Timestamp) -> Iterator[bytes]:
-    """The server's own events of ``database`` from ``since`` on, as their exact bytes; the event at ``until`` must be a
-    single write's and is the last. Raises SourceError when it does not come."""
+    """The server's own events of ``database`` from ``since`` on, as their exact bytes; the event at ``until``, which
+    must be that of a single write, is the last. Raises SourceError when it does not come."""
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         raw: Database[RawBSONDocument] = Database(client, database, codec_options=_RAW)  # type: ignore[arg-type]
         with raw.watch(start_at_operation_time=since, batch_size=5_000, max_await_time_ms=1_000) as stream:

@@ -57,7 +57,8 @@ class Crash:
 
     @property
     def happened(self) -> bool:
-        """It was a SIGKILL, and the restart went on from the checkpoint: same numbers, not from the beginning."""
+        """Whether it was a SIGKILL, and the restart continued from the checkpoint: with the same numbers, not from the
+        beginning."""
         return self.exit_code == -9 and self.batch_after is not None and self.batch_after > self.batch_before
 
 
@@ -103,7 +104,7 @@ class Demo:
         self._lake = self._directory / "lake"
 
     def run(self) -> DemoResult:
-        """The whole course. Raises TailraceError where a part of it cannot be had on this machine or fails."""
+        """The whole course. Raises TailraceError where a part of it is not available on this machine or fails."""
         with ExitStack() as stack:
             self._say("Starting MongoDB")
             members = stack.enter_context(ReplicaSet(1, version=self._settings.version))

@@ -78,8 +78,8 @@ class PipelineProcess:
 
 def start_child(arguments: Sequence[str], uri: str, *, stdout: IO[bytes] | int) -> subprocess.Popen[bytes]:
     """``tailrace.demo.child`` with ``arguments`` in a session of its own, the URI in its environment (never in its
-    arguments, which everybody on the machine can read). Errors go where the output goes. With a pipe for
-    its output it has one for its input, and errors go to ours."""
+    arguments, which everybody on the machine can read). Its errors go where its output goes. If its output is a pipe,
+    its input is one too, and its errors go to our own."""
     return subprocess.Popen(
         [sys.executable, "-m", "tailrace.demo.child", *arguments],
         env={**os.environ, URI_VARIABLE: uri},

@@ -4,7 +4,7 @@ Run as a script, so that it starts quickly and imports nothing of Tailrace. It s
 server ends, with its exit status. When the process that started the guard is gone, for whatever reason, the guard kills
 the server and removes what was temporary; when the guard itself is killed, the kernel kills the server.
 
-The kernel's parent-death signal alone would not do: it follows the *thread* that forked, so a server started in a
+The kernel's parent-death signal alone is not enough: it follows the *thread* that forked, so a server started in a
 worker thread would die with the thread. The guard has one thread only, and watches the parent as a process.
 
 Standard input takes one-byte orders: ``t`` sends SIGTERM to the server, ``k`` SIGKILL. Since only the guard reaps the
@@ -89,7 +89,7 @@ def watch(server: subprocess.Popen[bytes], parent: int, wake: int) -> bool:
 
 def remove(paths: list[str]) -> None:
     """Remove temporary directories. The guards of a replica set all remove the same one, each after its own server is
-    gone; so the last of them finds nobody who still writes there."""
+    gone; so the last one to run finds that nobody writes there any more."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -31,8 +31,8 @@ class Mongod:
 
     ``data_dir`` is kept when given; else a temporary directory is made and removed by ``close``. It gets the files
     ``db/`` and ``mongod.log``. ``parameters`` are passed by ``--setParameter``, ``arguments`` as they are.
-    ``enable_test_commands`` is for fail points. The server ends with the process that started it, whatever end that
-    is. The port is chosen at the first start and kept.
+    ``enable_test_commands`` is for fail points. The server ends with the process that started it, however that process
+    ends. The port is chosen at the first start and kept.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Mongod:
         self._wait(None)
 
     def request_stop(self) -> None:
-        """Ask it to shut down in order, without waiting. Asking twice does no harm."""
+        """Ask it to shut down in order, without waiting. It may be called again."""
         self._order(b"t")
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
@@ -150,7 +150,7 @@ class Mongod:
             self.kill()
 
     def close(self) -> None:
-        """Stop it, and remove the data directory when it is temporary. Twice does no harm."""
+        """Stop it, and remove the data directory when it is temporary. It may be called again."""
         if self.temporary is not None:
             self.kill()
             shutil.rmtree(self.data_dir, ignore_errors=True)

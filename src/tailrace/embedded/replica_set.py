@@ -36,10 +36,10 @@ class ReplicaSet:
     """A replica set that accepts writes as soon as the ``with`` block is entered, and is gone when it is left.
 
     Members are numbered from 0. ``version`` is one of ``tailrace.embedded.VERSIONS`` or of a mongod that
-    ``find_mongod`` finds. With a ``data_dir`` the data stay and the next ReplicaSet on it goes on with them, on the
-    same ports. ``parameters`` go to ``--setParameter`` of every member, ``arguments`` to its command line.
-    Elections are fast: ``election_timeout_ms`` after a primary fell silent. With a ``root_password`` the server asks
-    for authentication, and ``uri`` holds the user ``root``. Raises EmbeddedError where the machine cannot do it.
+    ``find_mongod`` finds. With a ``data_dir`` the data are kept, and the next ReplicaSet on that directory continues
+    with them on the same ports. ``parameters`` go to ``--setParameter`` of every member, ``arguments`` to its command
+    line. Elections are fast: ``election_timeout_ms`` after a primary fell silent. With a ``root_password`` the server
+    asks for authentication, and ``uri`` holds the user ``root``. Raises EmbeddedError where the machine cannot do it.
 
     ``role`` makes it a part of a sharded cluster: ``configsvr`` or ``shardsvr``. Its parts then share one ``key_file``,
     and ``temporary_root`` is the cluster's own temporary directory around ``data_dir``, which the cluster removes.
@@ -189,7 +189,7 @@ class ReplicaSet:
         self._await(self._ready, "did not become ready", timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Stop every member, and remove the data directory when it is temporary. Twice does no harm."""
+        """Stop every member, and remove the data directory when it is temporary. It may be called again."""
         for number in list(self._clients):
             self._disconnect(number)
         for member in self._members:
@@ -221,7 +221,7 @@ class ReplicaSet:
         member.start()
 
     def _initiate(self) -> None:
-        # The ports are kept before, so that a start cut short here goes on with the same ones next time.
+        # The ports are kept before, so that a start that is cut short here uses the same ones next time.
         (self.data_dir / "ports").write_text(" ".join(str(member.port) for member in self._members) + "\n")
         config: dict[str, Any] = {
             "_id": self.name,

@@ -27,7 +27,7 @@ from tailrace.errors import UsageError
 _SHARD_PARAMETERS: Final[Mapping[str, object]] = {"orphanCleanupDelaySecs": 0}
 _NOT_YET = frozenset({6, 89, 91, 134, 189, 211, 10107, 11600, 11602, 13435})
 _STEP_S = 0.05
-#: In the directory of a replica set that is no shard of the cluster any more.
+#: In the directory of a replica set that is no longer a shard of the cluster.
 _REMOVED: Final = "removed"
 #: A replica set under the name of a removed shard has this and a number behind the name: the other members remember
 #: for a while where the replica set was that was called so.
@@ -124,8 +124,8 @@ class ShardedCluster:
             raise EmbeddedError(f"The config server did not accept a shard: {error}") from error
 
     def add_shard(self, name: str | None = None, *, members: int = 1, timeout_s: float = 120.0) -> str:
-        """Start another shard and add it to the cluster. Returns its name. That of a shard that was removed may come
-        again: it is another replica set then."""
+        """Start another shard and add it to the cluster. Returns its name. The name of a removed shard may be used
+        again, for another replica set."""
         chosen = name or next(free for free in map("shard{}".format, range(10_000)) if free not in self._shards)
         if chosen in self._shards or chosen == CONFIG:
             raise UsageError(f"There is a shard {chosen} already")
@@ -141,7 +141,7 @@ class ShardedCluster:
     def remove_shard(self, name: str, *, timeout_s: float = 120.0) -> ReplicaSet:
         """Move a shard's chunks and databases to the other shards and take it out of the cluster, as an operator does.
 
-        Returns its replica set, which is running still: ``close`` it, or leave that to the cluster's end. Raises
+        Returns its replica set, which still runs: ``close`` it, or leave it to the end of the cluster. Raises
         EmbeddedError where the config server does not let it go.
         """
         removed = self._part(name)
@@ -175,7 +175,7 @@ class ShardedCluster:
         return self._part(shard).step_down(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Stop every member, and remove the data directory when it is temporary. Twice does no harm."""
+        """Stop every member, and remove the data directory when it is temporary. It may be called again."""
         self._connections.close()
         parts = [
             *self._removed,

@@ -78,7 +78,7 @@ class EventBlock:
 
     @classmethod
     def of_bson(cls, events: Sequence[bytes]) -> EventBlock:
-        """The block of events of which nothing is known but their bytes; a field that one lacks is 0."""
+        """A block of events of which only the bytes are known; a field that an event lacks is 0."""
         return cls._of(events, list(map(_cluster_time, events)), list(map(_operation, events)))
 
     @classmethod
@@ -146,7 +146,7 @@ class EventBlock:
         )
 
     def take(self, order: Offsets) -> EventBlock:
-        """The events with these numbers, in this order. What lies in a row is copied in a row."""
+        """The events with these numbers, in this order. Neighbours are copied together."""
         if not order.size:
             return self.cut(0, 0)
         first = np.flatnonzero(np.diff(order, prepend=order[0]) != 1)

@@ -4,8 +4,8 @@ What may live here: values to key bytes and type bits, and back. Numbers are in 
 token puts into a key is in ``resume_token``. Values are read from raw BSON; a user's document is never decoded to
 Python objects. The layout is described in ``docs/reference/resume-tokens.md``.
 
-*Type bits* are kept as text of ``0`` and ``1`` while a key is built: appended in value order, so that joining is all
-there is to do, in linear time for keys of any size.
+*Type bits* are kept as text of ``0`` and ``1`` while a key is built: appended in value order, so that they only have to
+be joined, in linear time for keys of any size.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class KeyReader:
     """Reads values from key bytes and type bits, in order.
 
     ``pos`` is the offset of the next value's type byte. Every method raises ``InvalidResumeToken`` with the server's
-    code on bytes that are no key.
+    code if the bytes are not a key.
     """
 
     __slots__ = ("_bit", "_bits", "key", "pos")

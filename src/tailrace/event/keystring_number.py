@@ -3,7 +3,7 @@
 What may live here: number values to key bytes with their type bits, and back. Layout and examples are in
 ``docs/reference/resume-tokens.md``; every case was compared with mongod 6.0.27 (``tests/differential``).
 
-A key holds a number's *value*; the type bits hold what the value cannot say: its BSON type, the sign of zero, a
+A key holds a number's *value*; the type bits hold what the value does not show: its BSON type, the sign of zero, a
 decimal's exponent. A decimal that no double equals is stored as the double below it plus a *decimal continuation
 marker* (DCM, the constants below) and, where needed, eight more bytes for the difference.
 """
@@ -407,7 +407,7 @@ def _without_excess_zeros(number: Scaled) -> Scaled:
 
 
 def malformed(code: int, detail: str) -> InvalidResumeToken:
-    """The server's error of a key that is none."""
+    """The server's error for bytes that are not a key."""
     return InvalidResumeToken(f"KeyString format error: {detail}", code=code)
 
 

@@ -204,8 +204,8 @@ class ResumeToken:
     def from_hex(cls, data: str, type_bits: bytes | None = None) -> ResumeToken:
         """Read and check ``_data``, in upper or lower case. Raises ``InvalidResumeToken`` with the server's code.
 
-        The token is written anew from its fields, as the server does before it gives it back: what stands behind the
-        end byte, type bits that nothing needs and wrong generic bytes are gone then (measured on 6.0.27).
+        The token is rebuilt from its fields, as the server does before it returns it: bytes after the end byte, type
+        bits that nothing needs and wrong generic bytes disappear (measured on 6.0.27).
         """
         parts = parse_parts(data, type_bits)
         token = _new(cls)
@@ -276,7 +276,8 @@ class ResumeToken:
 
     @property
     def is_high_water_mark(self) -> bool:
-        """Whether it is one whole: with further fields set, the server takes such a token for an event's."""
+        """Whether it is a whole high-water mark: if further fields are set, the server takes the token for an
+        event's."""
         parts = self.parts
         return (
             parts.token_type == HIGH_WATER_MARK
@@ -361,7 +362,7 @@ def _split_document(document: bytes) -> tuple[str, bytes | None]:
 
 
 def parse_parts(data: str, type_bits: bytes | None) -> TokenParts:
-    """The fields of a token. Raises ``InvalidResumeToken`` with the server's code where it is none."""
+    """The fields of a token. Raises ``InvalidResumeToken`` with the server's code if the bytes are not a token."""
     try:
         key = binascii.unhexlify(data)
     except ValueError:

@@ -34,7 +34,8 @@ def make(layout: LakeLayout, number: int, *, keep: int) -> None:
     """Write the checkpoint of commit ``number``, the newest; then take away commits older than the last ``keep`` and
     checkpoints but the last two. The caller holds the lock.
 
-    Without room for it the log goes on without: it is a shortcut for readers, and the next one is tried in its turn.
+    If there is no room for one, the log continues without it: a checkpoint is a shortcut for readers, and the next one
+    is tried at its time.
     """
     from deltalake import DeltaTable  # noqa: PLC0415  half a second, and once in a hundred commits
     from deltalake.exceptions import DeltaError  # noqa: PLC0415

@@ -1,9 +1,9 @@
 """The lake's log: one numbered file for each commit, without gaps. What the log names is what the lake holds.
 
 The log is Delta Lake's (``delta_log.py``), so that others read it. A commit is one step: its file appears, whole and on
-the device, under a number that nobody has used. Everything else is there before (the data files) or can be made again
+the device, under a number that nobody has used. Everything else is there before (the data files) or can be rebuilt
 (``head.json``, checkpoints). ``head.json`` is a witness beside the log: it says which commit is the newest and what its
-bytes are, so that a log that has lost its end does not pass for a shorter one.
+bytes are, so that a log that has lost its end is not mistaken for a shorter one.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class CommitLog:
         return head
 
     def create(self, table_id: str, schema: dict[str, object], claim: str) -> None:
-        """Write commit 0, which makes the table, where it is not there yet. The caller holds the lock."""
+        """Write commit 0, which makes the table, if it does not exist yet. The caller holds the lock."""
         if self._listed()[0]:
             return
         if any(any(day.iterdir()) for day in self.layout.day_directories()):

@@ -1,9 +1,9 @@
-"""Commit a micro-batch to the lake exactly once, whatever Spark does twice.
+"""Commit a micro-batch to the lake exactly once, even if Spark does it twice.
 
 Spark replays a micro-batch under the same number when it died between our commit and its own; it calls ``abort`` when
 ``commit`` raised, also when the commit had already happened (both measured with PySpark 4.3). So a batch is recognised
-by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows do not
-tell: those of a replay may differ where the pipeline looks at documents that are looked up.
+by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows are no
+proof: those of a replay may differ where the pipeline looks at documents that are looked up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def commit_batch(
 
 
 def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:
-    """Drop the files of a failed micro-batch, except where its commit has happened after all."""
+    """Drop the files of a failed micro-batch, unless its commit has happened after all."""
     log = CommitLog(root)
     for file in files:
         checked_name(file.name, "the micro-batch")

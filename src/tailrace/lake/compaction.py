@@ -49,9 +49,10 @@ class CompactionResult:
 
 
 def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timedelta = RETENTION) -> CompactionResult:
-    """Merge all small files of the lake at ``path`` up to ``target_bytes``; a running stream and readers need not stop.
+    """Merge all small files of the lake at ``path`` up to ``target_bytes``; a running stream and readers do not have to
+    stop.
 
-    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is no lake,
+    Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is not a lake,
     LakeFullError, or SinkError where another compaction is running.
     """
     root = Path(path)
@@ -72,10 +73,11 @@ def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timed
 
 
 def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> CompactionResult:
-    """What a stream does after each commit: nothing, or every ``policy.every`` commits what has become worth merging.
+    """What a stream does after each commit: nothing, or, every ``policy.every`` commits, merge what has become worth
+    merging.
 
-    A lake that cannot be compacted (no room for a second copy, somebody compacting by hand) is still a good lake, so
-    the stream goes on.
+    A lake that cannot be compacted (no room for a second copy, somebody compacting by hand) is still a sound lake, so
+    the stream continues.
     """
     result = CompactionResult()
     if not policy.due(commit.number):

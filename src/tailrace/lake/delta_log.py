@@ -2,8 +2,8 @@
 
 One file a commit, one JSON object a line (the protocol is public, https://github.com/delta-io/delta/blob/master/
 PROTOCOL.md): ``add`` and ``remove`` name files, ``txn`` says which micro-batch it was, ``metaData`` the columns. What
-Delta has no word for stands in ``commitInfo.tailrace``, which other readers pass over. Reader version 1 and writer
-version 2 are the oldest, which every reader knows; ``delta.appendOnly`` keeps others from deleting rows.
+Delta has no word for is in ``commitInfo.tailrace``, which other readers ignore. Reader version 1 and writer version 2
+are the oldest, which every reader knows; ``delta.appendOnly`` keeps others from deleting rows.
 
 Everything that is read is checked here, by type and, where it becomes a path, by name: a log that was changed by hand
 gives a SinkError that names the file, never a path outside the lake.
@@ -42,7 +42,8 @@ Value = TypeVar("Value")
 
 
 def table_schema(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The table's schema: ``columns`` in Spark's JSON form, which Delta's is, and the day that files lie by."""
+    """The table's schema: ``columns`` in Spark's JSON form, which Delta's is, and the day by which files are
+    divided."""
     day = {"name": "day", "type": "date", "nullable": True, "metadata": {}}
     return {"type": "struct", "fields": [*columns, day]}
 
@@ -195,7 +196,7 @@ def actions_of(content: bytes, where: object) -> list[dict[str, Any]]:
 
 
 def guarded(read: Callable[[], Value], where: object) -> Value:
-    """What ``read`` gives; whatever is wrong with what it reads is a SinkError that says where."""
+    """What ``read`` gives. If anything is wrong with what it reads, that is a SinkError that says where."""
     try:
         return read()
     except SinkError as error:

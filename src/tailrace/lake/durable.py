@@ -1,6 +1,6 @@
 """The few file-system operations that the lake's promises rest on: write durably, write once, lock.
 
-Everything the lake changes goes through here, so that one place says what is on disk after a power cut. A POSIX file
+All changes to the lake go through here, so that one place decides what is on disk after a power cut. A POSIX file
 system shared by driver and executors is assumed: rename is atomic and ``flock`` is honoured.
 """
 
@@ -51,7 +51,7 @@ class LakeFullError(SinkError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write at ``path`` into one clear sentence."""
+    """Turn the system's refusal to write at ``path`` into one clear sentence."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Whose lake it is: the stream that a lake holds, and the one checkpoint that may go on writing it.
+"""Whose lake it is: the stream that a lake holds, and the one checkpoint that may continue to write it.
 
 ``lake.json`` names the stream (source, scope, options, columns; never an address or a password) and the *claim*: a
 random id that the current checkpoint holds in its ``tailrace-lake.json``. A commit under any other claim is refused, so
-an old checkpoint, a copied one, or a process that was believed dead cannot add to the lake. A fresh checkpoint takes a
-new claim, and its stream goes on right after the lake's last event.
+an old checkpoint, a copied one, or a process that was believed dead cannot add to the lake. A new checkpoint takes a
+new claim, and its stream continues right after the lake's last event.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log"})
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A lake opened for a stream: its id, the claim to commit under, and, where a fresh checkpoint goes on from an
-    existing lake, the token ``after`` which it does so. ``start`` is the cluster time that it reads from where a gap
-    was accepted."""
+    """A lake opened for a stream: its id, the claim to commit under, and, if a new checkpoint continues an existing
+    lake, the token ``after`` which it does. If a gap was accepted, ``start`` is the cluster time that it reads from."""
 
     lake_id: str
     claim: str
@@ -51,8 +50,8 @@ def open_lake(
 ) -> Opening:
     """Make or open the lake at ``root`` for the stream described by ``stream`` (a JSON object) and ``checkpoint``.
 
-    ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a fresh
-    checkpoint goes on behind it, and the log says so. Removes what a crash left behind. Raises UsageError where the
+    ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a new
+    checkpoint continues after it, and the log says so. Removes what a crash left behind. Raises UsageError where the
     lake belongs to another stream, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
     the lake is damaged.
     """
@@ -90,7 +89,7 @@ def open_lake(
 
 
 def read_identity(root: Path) -> dict[str, Any] | None:
-    """The content of ``lake.json``, or ``None`` where ``root`` is no lake (it may be missing or empty)."""
+    """The content of ``lake.json``, or ``None`` where ``root`` is not a lake (it may be missing or empty)."""
     path = CommitLog(root).layout.identity
     value = durable.read_json(path)
     if value is not None:

@@ -10,7 +10,7 @@
       _tailrace/head.json                          which commit is the newest (a witness, should the log lose its end)
       _staging/                                    files being written; nothing here counts
 
-A file's name begins with the cluster time of its first event, so that names sort as the stream does; the random part
+A file's name begins with the cluster time of its first event, so that names sort in the stream's order; the random part
 makes it unique for ever. Which files belong to the lake is said by the log alone.
 """
 
@@ -76,7 +76,7 @@ class LakeLayout:
         return self.log / f"{number:020d}.json"
 
     def day_directories(self) -> list[Path]:
-        """The lake's own directories of days. One that is a link leads elsewhere, and is none of ours."""
+        """The lake's own directories of days. A link leads elsewhere and is not ours."""
         found = self.root.glob(f"{DAY_PREFIX}*")
         return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 

@@ -84,7 +84,8 @@ class BatchMark:
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Events that the oplog had lost before the lake got them, and that its owner has accepted to miss: behind
-    ``after_token`` (``None``: the lake held no event) and cluster time ``after``, up to ``until``, where it goes on."""
+    ``after_token`` (``None``: the lake held no event) and cluster time ``after``, up to ``until``, where the stream
+    continues."""
 
     after_token: str | None
     after: ClusterTime
@@ -104,7 +105,7 @@ class Commit:
     under ``claim``), files were merged (``compaction``), or events were given up for lost (``gap``).
 
     ``files`` ascend in the stream's order; ``removed`` are those that a compaction replaced by them. ``previous`` is
-    the SHA-256 of the commit before, by which a hole in the log shows.
+    the SHA-256 of the commit before it, so that a hole in the log is noticed.
     """
 
     number: int

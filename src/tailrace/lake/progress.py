@@ -45,7 +45,7 @@ class Growth:
 
 
 class GrowthWatch:
-    """Watches the lake at ``root`` from now on. The lake need not be there yet."""
+    """Watches the lake at ``root`` from now on. The lake does not have to exist yet."""
 
     def __init__(self, root: Path) -> None:
         self._log = CommitLog(root)

@@ -1,4 +1,5 @@
-"""When files leave the lake's directory: replaced ones after a time that readers need, leftovers of the dead at once.
+"""When files leave the lake's directory: replaced ones after a time that readers need, leftovers of interrupted
+processes at once.
 
 A reader that has opened the lake at one version names its files, and they stay until the retention has passed. No
 directory is ever emptied, renamed or swapped.

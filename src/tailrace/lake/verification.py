@@ -22,11 +22,12 @@ _PROBLEMS_MAX = 100
 
 @dataclass(slots=True)
 class LakeReport:
-    """``problems`` are sentences, at most 100; the lake is sound when there is none. ``rows`` were read, in ``files``
+    """``problems`` are sentences, at most 100; the lake is sound if there are none. ``rows`` were read, in ``files``
     files of ``days`` days, from ``first_token`` to ``last_token``.
 
-    ``gaps`` were accepted, and are no problem. ``replaced`` files are kept for readers until the retention has passed;
-    ``leftovers`` belong to no commit (a micro-batch that is running or was interrupted). ``full``: every byte was read.
+    ``gaps`` were accepted, and are not problems. ``replaced`` files are kept for readers until the retention has
+    passed; ``leftovers`` belong to no commit (a micro-batch that is running or was interrupted). ``full``: every byte
+    was read.
     """
 
     files: int = 0
@@ -51,11 +52,11 @@ class LakeReport:
 
 def verify(path: Path | str, *, full: bool = False) -> LakeReport:
     """Check the lake at ``path``: the log's chain of commits, files against the log, footers and rows against both, the
-    order of every token (so that a doubled event shows too), each file's day. Reads the tokens of every row, their
+    order of every token (so that a doubled event is found too), each file's day. Reads the tokens of every row, their
     pages' checksums too. ``full`` reads every byte and compares it with the hash in the log, and the files that
     ``deltalake`` finds with ours. Changes nothing.
 
-    Raises UsageError where ``path`` is no lake, SinkError where its log is damaged or has a hole.
+    Raises UsageError where ``path`` is not a lake, SinkError where its log is damaged or has a hole.
     """
     root = Path(path)
     if read_identity(root) is None:

@@ -1,9 +1,10 @@
 """The cluster's clock: a hybrid logical clock that its members keep together by gossip (semantics 10).
 
-What may live here: comparing, ticking and passing on cluster times. Nothing here reads a wall clock: who ticks says
+What may live here: comparing, ticking and passing on cluster times. Nothing here reads a wall clock: whoever ticks says
 what time it is. Three rules make the order causal: a member that writes takes a time above everything it has seen
-(``tick``); a message carries the largest time its sender has seen (``document``); who receives one takes it over where
-it is larger (``gossip``). So a write that was known of when another was made has the smaller time, on any two shards.
+(``tick``); a message carries the largest time its sender has seen (``document``); whoever receives it adopts that time
+if it is larger (``gossip``). So if one write was known when another was made, it has the smaller time, whichever shards
+they are on.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def unsigned_document(cluster_time: ClusterTime) -> bytes:
 
 
 class ClusterClock:
-    """The largest cluster time that was seen, with the signed document that proves it.
+    """The largest cluster time seen so far, with the signed document that proves it.
 
     ``now`` only grows. A time that ``tick`` made has no signature: only members make such times and sign them.
     """

@@ -65,7 +65,7 @@ class Scope:
     def check_names(self) -> None:
         """Raises UsageError 73 where the server takes no change stream for such a name (6.0.27, message by message).
 
-        It takes more than its drivers do: "$x", "a$b" and "c..d" are names that never have an event.
+        It accepts more than its drivers do: "$x", "a$b" and "c..d" are names that never have an event.
         """
         if self.kind == "cluster":
             return

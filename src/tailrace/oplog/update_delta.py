@@ -88,8 +88,8 @@ def read_array_diff(buf: bytes, start: int = 0) -> ArrayDiff:
     """The parts of the array diff at ``start``.
 
     Raises ``OplogFormatError`` with the server's codes: 4770520 for a mark that is not true, 4770507 for a length of a
-    wrong type, 4770502 for a part that is neither update nor sub-diff, 4770512 for an index that is none, 4770501 for
-    a sub-diff that is no object.
+    wrong type, 4770502 for a part that is neither update nor sub-diff, 4770512 for an index that is not a number,
+    4770501 for a sub-diff that is not an object.
     """
     parts = raw_bson.elements(buf, start)
     mark = next(parts)
@@ -139,8 +139,8 @@ def apply_diff(document: bytes, diff: bytes) -> bytes:
     """The document after the diff: what the server computes as the post-image (semantics 5).
 
     Deleted fields go, updated fields change in place, inserted fields are appended in order, arrays are truncated to
-    their new length or padded with null. An inserted field that is there already moves to the end, except where its
-    level of the diff holds insertions alone. ``_id`` cannot be deleted: it comes first then.
+    their new length or padded with null. An inserted field that is already there moves to the end, except where its
+    level of the diff holds nothing but insertions. ``_id`` cannot be deleted: it comes first then.
     """
     result = _apply_to_document(document, 0, diff, 0, 0)
     identifier = raw_bson.find(document, b"_id")

@@ -127,7 +127,7 @@ PROFILES: Final[tuple[ServerProfile, ...]] = (
 def profile_for(version: str | Sequence[int]) -> ServerProfile:
     """The newest profile that is not newer than ``version`` (``"6.0.27"`` or ``[6, 0, 27]``).
 
-    Raises ``UsageError`` for a version before 4.4 or one that is no version.
+    Raises ``UsageError`` for a version before 4.4 or text that is not a version.
     """
     try:
         parts = [int(part) for part in version.split(".")[:2]] if isinstance(version, str) else list(version)[:2]

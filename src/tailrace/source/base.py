@@ -8,10 +8,10 @@ page. Whoever writes another source starts from here.
 
 **Errors.** What the caller can do decides the class. ``SourceError``: the store cannot be read now, or this user may
 not read it (the server's code where it gave one, such as 13). ``ChangeStreamHistoryLost`` (286): what was asked for is
-no longer there, so a new stream is needed. ``OplogFormatError``: the store holds something that is no oplog entry; it
-says where. ``ServerError``: the server's own refusal, with its code, to be passed on as it is. Iterators raise at
-``next``, never when they are made, and whatever they have given before stays valid. After an error an iterator has
-ended; the source itself may be asked again.
+no longer there, so a new stream is needed. ``OplogFormatError``: the store holds something that is not an oplog entry;
+the message says where. ``ServerError``: the server's own refusal, with its code, to be passed on as it is. Iterators
+raise at ``next``, never when they are made, and whatever they have given before stays valid. After an error an iterator
+has ended; the source itself may be asked again.
 
 **Waiting.** A method waits only where its description says so. A caller's time limit (``pymongo.timeout``) ends a wait
 with ``TimeLimitError``, after which the same call may be made again.

@@ -34,7 +34,7 @@ class Document(NamedTuple):
 def documents(path: Path, *, start: int = 0) -> Iterator[Document]:
     """The documents of the file from byte ``start`` on, the structure of each checked down to the last field.
 
-    Raises SourceError where the file cannot be opened or is no BSON file at all, OplogFormatError with the byte
+    Raises SourceError where the file cannot be opened or is not a BSON file at all, OplogFormatError with the byte
     position where it is damaged or ends in the middle of a document.
     """
     try:

@@ -125,7 +125,7 @@ class Connection:
 
     @property
     def hello(self) -> Mapping[str, Any]:
-        """What the deployment says of itself; the first use connects. Raises SourceError where it is no replica set
+        """What the deployment says of itself; the first use connects. Raises SourceError where it is not a replica set
         that we can read."""
         if self._hello is None:
             try:
@@ -203,7 +203,7 @@ class Connection:
         return Backoff(give_up_s=None if for_ever else self._retry_seconds)
 
     def endure(self, error: PyMongoError, backoff: Backoff, what: str) -> None:
-        """Wait after ``error`` so that ``what`` can be tried again; raises SourceError where that is no use."""
+        """Wait after ``error`` so that ``what`` can be tried again; raises SourceError where waiting cannot help."""
         if error.timeout and remaining_s() is not None:
             return  # nothing is wrong with the deployment: the caller's own time is over
         if self.interrupted or not is_transient(error) or backoff.exhausted:

@@ -75,8 +75,8 @@ def is_transient(error: PyMongoError) -> bool:
 
 
 def source_error(error: PyMongoError, client: MongoClient[Any]) -> SourceError:
-    """The one sentence for an error of the driver. No secret of the connection string is in it. It has the label of
-    what a resume heals where the same read may work later."""
+    """The one sentence for an error of the driver. No secret of the connection string is in it. If the same read may
+    work later, it has the label that makes a driver resume."""
     if error.timeout and (remaining_s() is not None or client.options.timeout is not None):
         return time_limit_exceeded(seed_names(client))
     found = _described(error, client)
@@ -202,7 +202,8 @@ def _first_clause(error: Exception) -> str:
 
 
 class Backoff:
-    """Waiting between tries: doubling, at most ``wait_s_max``, half of it random so that readers do not come together.
+    """Waiting between tries: doubling, at most ``wait_s_max``, half of it random so that readers do not all come at
+    once.
 
     ``give_up_s`` bounds the time without any progress; ``None`` waits for ever.
     """

@@ -1,7 +1,7 @@
 """Which replica sets were shards when, as the config server's oplog tells: for streams that begin in the past.
 
 ``config.shards`` says who is a shard now. A stream that begins before a shard was removed needs that shard's oplog up
-to the removal, or events are missing from it. The name alone says nothing: another replica set may bear it by now.
+to the removal, or events are missing from it. The name alone does not help: another replica set may bear it by now.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class MongodSource:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be read at the moment: its members and how each is. ``None`` while reading goes well."""
+        """Why nothing can be read at the moment: the members and the state of each. ``None`` while reading goes
+        well."""
         return self._connection.trouble
 
     @property
@@ -170,7 +171,7 @@ class MongodSource:
         batch_size: int | None = None,
         comment: Any = None,
     ) -> Generator[OplogBatch, None, None]:
-        """See OplogSource. While no member can be read it goes on trying, and gives an empty batch after each try.
+        """See OplogSource. While no member can be read it keeps trying, and gives an empty batch after each attempt.
 
         ``batch_size`` bounds the entries and ``comment`` marks the commands of the oplog cursor.
         """

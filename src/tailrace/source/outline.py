@@ -123,8 +123,8 @@ class OplogOutline:
     def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]:
         """The matching entries with ``after`` < ts <= ``until`` in ascending buckets, counted a page at a time.
 
-        What a page counted is remembered: a micro-batch asks twice, for its end and for its slices, and what lies
-        behind its end is asked for by the next one. (Majority-committed entries do not change.)
+        What was counted is remembered: a micro-batch asks twice, for its end and for its slices, and the next one asks
+        for what lies after its end. (Majority-committed entries do not change.)
         """
         while after < until:
             if self._counted is not None and self._counted.after <= after < self._counted.until:

@@ -1,6 +1,6 @@
 """A cursor that gives each reply's documents as bytes, without making an object of each on the way.
 
-PyMongo's raw batches are meant for this, and yet build a ``RawBSONDocument`` for every document of a reply before they
+PyMongo's raw batches are meant for this, yet they build a ``RawBSONDocument`` for every document of a reply before they
 join the bytes again: 2.5 of the 6 µs of client CPU that an oplog entry costs from the server to a finished file
 (measured with PyMongo 4.20 on 200,000 entries; this is 0.4 µs). Only the unpacking of a reply is replaced; sessions,
 retries, pinning and the closing of cursors stay PyMongo's, and so does the unpacking where its inside looks different.
@@ -17,7 +17,7 @@ from pymongo.cursor import RawBatchCursor
 from tailrace import raw_bson
 
 _BATCHES: Final = (b"firstBatch", b"nextBatch")
-#: As PyMongo reads replies: a server's message that is no UTF-8 must not hide the error that it tells.
+#: As PyMongo reads replies: a server's message that is not UTF-8 must not hide the error that it tells.
 _CODEC: Final = CodecOptions[dict[str, Any]](unicode_decode_error_handler="replace")
 
 
@@ -36,9 +36,8 @@ class RawReplyCursor(RawBatchCursor[Any]):
 
 
 def unpacked(reply: bytes) -> dict[str, Any]:
-    """A command's reply decoded, but for the documents of its cursor's batch, which come as one run of bytes.
-
-    Raises OplogFormatError where the reply is no BSON.
+    """A command's reply, decoded except for the documents of its cursor's batch, which come as one run of bytes. Raises
+    OplogFormatError where the reply is not BSON.
     """
     cursor = raw_bson.find(reply, b"cursor")
     if cursor is None or cursor.type != raw_bson.OBJECT:

@@ -2,7 +2,7 @@
 
 A chunk that moved leaves documents behind on its old shard until they are deleted. The server tells them apart by the
 version that its router sends along; here ownership is looked up in the config database (majority) before *and* after
-the document was read: if the chunk is the same by both looks, the shard owned it all the while.
+the document was read: if the chunk is the same both times, the shard owned it all along.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tailrace.source.topology import Cluster
 _TRIES: Final = 20
 #: Waited before the next look, and as much more each time.
 _PAUSE_S: Final = 0.01
-#: A shard that is away is waited for so long before it is looked anew who owns the chunk.
+#: How long an unreachable shard is waited for before the chunk's owner is looked up again.
 _LOOK_AGAIN_S: Final = 5.0
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
@@ -63,7 +63,7 @@ class _Chunk(NamedTuple):
 class OwnerLookup:
     """Answers ``NeedDocuments`` and ``NeedShardKeys`` for a cluster. Belongs to one thread at a time.
 
-    ``retry_seconds``  how long a shard that is away is waited for
+    ``retry_seconds``  how long an unreachable shard is waited for
     """
 
     def __init__(self, cluster: Cluster, *, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -75,7 +75,7 @@ class OwnerLookup:
         self.asking: str | None = None
 
     def interrupt(self) -> None:
-        """Wait for nobody any more, from any thread: what is under way ends in a SourceError."""
+        """Stop waiting, from any thread: what is under way ends in a SourceError."""
         self._interrupted = True
         for connection in list(self._connections.values()):
             connection.interrupted = True
@@ -102,7 +102,7 @@ class OwnerLookup:
         return answer
 
     def shard_keys(self, uuids: Iterable[bytes]) -> list[bytes | None]:
-        """The key patterns of collections, ``None`` for one that is not sharded or is no more."""
+        """The key patterns of collections, ``None`` for one that is not sharded or no longer exists."""
         collections = self._cluster.config_collection("collections").with_options(codec_options=_RAW)
         found = []
         for uuid in uuids:

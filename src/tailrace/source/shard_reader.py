@@ -30,7 +30,8 @@ class ShardReader:
 
     ``changed``  notified (its lock held) whenever there is something new to look at
 
-    Survives elections, killed members and cut connections: it waits, for ever, and goes on behind the last entry read.
+    Survives elections, killed members and cut connections: it waits as long as it takes, and continues after the last
+    entry read.
     """
 
     def __init__(

@@ -91,10 +91,10 @@ class ShardedSource:
         return self._parts[name].reader.next_batch()
 
     def request_promise(self, name: str, until: ClusterTime) -> float | None:
-        """Ask a shard to be past ``until``, unless it was asked just now or is about to be by itself.
+        """Ask a shard to write past ``until``, unless it was asked just now or is about to do so by itself.
 
         The answer comes as a batch, when the shard's reader has seen it. Gives the seconds after which it is worth
-        asking again; ``None`` where a request is under way or something that was read waits.
+        asking again; ``None`` where a request is under way, or a batch that was read waits to be taken.
         """
         part = self._parts[name]
         if part.asker.busy or part.reader.has_batch or part.reader.trouble is not None:

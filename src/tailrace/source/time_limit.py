@@ -14,9 +14,8 @@ from tailrace.errors import SourceError
 
 
 class TimeLimitError(SourceError, NetworkTimeout):
-    """The caller's time was over before there was an answer. A stream goes on: its next call misses nothing.
-
-    A ``pymongo.errors.NetworkTimeout`` too, which is what PyMongo's own stream raises then.
+    """The caller's time was over before there was an answer. The stream stays open, and its next call misses nothing.
+    It is a ``pymongo.errors.NetworkTimeout`` too, because that is what PyMongo's own stream raises.
     """
 
 

@@ -1,8 +1,8 @@
 """Which replica sets a deployment is made of: one, or a config server and shards (docs/how-to/sharded-clusters.md).
 
-A cluster is named by its config server's replica set, by a mongos, or by the list of its shards. Shards stand in
+A cluster is named by its config server's replica set, by a mongos, or by the list of its shards. Shards are listed in
 ``config.shards`` as ``<replica set>/<host:port>,...``; everything else of the connection (user, TLS, time-outs) is
-taken from the URI that named the cluster. A shard's replica set that is named alone is read alone.
+taken from the URI that named the cluster. If the URI names one shard's replica set, that shard is read alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def shard_uri(uri: str, host: str) -> str:
     """``uri`` with the servers of a shard (``host`` as in ``config.shards``) in place of its own.
 
     User, password, database and options stay as they are written there, but for those that name servers. Raises
-    UsageError where ``host`` is none; the message has no secret.
+    UsageError where ``host`` does not have that form; the message holds no secret.
     """
     name, slash, members = host.partition("/")
     if not (name and slash and members):
@@ -143,7 +143,7 @@ class Cluster:
         cls, client: MongoClient[Any], uri: str | ConnectionString, options: Mapping[str, Any]
     ) -> Cluster | None:
         """The cluster that ``client``, opened on ``uri`` with PyMongo's ``options``, is connected to; ``None`` for a
-        replica set that is no config server. Raises SourceError where it cannot be reached."""
+        replica set that is not a config server. Raises SourceError where it cannot be reached."""
         try:
             hello = client.admin.command("hello", read_preference=client.read_preference)
             if hello.get("configsvr") == _CONFIG_SERVER:
@@ -189,7 +189,7 @@ class Cluster:
         return found
 
     def client_at(self, shard: ShardAddress) -> MongoClient[Any]:
-        """The client of a shard that was or is there, made now where there is none yet. Does not connect."""
+        """The client of a present or former shard, made now if there is none yet. Does not connect."""
         with self._lock:
             client = self._clients.get(shard)
             if client is None:
@@ -199,8 +199,8 @@ class Cluster:
     def current_client(self, name: str) -> MongoClient[Any] | None:
         """The client of the shard that bears the name now, as ``config.shards`` says; ``None`` where none does.
 
-        The list of shards that this process read before knows neither a shard that was added since nor that a name has
-        gone over to other servers. Of a fixed list of shards, those in it are not asked about.
+        The list of shards that this process read before does not know a shard that was added since, nor that a name now
+        belongs to other servers. Of a fixed list of shards, those in it are not asked about.
         """
         if name in self._fixed:
             return self._fixed[name]
@@ -215,7 +215,7 @@ class Cluster:
         return client
 
     def shards(self, *, after: ClusterTime | None = None) -> list[ShardAddress]:
-        """The shards in ``config.shards``, read anew at majority, everything up to ``after`` included."""
+        """The shards in ``config.shards``, read again at majority, everything up to ``after`` included."""
         if self.config is None:
             return [ShardAddress(name, "") for name in self._fixed]
         connection = Connection(self.config)

@@ -1,4 +1,4 @@
-"""Connection strings: where they come from, and what of them may stand in a log, an error or an offset."""
+"""Connection strings: where they come from, and which parts of them may appear in a log, an error or an offset."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def _run(text: str, pattern: str) -> int:
 def parse_complaint(complaint: str, uri: str, options: Mapping[str, Any] | None = None) -> str | None:
     """What a URI parser said about ``uri``, or ``None`` where any part of a secret might be in it.
 
-    A parser that stumbles over an unescaped password quotes pieces of it as host, port or database name. Words that
-    are no part of a secret stay.
+    A parser that stumbles over an unescaped password quotes pieces of it as host, port or database name. Words that are
+    not part of a secret stay.
     """
     secrets = [*_secrets(uri), *ClientOptions(options or {}).secrets]
     hidden = [text.lower() for secret in secrets for text in (secret, unquote_plus(secret))]

@@ -1,4 +1,4 @@
-"""A thread that does one thing at a time for somebody who does not wait for it."""
+"""A thread that does one job at a time for a caller who does not wait for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Worker:
         return self._job is not None
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Do ``job``, which raises TailraceError or nothing. The one before must be done."""
+        """Do ``job``, which may raise TailraceError and nothing else. The job before must be done."""
         with self._changed:
             if self._closed:
                 return

@@ -89,7 +89,7 @@ class Catalog:
         return table if table is not None else self.reload(namespace)
 
     def reload(self, namespace: str) -> Table:
-        """Read a table anew."""
+        """Read a table again."""
         database = self.database(namespace.partition(".")[0])
         found = self._connections.find(CONFIG, "config.collections", {"_id": namespace, "dropped": {"$ne": True}})
         collection = found[0] if found else None

@@ -28,7 +28,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Clock:
-    """The largest cluster time that any member told, as the whole (signed) document: what a mongos gossips.
+    """The largest cluster time that any member reported, as the whole (signed) document: what a mongos passes on.
 
     A member's own clock moves only when it writes or when a command brings a larger time.
     """
@@ -48,7 +48,7 @@ class Clock:
         return Timestamp(0, 0) if self._document is None else self._document["clusterTime"]
 
     def learn(self, reply: Mapping[str, Any]) -> None:
-        """Take the time that a reply carries, when it is later."""
+        """Adopt the time that a reply carries, if it is later."""
         told = reply.get("$clusterTime")
         if told is None:
             return
@@ -68,7 +68,7 @@ class Command(OrderedDict[str, Any]):
 
 
 class Connections:
-    """One client a replica set, and the clock that they share. Safe for threads."""
+    """One client for each replica set, and the clock that they share. Safe for threads."""
 
     def __init__(self, replica_sets: Callable[[], Mapping[str, ReplicaSet]], *, key: str | None = None) -> None:
         """``replica_sets`` gives the shards and ``config`` by name, at any time. ``key`` is the content of the key file
@@ -134,8 +134,8 @@ class Connections:
         return found
 
     def forget(self, member: str) -> None:
-        """Use the client of a member no more that is none any more: another may come under its name. What is under way
-        to it ends as it ends."""
+        """Stop using the client of a former member: another member may come under its name. Commands under way on it
+        are left alone."""
         with self._lock:
             client = self._clients.pop(member, None)
             if client is not None:

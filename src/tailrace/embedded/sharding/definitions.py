@@ -127,7 +127,7 @@ class Definitions:
         self.catalog.forget(namespace)
 
     def reshard(self, namespace: str, key: Mapping[str, Any], *, chunks: int = 2) -> None:
-        """Distribute a collection anew by another key, in ``chunks`` chunks (6.0). Writes may go on meanwhile."""
+        """Distribute a collection again by another key, in ``chunks`` chunks (6.0). Writes may continue meanwhile."""
         self.dialect.need((6, 0), "Resharding a collection")
         command = {"_shardsvrReshardCollection": namespace, "key": key, "numInitialChunks": Int64(chunks)}
         self._on_primary(namespace.partition(".")[0], command, admin=True)

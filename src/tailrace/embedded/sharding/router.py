@@ -45,7 +45,7 @@ class Router(Definitions):
     """Reads and writes, routed by the shard key to the shard that owns it, with the version of the routing table as a
     mongos sends it: a shard that has given the range away, or is about to, refuses, and the write goes to the new
     owner. Writes are retryable: one that was cut off by a member's death is done once. They are acknowledged by a
-    majority. Every command carries the largest cluster time that any member told.
+    majority. Every command carries the largest cluster time that any member reported.
 
     Safe for threads. A filter has to name the whole shard key. Errors of the server are PyMongo's OperationFailure and
     WriteError; where no primary comes back for ``patience_s`` seconds, PyMongo's AutoReconnect.
@@ -151,11 +151,11 @@ class Router(Definitions):
     # --- what tests want to see ---
 
     def table(self, namespace: str) -> Table:
-        """The routing table, read anew."""
+        """The routing table, read again."""
         return self.catalog.reload(namespace)
 
     def owner(self, namespace: str, document: Mapping[str, Any]) -> str:
-        """The shard that owns a document by now."""
+        """The shard that owns a document now."""
         return self.table(namespace).owner(document)
 
     def fence(self) -> Timestamp:
@@ -229,6 +229,7 @@ class Router(Definitions):
                     raise
 
     def _read_anew(self, namespace: str) -> None:
-        """Let the shard, which reads the table anew as well, or gives the range away, get on with it."""
+        """Read the table again, after a moment in which the shard can refresh its own or finish giving the range
+        away."""
         time.sleep(_STEP_S)
         self.catalog.reload(namespace)

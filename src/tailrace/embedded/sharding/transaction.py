@@ -122,7 +122,7 @@ class Transaction:
 
     def prepare(self) -> Timestamp:
         """The first phase alone: every shard prepares. Returns the commit's timestamp, the largest of theirs.
-        ``commit`` or ``abort`` has to follow, and until then whoever reads what was written waits."""
+        ``commit`` or ``abort`` has to follow, and until then readers of what was written have to wait."""
         for shard in self.shards:
             reply = self._end(shard, "prepareTransaction")
             self._prepared[shard] = reply["prepareTimestamp"]
@@ -144,7 +144,7 @@ class Transaction:
             self._end(self.shards[0], "coordinateCommitTransaction", participants=participants)
 
     def abort(self) -> None:
-        """Abort on every shard. One that has aborted already is content."""
+        """Abort on every shard. A shard that has already aborted is no error."""
         self._ended = True
         for shard in self._asked:
             try:

@@ -182,7 +182,7 @@ def check_variable_read(name: str) -> None:
 
 
 def check_variable_write(name: str) -> None:
-    """User variables begin with a lower-case letter; CURRENT alone may be bound anew."""
+    """User variables begin with a lower-case letter; of the others only CURRENT may be bound again."""
     if not name:
         raise registry.parse_failure(9, "empty variable names are not allowed")
     if name == "CURRENT":

@@ -79,7 +79,8 @@ def refuse(
 
 
 def refused_expression(name: str) -> Refusal | None:
-    """The refusal of an aggregation operator. A query operator is none: there the server has never heard of it."""
+    """The refusal of an aggregation operator. A query operator has none here: to the server it is an unknown
+    expression."""
     refusal = REFUSED.get(name)
     return refusal if refusal is not None and refusal.group == "expression" else None
 

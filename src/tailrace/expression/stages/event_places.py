@@ -42,7 +42,7 @@ def may_be_set(stage: bytes) -> bool:
 
 
 def with_places(event: bytes, *, expanded: bool) -> bytes:
-    """The event with the places of its absent fields; what is no such event comes back as it is."""
+    """The event with the places of its absent fields; anything else comes back as it is."""
     fields = v.places_of(event)
     present = dict(reversed(fields))
     operation = present.get(b"operationType")

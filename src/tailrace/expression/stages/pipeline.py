@@ -166,7 +166,7 @@ class Compiler:
         return None
 
     def _other(self, name: str, specification: Value, bindings: Bindings, place: int) -> None:
-        """Everything that is no stage of ours: the split, what is refused, what is unknown."""
+        """Everything that is not one of our stages: the split, what is refused, what is unknown."""
         if name == SPLIT_STAGE:
             if specification[0] != v.OBJECT:
                 raise parse_failure(7182899, f"{SPLIT_STAGE} must take a nested object")

@@ -1,4 +1,4 @@
-"""What stopped a query, in one sentence: Spark hands an error of ours back inside pages of stack traces."""
+"""What stopped a query, in one sentence: Spark returns our errors inside pages of stack traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|File too lar
 
 
 def query_error(error: BaseException) -> TailraceError:
-    """The error of ours that is inside ``error``, or one that says in a sentence what Spark reported."""
+    """Our own error inside ``error``, or one that says in a sentence what Spark reported."""
     if isinstance(error, TailraceError):
         return error
     gone = _java_is_gone(error)

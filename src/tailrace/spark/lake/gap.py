@@ -1,8 +1,7 @@
-"""When the oplog has lost events before the lake got them: finding the gap, and the way on behind it.
+"""When the oplog has lost events before the lake got them: finding the gap, and continuing after it.
 
-No checkpoint and no start option helps then, since a lake goes on behind its last event. The owner may accept the gap
-(``acceptGap``): what is missing is written down in the lake's log, and the stream goes on with the oldest entry there
-is.
+No checkpoint and no start option helps then, since a lake continues after its last event. The owner may accept the gap
+(``acceptGap``): what is missing is recorded in the lake's log, and the stream continues with the oldest entry there is.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def _starting_at(options: ReadOptions, time: ClusterTime) -> None:
 
 
 def planned_position(checkpoint: Path) -> dict[str, object] | None:
-    """The offset behind which a Spark checkpoint reads next: the end of its newest micro-batch if that is committed,
+    """The offset after which a Spark checkpoint reads next: the end of its newest micro-batch if that is committed,
     of the one before if not. ``None`` where no micro-batch was planned, or only the first was."""
     planned, done = _numbers(checkpoint / "offsets"), _numbers(checkpoint / "commits")
     if not planned:
@@ -97,7 +96,8 @@ def planned_position(checkpoint: Path) -> dict[str, object] | None:
 
 
 def set_aside(checkpoint: Path, gap: Gap) -> Path | None:
-    """Move a checkpoint that cannot go on out of the way, so that a fresh one takes its place. Returns where it is."""
+    """Move a checkpoint that cannot be continued out of the way, so that a new one takes its place. Returns where it
+    is."""
     if not (checkpoint / "offsets").is_dir():
         return None
     place = checkpoint.with_name(f"{checkpoint.name}.before-{gap.until.seconds}-{gap.until.increment}")

@@ -82,7 +82,8 @@ def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> Pipel
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's own rule, which PyYAML does not ask for: a key stands once. The last of two would win in silence."""
+    """YAML's own rule, which PyYAML does not check: a key occurs once. Otherwise the last of two would win without a
+    word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -18,7 +18,7 @@ def files(path: Path | str, *, version: int | None = None) -> list[str]:
     reads a list of Parquet files. ``version`` is a commit's number (default: the newest); the log keeps the last few
     hundred.
 
-    Raises UsageError where ``path`` is no lake, SinkError where its log is damaged or has no such version.
+    Raises UsageError where ``path`` is not a lake, SinkError where its log is damaged or does not have that version.
     """
     root = Path(path).absolute()
     if read_identity(root) is None:

@@ -1,8 +1,8 @@
-"""The lake's own streaming source: its tasks read a slice of the stream and write it, and hand on what they wrote.
+"""The lake's own streaming source: its tasks read a slice of the stream, write it, and pass on what they wrote.
 
 The same offsets, slices and events as ``format("tailrace")``; what differs is that the rows given to Spark name files
-of the lake (``staged_rows.py``). Files that are never committed, because a task was tried again or the driver died,
-stay until the lake is opened the next time: no commit names them.
+of the lake (``staged_rows.py``). Files that are never committed, because a task was repeated or the driver died, stay
+until the lake is next opened: no commit names them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class LakeSource(TailraceDataSource):
 
 @contextmanager
 def _lake_hint() -> Iterator[None]:
-    """What to do about lost history is another thing for a lake than for a stream of one's own."""
+    """For a lake the advice on lost history is different from that for a plain stream."""
     try:
         yield
     except ChangeStreamHistoryLost as error:

@@ -53,12 +53,12 @@ def write_stream(
     file system. With ``available_now`` the query ends when it has reached the end of the oplog; otherwise it runs until
     stopped, a micro-batch every ``processing_time`` ("1 second"; default: as soon as there is something).
 
-    A lake belongs to one stream and is written by one checkpoint at a time. A fresh checkpoint on a lake that is there
-    goes on right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
+    A lake belongs to one stream and is written by one checkpoint at a time. A new checkpoint on an existing lake
+    continues right after the lake's last event, whatever start ``source`` names, and shuts the older checkpoint out.
 
-    Where the oplog has lost events that the lake does not have yet, the query fails with 286. ``accept_gap`` goes on
-    behind them: the gap is written into the lake's log, the checkpoint that cannot go on is moved aside, and the stream
-    begins with the oldest entry that the oplog has. It does nothing where nothing was lost.
+    Where the oplog has lost events that the lake does not have yet, the query fails with 286. ``accept_gap`` continues
+    after them: the gap is recorded in the lake's log, the checkpoint that cannot be continued is moved aside, and the
+    stream begins with the oldest entry that the oplog has. If nothing was lost, it does nothing.
 
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``.
@@ -115,8 +115,8 @@ def lake_columns(columns: Sequence[str], documents: str) -> list[dict[str, Any]]
 
 
 def stream_of(source: Mapping[str, str]) -> dict[str, object]:
-    """What makes two lakes hold the same: the stream's identity as its source tells it, and the form of its columns.
-    Connects to MongoDB. No address, user or password is in it."""
+    """What decides that two lakes hold the same: the stream's identity, as its source reports it, and the form of its
+    columns. Connects to MongoDB. No address, user or password is in it."""
     options = source_options.parse(lake_source(source))
     if TOKEN not in options.columns:
         raise UsageError("a lake needs the column 'token': its order and its days come from it")
@@ -129,7 +129,7 @@ def stream_of(source: Mapping[str, str]) -> dict[str, object]:
 
 
 def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:
-    """The source's options, with the start replaced where the lake says where to go on.
+    """The source's options, with the start replaced if the lake says where to continue.
 
     It starts at the cluster time of the lake's last event, and the sink leaves out what the lake has
     (``source.behind``): a start by token would need the token's type bits, which no column holds. Behind an accepted
