@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from tailrace.errors import TailraceError
 from tailrace.event.event_block import EventBlock
+from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import Answer, Emit, Request, Running
 
 #: Events as they are finished, and what must be answered meanwhile.
@@ -16,8 +17,9 @@ Blocks: TypeAlias = Generator[EventBlock | Request, Answer, None]
 _JOINED_BYTES: Final = 1 << 17
 
 
-def of_plain_stages(running: Running) -> Blocks:
-    """The plain stages' events as blocks; their requests pass through."""
+def of_plain_stages(running: Running, pipeline: ChangeStreamPipeline) -> Blocks:
+    """The plain stages' events as blocks; their requests pass through. Of a shard's part, only the events that are the
+    user's."""
     answer: Answer = None
     failure: TailraceError | None = None
     while True:
@@ -27,8 +29,9 @@ def of_plain_stages(running: Running) -> Blocks:
             return
         answer = failure = None
         if isinstance(given, Emit):
-            if given.events:
-                yield EventBlock.of(given.events)
+            events = [event for event in given.events if not event.bypasses] if pipeline.shard_part else given.events
+            if events:
+                yield EventBlock.of(events)
             continue
         try:
             answer = yield given

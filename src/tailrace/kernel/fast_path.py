@@ -34,9 +34,9 @@ from tailrace.plan.request import OplogBatch
 
 def settings_for(plan: Plan) -> KernelSettings | None:
     """What the transform must know of a plan; ``None`` where every entry needs the plain stages: system or migration
-    events, a shard's part of a merged stream."""
+    events."""
     options, profile = plan.options, plan.profile
-    if options.show_system_events or options.show_migration_events or options.needs_merge:
+    if options.show_system_events or options.show_migration_events:
         return None
     return KernelSettings(
         scope=options.scope,
@@ -55,13 +55,16 @@ def process_batch(pipeline: ChangeStreamPipeline, batch: OplogBatch) -> Blocks:
     """The events of one batch, in blocks, and requests: send their answers, or throw what the source raised. Afterwards
     the pipeline stands where ``pipeline.process(batch)`` would leave it.
 
+    Of a shard's part of a merged stream the blocks are without what is for the merge alone: witnesses (while the
+    pipeline ``searches_unmatched``), and the announcements of new shards, which the router's stages leave out.
+
     Ends early when the pipeline is invalidated. Raises what the plain stages raise, after the events that come before
     it.
     """
-    settings = settings_for(pipeline.plan)
+    settings = None if _is_shards_own(pipeline) else settings_for(pipeline.plan)
     steps = block_steps(pipeline)
     if settings is None or steps is None or not batch.raw or not _is_under_way(pipeline):
-        yield from of_plain_stages(pipeline.process(batch))
+        yield from of_plain_stages(pipeline.process(batch), pipeline)
         return
     made = _remembered(pipeline, transform_batch(batch.raw, settings))
     give = partial(_given, Unwinding(pipeline, settings, steps))
@@ -88,7 +91,7 @@ def _given(unwinding: Unwinding, made: KernelBatch) -> Blocks:
             yield from unwinding.events(raw)
         else:
             # What is promised stays as it was: later entries of the batch are not given yet.
-            yield from of_plain_stages(pipeline.process(OplogBatch(raw, pipeline.high_water)))
+            yield from of_plain_stages(pipeline.process(OplogBatch(raw, pipeline.high_water)), pipeline)
         if pipeline.invalidated:
             return
     yield from block_of(pipeline, made, first, len(made))
@@ -105,10 +108,17 @@ def _remembered(pipeline: ChangeStreamPipeline, made: KernelBatch) -> KernelBatc
     return replace(made, kind=np.where(made.kind == MEMBER_ENTRY, np.uint8(SKIPPED), made.kind))
 
 
+def _is_shards_own(pipeline: ChangeStreamPipeline) -> bool:
+    """Whether events go to a merge of the server's, with a sort key in each."""
+    return pipeline.plan.options.needs_merge and not pipeline.shard_part
+
+
 def _is_under_way(pipeline: ChangeStreamPipeline) -> bool:
     """Whether the stream has neither ended nor is it still looking for the event resumed from. Up to that event's time
     tokens have the version of the token given, so the kernel comes in behind it."""
     token = pipeline.plan.start_token
     if token is not None and not token.is_high_water_mark and pipeline.high_water < token.cluster_time:
+        return False
+    if pipeline.shard_part and pipeline.searches_unmatched:
         return False
     return not pipeline.searching and not pipeline.invalidated

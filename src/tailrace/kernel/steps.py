@@ -8,13 +8,19 @@ from typing import Final
 from tailrace.kernel.batch import KernelBatch, Step
 from tailrace.kernel.blocks import Blocks
 from tailrace.kernel.images import AddImages, image_steps
+from tailrace.kernel.insert_keys import insert_key_steps
 from tailrace.kernel.job import EVENT_MAX
 from tailrace.kernel.match_ahead import ahead_steps
 from tailrace.kernel.user_stages import user_steps
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import Answer, Request
 
-_STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (ahead_steps, image_steps, user_steps)
+_STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (
+    insert_key_steps,
+    ahead_steps,
+    image_steps,
+    user_steps,
+)
 
 
 def block_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:

@@ -57,7 +57,7 @@ class Unwinding:
             if piece.is_last or self.pipeline.invalidated:
                 return index + piece.end
             part = slice(piece.end, piece.end + plain)
-            yield from of_plain_stages(self.pipeline.process_operations(commit, member, index, part))
+            yield from of_plain_stages(self.pipeline.process_operations(commit, member, index, part), self.pipeline)
             count = _count(member) if count < 0 else count
             first, plain = part.stop, 2 * plain
             if first >= count or self.pipeline.invalidated:
@@ -66,7 +66,7 @@ class Unwinding:
     def _give(self, commit: OplogEntry, member: bytes, index: int, part: slice, made: KernelBatch) -> Blocks:
         """The events of a part of an entry's operations, or those of the plain stages where a step has left them."""
         if made.kind[0] == PLAIN:
-            yield from of_plain_stages(self.pipeline.process_operations(commit, member, index, part))
+            yield from of_plain_stages(self.pipeline.process_operations(commit, member, index, part), self.pipeline)
         else:
             yield from block_of(self.pipeline, made, 0, len(made))
 

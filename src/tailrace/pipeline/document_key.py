@@ -8,12 +8,15 @@ it was dropped. 5.0.4 logs none and gives ``_id`` alone.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from typing import Final
 
 from tailrace import raw_bson
 from tailrace.errors import invariant
 from tailrace.oplog.entry import OplogEntry
 from tailrace.plan.request import Answer, NeedShardKeys
 from tailrace.raw_bson import OBJECT, encode_document, encode_element
+
+_ID_ALONE: Final = ((b"_id",),)
 
 
 class CatalogKeys:
@@ -27,18 +30,26 @@ class CatalogKeys:
         inserts = [entry for entry in entries if entry.operation == "i" and entry.o2 is None and entry.collection_uuid]
         if not inserts:
             return
-        unknown = {entry.collection_uuid: None for entry in inserts if entry.collection_uuid not in self._paths}
-        uuids = tuple(uuid for uuid in unknown if uuid is not None)
-        if uuids:
-            answer = yield NeedShardKeys(uuids)
-            invariant(answer is not None and len(answer) == len(uuids), "shard keys were not answered in full")
-            for uuid, pattern in zip(uuids, answer or (), strict=True):
-                if pattern is not None:
-                    self._paths[uuid] = _paths(pattern)
+        yield from self.ask(entry.collection_uuid for entry in inserts if entry.collection_uuid is not None)
         for entry in inserts:
             paths = self._paths.get(entry.collection_uuid or b"")
             if paths is not None and entry.o is not None:
                 entry.o2 = document_key(entry.o, paths)
+
+    def ask(self, uuids: Iterable[bytes]) -> Generator[NeedShardKeys, Answer, None]:
+        """Find out the shard keys of those collections of which none is known."""
+        unknown = tuple(dict.fromkeys(uuid for uuid in uuids if uuid not in self._paths))
+        if not unknown:
+            return
+        answer = yield NeedShardKeys(unknown)
+        invariant(answer is not None and len(answer) == len(unknown), "shard keys were not answered in full")
+        for uuid, pattern in zip(unknown, answer or (), strict=True):
+            if pattern is not None:
+                self._paths[uuid] = _paths(pattern)
+
+    def is_id_alone(self, uuid: bytes) -> bool:
+        """Whether the document key of an insert into this collection is its ``_id``, as far as is known."""
+        return self._paths.get(uuid, _ID_ALONE) == _ID_ALONE
 
 
 def _paths(pattern: bytes) -> tuple[tuple[bytes, ...], ...]:

@@ -92,15 +92,15 @@ class ChangeStreamPipeline:
         # With needsMerge a shard leaves the search to others.
         witnesses = plan.profile.searches_before_user_stages and (shard_part or not plan.options.needs_merge)
         self._resumability = CheckResumability(token_of(plan), witnesses=witnesses) if searches else None
-        asked = None if self._searches_unmatched else self.pushdown.entry_test
+        asked = None if self.searches_unmatched else self.pushdown.entry_test
         self._oplog_match = OplogMatch(plan.options, plan.profile, asked)
         self.unwind = UnwindTransaction(
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
         self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
         self._check_invalidate = CheckInvalidate(plan, goes_on=self._goes_on)
-        self._catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
-        self._shard_part = shard_part
+        self.catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
+        self.shard_part = shard_part
         # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
         ensures = searches and not plan.options.needs_merge
         self._router = RouterPipeline(plan, ensures=ensures)
@@ -129,7 +129,7 @@ class ChangeStreamPipeline:
             stages.append(MatchAhead(pushdown.behind_images, pushdown.order).process)
         if user.stages:
             stages.append(UserStages(user).process)
-        if not self._shard_part:
+        if not self.shard_part:
             stages.extend(self._router.stages)
             if options.needs_merge:
                 stages.append(AddSortKey().process)
@@ -141,10 +141,10 @@ class ChangeStreamPipeline:
 
         Before 6.0 it does not ask the user's ``$match`` until the event resumed from was found.
         """
-        return self.pushdown.scope_filter if self._searches_unmatched else self.pushdown.oplog_filter
+        return self.pushdown.scope_filter if self.searches_unmatched else self.pushdown.oplog_filter
 
     @property
-    def _searches_unmatched(self) -> bool:
+    def searches_unmatched(self) -> bool:
         search = self._resumability
         return search is not None and search.witnesses and not search.done
 
@@ -234,8 +234,8 @@ class ChangeStreamPipeline:
                 answer = yield piece
 
     def _run_piece(self, piece: list[OplogEntry]) -> Running:
-        if self._catalog_keys is not None:
-            yield from self._catalog_keys.process(piece)
+        if self.catalog_keys is not None:
+            yield from self.catalog_keys.process(piece)
         while piece and not self.invalidated:
             yield from self._run_stages(piece)
             piece = self._transform.left
@@ -254,7 +254,7 @@ class ChangeStreamPipeline:
             except TailraceError as error:
                 # What this stage had given comes before its error; an error further down comes earlier in the stream.
                 failure, invalidate = error, None
-            if self._resumability is not None and stage == self._resumability.process and not self._searches_unmatched:
+            if self._resumability is not None and stage == self._resumability.process and not self.searches_unmatched:
                 self._oplog_match.may_pass = self.pushdown.entry_test
             if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
                 # The stream is over here: what failed in a stage above stands behind it.
