@@ -5,6 +5,7 @@ The other tests of ``watch()`` write so little that the plain stages do all of i
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ _COUNT = 3000
 
 @pytest.fixture
 def kernel_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("tailrace.kernel.fast_path")  # which may compile for minutes on a busy machine
     monkeypatch.setattr(kernel_loader._loader, "ready", True)
 
 

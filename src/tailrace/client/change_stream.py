@@ -29,10 +29,14 @@ from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import answers_of, drive
+from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
 
 _CANNOT_DECODE: Final = (BSONError, ValueError, OverflowError, TypeError)
+#: Entries in one reply where nobody says otherwise: about a megabyte, which stays in the processor's cache on its way
+#: through the kernel (16 MB, the server's own limit, cost a third more), and is all that a slow reader holds.
+_READ_ENTRIES: Final = 2000
 _INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 
 
@@ -71,7 +75,8 @@ class ChangeStream(ABC):
 
     def explain(self) -> dict[str, Any]:
         """The stream's plan: its stages, what the query of the oplog asks, and where each part of the ``$match`` is
-        asked (``tailrace.pipeline.explain``). Reads nothing."""
+        asked (``tailrace.pipeline.explain``). ``oplogQuerySent`` says whether the read of the oplog carries the query
+        at present, or takes every entry since that costs less; null where there is none. Reads nothing."""
         raise UsageError("the server does not say here how it runs its own stream", hint='Use engine="oplog"')
 
     @abstractmethod
@@ -139,10 +144,14 @@ class OplogChangeStream(ChangeStream):
         self._tail = partial(
             source.tail,
             await_ms=max(1, int(self._await_s * 1000)),
-            batch_size=request.batch_size,
+            batch_size=request.batch_size or _READ_ENTRIES,
             comment=request.comment,
         )
-        self._oplog_filter = self._stream.oplog_filter
+        self._oplog_filter: bytes | None = None
+        self._filter_choice = FilterChoice(is_local=is_local(source.client))
+        self._batch = OplogBatch(b"", ClusterTime(0))
+        #: Events of that batch so far, and their bytes.
+        self._given, self._given_bytes = 0, 0
         self._read_up_to = plan.read_after or ClusterTime(0)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
@@ -166,7 +175,9 @@ class OplogChangeStream(ChangeStream):
         return plan
 
     def explain(self) -> dict[str, Any]:
-        return explain(self._stream.plan)
+        document = explain(self._stream.plan)
+        sent = None if document["oplogQuery"] is None else self._filter_choice.asks
+        return {**document, "oplogQuerySent": sent}
 
     @property
     def resume_token(self) -> Any:
@@ -261,20 +272,25 @@ class OplogChangeStream(ChangeStream):
         return None
 
     def _read(self) -> OplogBatch:
-        """The next batch. An open read that has met the end of the caller's time, or whose filter leaves in what is no
-        longer needed, is opened anew behind the last one."""
-        if self._open and self._stream.oplog_filter != self._oplog_filter:
+        """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
+        to read by, is opened anew behind the last one."""
+        compiled = not kernel_loader.is_missing()
+        self._filter_choice.saw(self._batch.raw, self._given, self._given_bytes, compiled=compiled)
+        self._batch, self._given, self._given_bytes = OplogBatch(b"", self._read_up_to), 0, 0
+        wanted = self._stream.oplog_filter if self._filter_choice.asks else None
+        if self._open and wanted != self._oplog_filter:
             _close_all(self._open)
             self._open.clear()
         if not self._open:
-            self._oplog_filter = self._stream.oplog_filter
-            self._open.append(self._tail(self._read_up_to, oplog_filter=self._oplog_filter))
+            self._oplog_filter = wanted
+            self._open.append(self._tail(self._read_up_to, oplog_filter=wanted))
         try:
             batch = next(self._open[0])
         except TimeLimitError:
             self._open.clear()
             raise
         self._read_up_to = batch.high_water
+        self._batch = batch
         return batch
 
     def _finish_block(self) -> bool:
@@ -282,6 +298,8 @@ class OplogChangeStream(ChangeStream):
         block = next(drive(self._stream, self._answers), None)
         if block is None:
             return False
+        self._given += len(block)
+        self._given_bytes += block.size
         ends = self._stream.invalidated or block.operation[-1] == _INVALIDATE
         count = len(block) - int(ends)
         # Whether the stream is over is known behind the event that ends it.

@@ -31,10 +31,11 @@ _log = logging.getLogger("tailrace.client")
 
 
 class _KernelLoader:
-    """Loads once. ``ready`` is read without a lock."""
+    """Loads once. ``ready`` and ``missing`` (there is no numba) are read without a lock."""
 
     def __init__(self) -> None:
         self.ready = False
+        self.missing = False
         self._bytes = 0
         self._thread: threading.Thread | None = None
         self._compiling: subprocess.Popen[bytes] | None = None
@@ -53,6 +54,7 @@ class _KernelLoader:
     def _load(self) -> None:
         try:
             if not kernel.available():
+                self.missing = True
                 _log.warning(
                     "numba cannot be imported, so change events are made in plain Python: the same events, at about a "
                     "twentieth of the speed. Install the numba and numpy that tailrace names (pip install --upgrade "
@@ -101,6 +103,11 @@ def is_ready(size: int) -> bool:
     if not _loader.ready and size:
         _loader.read(size)
     return _loader.ready
+
+
+def is_missing() -> bool:
+    """Whether it was found that there is no numba, so that the plain stages do everything."""
+    return _loader.missing
 
 
 def _stamp() -> Path | None:

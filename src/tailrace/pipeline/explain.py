@@ -76,6 +76,8 @@ def explain_text(document: Mapping[str, Any], shown: Any = str) -> Iterator[str]
         yield "oplog query: no filter, every entry is read"
     else:
         yield f"oplog query: {shown(document['oplogQuery'])}"
+        if document.get("oplogQuerySent") is False:
+            yield "not sent at present: a thousand entries are read whole to see whether it spares more than it costs"
         yield "entries in scope that are read: " + ", ".join(f"{n}: {how}" for n, how in document["reads"].items())
     for part in document["match"]:
         where = ", ".join(part["asked"]) or "its own place only"
