@@ -22,6 +22,16 @@ name, with the server's code if the server refuses it too, and with 115 (Command
 refused when the stream is opened or, if only a value decides, on the event that holds the value.
 """
 
+_COMPILED = """\
+## In compiled code
+
+A `$match` is evaluated in compiled code wherever that can be exact: comparisons of all types, `$in`, `$exists`,
+`$type`, `$size`, `$mod`, `$all`, `$elemMatch`, the bitwise operators, logic, paths through arrays, regular expressions
+that are a text or the beginning of one (`abc`, `^abc`, `^a\\.b`; no option `i` or `x`), and `$expr` of comparisons,
+`$and`, `$or`, `$not`, `$in`, `$cond`, `$ifNull`, paths and constants. Everything else, and every `$match` under a
+collation, is evaluated as before, with the same result; only such events take longer.
+"""
+
 _KNOWN = """\
 ## Known limits
 
@@ -66,7 +76,7 @@ def reference() -> str:
         )
     refused = [f"| `{each.name}` | {each.code} | {each.reason} |" for _, each in sorted(REFUSED.items())]
     parts.append("## Refused\n\n| name | code | why |\n|---|---|---|\n" + "\n".join(refused) + "\n")
-    return "\n".join([*parts, _KNOWN])
+    return "\n".join([*parts, _COMPILED, _KNOWN])
 
 
 if __name__ == "__main__":

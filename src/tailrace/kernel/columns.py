@@ -24,6 +24,7 @@ from tailrace.kernel.scan import (
     value_end,
     word_of,
 )
+from tailrace.kernel.utf8 import valid_utf8
 
 # The parts, in the order of their places in the result.
 TOKEN = 0  # the bytes of _id._data
@@ -225,45 +226,6 @@ def _make_is_utf8(sources: int) -> Callable[[int, int], int]:
         return 1 if valid_utf8(start, end) else 0
 
     return is_utf8
-
-
-_HIGH_BITS = -0x7F7F7F7F7F7F7F80
-
-
-@inner
-def sequence_size(pos: int, end: int) -> int:
-    """The size of the valid UTF-8 sequence at ``pos`` that begins with a byte of 0x80 or more; or -1."""
-    first = load8(pos)
-    if first < 0xC2 or first > 0xF4:
-        return INVALID
-    size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
-    if pos + size > end:
-        return INVALID
-    lowest = 0xA0 if first == 0xE0 else (0x90 if first == 0xF0 else 0x80)
-    highest = 0x9F if first == 0xED else (0x8F if first == 0xF4 else 0xBF)
-    if load8(pos + 1) < lowest or load8(pos + 1) > highest:
-        return INVALID
-    for i in range(2, size):
-        if load8(pos + i) & 0xC0 != 0x80:
-            return INVALID
-    return size
-
-
-@inner
-def valid_utf8(start: int, end: int) -> bool:
-    """Whether [start, end) is valid UTF-8."""
-    pos = start
-    while pos < end:
-        if pos + 8 <= end and load64(pos) & _HIGH_BITS == 0:
-            pos += 8
-        elif load8(pos) < 0x80:
-            pos += 1
-        else:
-            size = sequence_size(pos, end)
-            if size < 0:
-                return False
-            pos += size
-    return True
 
 
 locate = _make_locate(fingerprint(__name__))

@@ -53,6 +53,70 @@ def fingerprint(module: str) -> int:
 _INNER: dict[str, Any] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
+def _once() -> dict[str, Any]:
+    """numba's option to optimise an inner function only where an entry point takes it in.
+
+    By itself numba optimises every function together with all that it calls, and makes machine code of it, once more on
+    each level. That is a third of the time to compile, half of it where calls go ten levels deep. The hooks are numba's
+    own affair: where a version does not have them, everything is compiled as it would be.
+    """
+    try:
+        from numba.core.codegen import JITCodeLibrary  # noqa: PLC0415
+        from numba.core.compiler import Compiler  # noqa: PLC0415
+    except ImportError:
+        return {}
+    if not all(hasattr(JITCodeLibrary, name) for name in _HOOKS):
+        return {}
+
+    class Codegen:
+        """Without the slots for Python objects, which compiled code of integers has no use for."""
+
+        def __init__(self, codegen: Any) -> None:
+            self._codegen = codegen
+
+        def set_env(self, name: str, env: Any) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._codegen, name)
+
+    class Library(JITCodeLibrary):
+        @property
+        def codegen(self) -> Any:
+            return Codegen(self._codegen)
+
+        def _optimize_final_module(self) -> None:
+            pass
+
+        def _finalize_final_module(self: Any) -> None:
+            self._finalize_dynamic_globals()
+            self._finalized = True
+
+        def get_pointer_to_function(self: Any, name: str) -> int:
+            self._ensure_finalized()
+            return 0  # what numba gives for a function without a wrapper
+
+    class Pipeline(Compiler):
+        def define_pipelines(self) -> Any:
+            create: Any = Library
+            self.state.library = create(self.state.targetctx.codegen(), "inner")
+            self.state.library.enable_object_caching()
+            return cast(Any, super()).define_pipelines()
+
+    return {"pipeline_class": Pipeline}
+
+
+_HOOKS = (
+    "codegen",
+    "get_pointer_to_function",
+    "_optimize_final_module",
+    "_finalize_final_module",
+    "_finalize_dynamic_globals",
+    "_ensure_finalized",
+)
+_INNER |= _once()
+
+
 def inner(function: F) -> F:
     """A function that only compiled code calls; compiled into its callers when they are.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.kernel.columns import sequence_size
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.fragments import (
     BASE64,
@@ -67,6 +66,7 @@ from tailrace.kernel.scan import (
     value_end,
     word_of,
 )
+from tailrace.kernel.utf8 import sequence_size
 
 # Slots of a state, as byte offsets.
 FRAGMENTS = 0

@@ -1,12 +1,12 @@
 """A ``$match`` on many events at once, in compiled code. ``tailrace.expression.match`` is the reference.
 
-The answer has three values: an event passes, it fails, or the reference has to say (``UNKNOWN``): an array on a path, a
-decimal or NaN where a number is compared, bytes that do not hold together, and whatever ``match_program`` has no
-instruction for. ``$and``, ``$or`` and ``$nor`` go on with three values, so what is unknown matters only where the rest
-does not decide.
+The answer has three values: an event passes, it fails, or the reference has to say (``UNKNOWN``): a double beside a
+decimal inside documents, bytes that do not hold together, and whatever ``match_program`` has no instruction for.
+``$and``, ``$or`` and ``$nor`` go on with three values, so what is unknown matters only where the rest does not decide.
 
-A *program* is int64 rows of ``ROW`` bytes in postfix order: the tests of paths put their answers on a stack, the logic
-takes them off. Paths and constants are addresses into a pool that the Python side keeps alive.
+A *program* is rows of eight int64, run one after the other by a small machine with two stacks: answers, and the values
+of expressions. ``match_test`` tests values, ``match_path`` finds them, ``match_expression`` evaluates. Paths and
+constants are addresses into a pool, and what a run remembers is in a working memory; the Python side keeps both alive.
 """
 
 from __future__ import annotations
@@ -14,292 +14,240 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
-from tailrace.kernel.memory import as_double, load8, load32, load64, store8, store64
-from tailrace.kernel.scan import (
-    ARRAY,
-    BOOL,
-    DATE,
-    DECIMAL128,
-    DOUBLE,
-    INT32,
-    INT64,
-    INVALID,
-    MAX_KEY,
-    MIN_KEY,
-    NULL,
-    OBJECT,
-    OBJECT_ID,
-    STRING,
-    SYMBOL,
-    TIMESTAMP,
-    UNDEFINED,
-    document_end,
-    equal,
-    find_nul,
-    load_signed32,
-    value_end,
+from tailrace.kernel.match_expression import GATHERED, VALUE_SIZE, is_nullish, push_result, truth
+from tailrace.kernel.match_path import (
+    ABSENT,
+    BROKEN,
+    DONE,
+    FOUND,
+    FOUND_END,
+    FOUND_TYPE,
+    FOUND_VALUE,
+    first_value,
+    next_value,
+    reset_lookups,
 )
+from tailrace.kernel.match_test import (
+    ARGUMENT,
+    CHAIN,
+    EXTRA,
+    FAILS,
+    OPERATION,
+    PASSES,
+    PATH,
+    ROW,
+    TARGET,
+    UNKNOWN,
+    WALK,
+    test_row,
+)
+from tailrace.kernel.memory import load8, load64, store8, store64
+from tailrace.kernel.scan import ARRAY, OBJECT, document_end, find_nul, value_end
 
-# The answers; what a test of one event gives.
-FAILS = 0
-PASSES = 1
-UNKNOWN = 2
+__all__ = ["FAILS", "PASSES", "UNKNOWN", "match"]
 
-# A row's slots.
-ROW = 48
-_OPERATION = 0
-_PATH = 8  # of a test: the address of its names (count, then address and size of each)
-_COUNT = 8  # of logic: how many answers it takes
-_ARGUMENT = 16  # COMPARE: the operator; IS_IN: how many constants; IS_OF_TYPE: a bit for each type
-_CONSTANT = 24  # COMPARE: the constant; IS_IN: the first one; each (type class, address of its data, size)
-_WITH_NULL = 32  # IS_IN: whether null is among the values
-CONSTANT_SIZE = 24
+# The operations; those that test a value are in ``match_test``, those that push one in ``match_expression``.
+ANSWER = 0  # push ARGUMENT
+EACH = 1  # push FAILS and begin with the arrays at a path; with ARGUMENT only their documents and arrays count
+MERGE = 2  # take an answer into the one below; go to TARGET where it is ARGUMENT, which decides
+NEGATE = 3
+STOP = 4  # only the reference may go on: it could fail here
+EACH_NEXT = 5  # make the next element the current value; at the end go to TARGET
+EACH_MERGE = 6  # take its answer; go on at EXTRA, or behind the loop at TARGET where it passes
+JUMP = 7
+JUMP_IF = 8  # pop a value; go to TARGET where its truth is ARGUMENT
+JUMP_NOT_NULL = 9  # pop a value, or go to TARGET where it is neither missing, null nor undefined
+TRUTH = 10  # pop a value and push the answer that it is
+END = 11
 
-# Operations.
-AND = 0
-OR = 1
-NOR = 2
-ANSWER = 3  # _ARGUMENT itself
-COMPARE = 4
-IS_NULL = 5
-IS_IN = 6
-EXISTS = 7
-IS_OF_TYPE = 8
+_FIRST_TEST = 32
+_FIRST_VALUE = 64
 
-# Operators of COMPARE: bits of the orders that pass (below, equal, above).
-LESS = 1
-EQUAL = 2
-GREATER = 4
-
-_SIGN = -(1 << 63)
-_EXPONENT = 0x7FF << 52
-_INT64_EDGE = float(1 << 63)
-_BELOW = 0
-_SAME = 1
-_ABOVE = 2
-
-
-@inner
-def _order(left: int, right: int) -> int:
-    if left == right:
-        return _SAME
-    return _BELOW if left < right else _ABOVE
-
-
-@inner
-def _order_bytes(left: int, left_size: int, right: int, right_size: int) -> int:
-    shared = min(left_size, right_size)
-    for i in range(shared):
-        if load8(left + i) != load8(right + i):
-            return _order(load8(left + i), load8(right + i))
-    return _order(left_size, right_size)
+# The memory of EACH: the value that was the current one, the array that it is in, what the walk has found and not given
+# yet, the element that it gave; then the walk.
+_POS = 24
+_LIMIT = 32
+_PENDING = 40
+_ELEMENT = 48
+EACH_SIZE = 72
+_NOTHING = -2
+_AGAIN = -3
 
 
 @inner
-def _is_nan(bits: int) -> bool:
-    return bits & _EXPONENT == _EXPONENT and bits & ((1 << 52) - 1) != 0
+def _merge(answers: int, answer: int, decides: int) -> bool:
+    """Take an answer into the one at ``answers``; gives whether it decides."""
+    if answer == decides:
+        store64(answers, answer)
+        return True
+    if answer == UNKNOWN:
+        store64(answers, UNKNOWN)
+    return False
 
 
 @inner
-def _order_mixed(whole: int, number: float) -> int:
-    """The order of an integer and a double that is no NaN, exactly."""
-    if number >= _INT64_EDGE:
-        return _BELOW
-    if number < -_INT64_EDGE:
-        return _ABOVE
-    cut = int(number)
-    if whole != cut:
-        return _order(whole, cut)
-    rest = number - float(cut)
-    if rest == 0.0:
-        return _SAME
-    return _BELOW if rest > 0.0 else _ABOVE
+def _open_each(row: int, memory: int, lookups: int, type_: int, value: int, end: int) -> None:  # noqa: PLR0917
+    each = memory + load64(row + WALK)
+    walk = each + EACH_SIZE
+    store64(each, type_)
+    store64(each + 8, value)
+    store64(each + 16, end)
+    store64(each + _POS, 0)
+    store64(each + _LIMIT, 0)
+    path = load64(row + PATH)
+    if path != 0:
+        found = first_value(memory, lookups, path, load64(row + CHAIN), walk, type_, value)
+    else:
+        found = FOUND
+        store64(walk + FOUND_TYPE, type_)
+        store64(walk + FOUND_VALUE, value)
+        store64(walk + FOUND_END, end)
+    store64(each + _PENDING, found)
 
 
 @inner
-def _order_numbers(type_: int, value: int, constant: int) -> int:
-    """The order of a number at ``value`` and a constant, or -1 where the reference has to say."""
-    bits = load64(load64(constant + 8))
-    if type_ == DOUBLE:
-        found = load64(value)
-        if _is_nan(found):
-            return INVALID
-        number = as_double(found)
-        if load64(constant) == DOUBLE:
-            if number == as_double(bits):
-                return _SAME
-            return _BELOW if number < as_double(bits) else _ABOVE
-        return 2 - _order_mixed(bits, number)
-    whole = load_signed32(value) if type_ == INT32 else load64(value)
-    if load64(constant) == DOUBLE:
-        return _order_mixed(whole, as_double(bits))
-    return _order(whole, bits)
+def _next_element(row: int, memory: int) -> int:
+    """``FOUND`` with the next element in the loop's memory, ``DONE`` or ``BROKEN``."""
+    each = memory + load64(row + WALK)
+    walk = each + EACH_SIZE
+    while True:
+        pos, limit = load64(each + _POS), load64(each + _LIMIT)
+        if pos < limit:
+            nul = find_nul(pos + 1, limit)
+            end = BROKEN if nul < 0 else value_end(load8(pos), nul + 1, limit)
+            if end < 0:
+                return BROKEN
+            store64(each + _POS, end)
+            type_ = load8(pos)
+            if load64(row + ARGUMENT) == 0 or type_ in (OBJECT, ARRAY):
+                store64(each + _ELEMENT, type_)
+                store64(each + _ELEMENT + 8, nul + 1)
+                store64(each + _ELEMENT + 16, end)
+                return FOUND
+            continue
+        found = load64(each + _PENDING)
+        store64(each + _PENDING, _NOTHING)
+        if found == _NOTHING:
+            found = next_value(load64(row + PATH), walk) if load64(row + PATH) != 0 else DONE
+        if found in (DONE, BROKEN):
+            return found
+        if found != ABSENT and load64(walk + FOUND_TYPE) == ARRAY:
+            store64(each + _POS, load64(walk + FOUND_VALUE) + 4)
+            store64(each + _LIMIT, load64(walk + FOUND_END) - 1)
 
 
 @inner
-def _compare(type_: int, value: int, end: int, constant: int, operator: int) -> int:
-    """Whether a value that is there stands in one of the operator's orders to the constant."""
-    kind, data, size = load64(constant), load64(constant + 8), load64(constant + 16)
-    order = INVALID
-    if kind in (INT64, DOUBLE):
-        if type_ == DECIMAL128:
-            return UNKNOWN
-        if type_ not in (INT32, INT64, DOUBLE):
-            return FAILS
-        order = _order_numbers(type_, value, constant)
-    elif kind == STRING:
-        if type_ not in (STRING, SYMBOL):
-            return FAILS
-        if operator == EQUAL:
-            same = end - value - 4 == size and equal(value + 4, data, size)
-            return PASSES if same else FAILS
-        order = _order_bytes(value + 4, end - value - 4, data, size)
-    elif kind != type_:
+def _answer(row: int, memory: int, lookups: int, type_: int, value: int, end: int) -> int:  # noqa: PLR0917
+    """The answer that an operation pushes."""
+    operation = load64(row + OPERATION)
+    if operation == EACH:
+        _open_each(row, memory, lookups, type_, value, end)
         return FAILS
-    elif kind in (OBJECT_ID, BOOL):
-        order = _order_bytes(value, end - value, data, size)
-    elif kind == DATE:
-        order = _order(load64(value), load64(data))
-    elif kind == TIMESTAMP:
-        order = _order(load64(value) ^ _SIGN, load64(data) ^ _SIGN)
-    if order < 0:
-        return UNKNOWN
-    return PASSES if operator >> order & 1 == 1 else FAILS
+    return load64(row + ARGUMENT) if operation == ANSWER else test_row(row, memory, lookups, type_, value, end)
 
 
 @inner
-def _is_in(type_: int, value: int, end: int, row: int) -> int:
-    answer = FAILS
-    constant = load64(row + _CONSTANT)
-    for _ in range(load64(row + _ARGUMENT)):
-        one = _compare(type_, value, end, constant, EQUAL)
-        if one == PASSES:
-            return PASSES
-        answer = max(answer, one)
-        constant += CONSTANT_SIZE
-    return answer
+def _step(row: int, memory: int, answers: int) -> int:
+    """Go on in a loop: ``FOUND`` where there is an element, ``DONE`` at its end. After an element's answer ``_AGAIN``
+    or, where it passes, ``DONE``. ``answers`` is the end of the stack whose last answer is the loop's."""
+    if load64(row + OPERATION) == EACH_MERGE:
+        return DONE if _merge(answers - 8, load64(answers), PASSES) else _AGAIN
+    found = _next_element(row, memory)
+    if found == BROKEN:
+        store64(answers - 8, UNKNOWN)
+        return DONE
+    return found
 
 
 @inner
-def _type_bit(type_: int) -> int:
-    if type_ == MIN_KEY:
-        return 32
-    return 33 if type_ == MAX_KEY else type_
+def _jumps(row: int, value: int, memory: int) -> int:
+    """Whether a jump is made: 1 or 0, or -1 where the reference has to say."""
+    operation = load64(row + OPERATION)
+    if operation == JUMP:
+        return 1
+    if operation == JUMP_NOT_NULL:
+        return 0 if is_nullish(value) else 1
+    true = truth(value, memory)
+    return true if true < 0 else int(true == load64(row + ARGUMENT))
 
 
 @inner
-def _test(operation: int, type_: int, value: int, end: int, row: int) -> int:
-    """A test of a value that is there and no array."""
-    if operation == COMPARE:
-        return _compare(type_, value, end, load64(row + _CONSTANT), load64(row + _ARGUMENT))
-    if operation == IS_NULL:
-        return PASSES if type_ in (NULL, UNDEFINED) else FAILS
-    if operation == IS_IN:
-        if load64(row + _WITH_NULL) != 0 and type_ in (NULL, UNDEFINED):
-            return PASSES
-        return _is_in(type_, value, end, row)
-    return PASSES if load64(row + _ARGUMENT) >> _type_bit(type_) & 1 == 1 else FAILS
-
-
-@inner
-def _test_missing(operation: int, row: int) -> int:
-    if operation == IS_NULL or (operation == IS_IN and load64(row + _WITH_NULL) != 0):
-        return PASSES
-    return FAILS
-
-
-@inner
-def _find(name: int, size: int, pos: int, limit: int) -> int:
-    """The address of the element of that name in [pos, limit); 0 where there is none, -1 for bytes that do not hold."""
-    while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        if nul < 0:
-            return INVALID
-        if nul - pos - 1 == size and equal(pos + 1, name, size):
-            return pos
-        pos = value_end(load8(pos), nul + 1, limit)
-        if pos < 0:
-            return INVALID
-    return 0
-
-
-@inner
-def _test_path(row: int, document: int) -> int:
-    operation, path = load64(row + _OPERATION), load64(row + _PATH)
-    names = load64(path)
-    limit = document + load32(document) - 1
-    pos = document + 4
-    for i in range(names):
-        name, size = load64(path + 8 + 16 * i), load64(path + 16 + 16 * i)
-        element = _find(name, size, pos, limit)
-        if element == 0:
-            return _test_missing(operation, row)
-        value = element + size + 2
-        end = INVALID if element < 0 else value_end(load8(element), value, limit)
-        if end < 0:
-            return UNKNOWN
-        type_ = load8(element)
-        if i == names - 1:
-            if operation == EXISTS:
-                return PASSES
-            return UNKNOWN if type_ == ARRAY else _test(operation, type_, value, end, row)
-        if type_ == ARRAY:
-            return UNKNOWN
-        if type_ != OBJECT:
-            return _test_missing(operation, row)
-        pos, limit = value + 4, end - 1
-    return UNKNOWN
-
-
-@inner
-def _join(operation: int, answers: int, count: int) -> int:
-    """The answer of ``$and``, ``$or`` or ``$nor`` to those of its parts."""
-    decides = FAILS if operation == AND else PASSES
-    unknown = False
-    for i in range(count):
-        answer = load64(answers + 8 * i)
-        if answer == decides:
-            return FAILS if operation == NOR else decides
-        unknown |= answer == UNKNOWN
-    if unknown:
-        return UNKNOWN
-    return FAILS if operation == OR else PASSES
-
-
-@inner
-def _run(program: int, rows: int, stack: int, document: int) -> int:
-    top = stack
-    for i in range(rows):
-        row = program + ROW * i
-        operation = load64(row + _OPERATION)
-        if operation <= NOR:
-            count = load64(row + _COUNT)
-            top -= 8 * count
-            answer = _join(operation, top, count)
-        elif operation == ANSWER:
-            answer = load64(row + _ARGUMENT)
+def _run(  # noqa: PLR0917
+    program: int, memory: int, lookups: int, answers: int, values: int, event: int, end: int
+) -> int:
+    """The program's answer for the event in [event, end)."""
+    first = answers
+    type_, value = OBJECT, event
+    pc = 0
+    while True:
+        row = program + ROW * pc
+        operation = load64(row + OPERATION)
+        pc += 1
+        if operation >= _FIRST_VALUE:
+            values = push_result(row, memory, lookups, values)
+            if values < 0:
+                return UNKNOWN
+        elif operation >= _FIRST_TEST or operation <= EACH:
+            store64(answers, _answer(row, memory, lookups, type_, value, end))
+            answers += 8
+        elif operation == MERGE:
+            answers -= 8
+            if _merge(answers - 8, load64(answers), load64(row + ARGUMENT)):
+                pc = load64(row + TARGET)
+        elif operation == NEGATE:
+            answer = load64(answers - 8)
+            store64(answers - 8, answer if answer == UNKNOWN else 1 - answer)
+        elif operation in (EACH_NEXT, EACH_MERGE):
+            answers -= 8 if operation == EACH_MERGE else 0
+            went = _step(row, memory, answers)
+            if went == _AGAIN:
+                pc = load64(row + EXTRA)
+                continue
+            place = memory + load64(row + WALK)
+            if went == FOUND:
+                place += _ELEMENT
+            else:
+                pc = load64(row + TARGET)
+            type_, value, end = load64(place), load64(place + 8), load64(place + 16)
+        elif operation == TRUTH:
+            values -= VALUE_SIZE
+            answer = truth(values, memory)
+            if answer < 0:
+                return UNKNOWN
+            store64(answers, answer)
+            answers += 8
+        elif operation in (JUMP, JUMP_IF, JUMP_NOT_NULL):
+            jumps = _jumps(row, values - VALUE_SIZE, memory)
+            if jumps < 0:
+                return UNKNOWN
+            if operation == JUMP_IF or (operation == JUMP_NOT_NULL and jumps == 0):
+                values -= VALUE_SIZE
+            if jumps == 1:
+                pc = load64(row + TARGET)
         else:
-            answer = _test_path(row, document)
-        store64(top, answer)
-        top += 8
-    return load64(stack)
+            return UNKNOWN if operation == STOP else load64(first)
 
 
 def _make_match(sources: int) -> Callable[[int], None]:
     @entry_point("void(int64)")
     def match(job: int) -> None:
-        """Ask a program of events. ``job`` is int64[7]: program, its rows, stack, base, offsets, count; then the target
-        (uint8): ``FAILS``, ``PASSES`` or ``UNKNOWN`` for each event, ``FAILS`` for one of no bytes."""
+        """Ask a program of events. ``job`` is int64[11]: program, working memory, offset of its look-ups, their number,
+        offsets of the two stacks, room for gathered arrays, base, offsets, count; then the target (uint8): ``FAILS``,
+        ``PASSES`` or ``UNKNOWN`` for each event, ``FAILS`` for one of no bytes."""
         if sources == 0:
             return
-        program, rows, stack = load64(job), load64(job + 8), load64(job + 16)
-        base, offsets, target = load64(job + 24), load64(job + 32), load64(job + 48)
-        for i in range(load64(job + 40)):
+        program, memory, lookups, count = load64(job), load64(job + 8), load64(job + 16), load64(job + 24)
+        answers, values = memory + load64(job + 32), memory + load64(job + 40)
+        base, offsets, target = load64(job + 56), load64(job + 64), load64(job + 80)
+        for i in range(load64(job + 72)):
             start, end = base + load64(offsets + 8 * i), base + load64(offsets + 8 * i + 8)
             answer = FAILS
             if start != end:
-                whole = document_end(start, end) == end
-                answer = _run(program, rows, stack, start) if whole else UNKNOWN
+                answer = UNKNOWN
+                if document_end(start, end) == end:
+                    store64(memory + GATHERED, load64(job + 48))
+                    reset_lookups(memory, lookups, count, start, end)
+                    answer = _run(program, memory, lookups, answers, values, start, end)
             store8(target + i, answer)
 
     return match

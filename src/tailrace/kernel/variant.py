@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.kernel.columns import valid_utf8
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.fragments import LOWER_HEX
 from tailrace.kernel.memory import (
@@ -47,6 +46,7 @@ from tailrace.kernel.scan import (
     name_word,
     value_end,
 )
+from tailrace.kernel.utf8 import valid_utf8
 
 # Slots of a state, as byte offsets.
 FRAGMENTS = 0
