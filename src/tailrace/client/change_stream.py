@@ -170,7 +170,7 @@ class OplogChangeStream(ChangeStream):
             self._source.confirm_readable(database, collection)
         if plan.read_after is None:
             # The server begins one tick after what it has applied, committed or not.
-            return plan.start_at(self._source.operation_time().tick())
+            return plan.start_after(self._source.operation_time())
         plan.confirm_history(*oldest)
         return plan
 

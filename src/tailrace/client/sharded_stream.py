@@ -372,7 +372,7 @@ def _close(source: ShardedSource, parts: dict[str, _Part]) -> None:
 def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginning]:
     """The plan with a start that every shard's oplog reaches back to, and who takes part from there."""
     if plan.read_after is None:
-        plan = plan.start_at(view.time.tick())
+        plan = plan.start_after(view.time)
     after = plan.read_after or ClusterTime(0)
     begun = beginning(cluster, view, after, ignore_removed=plan.options.ignore_removed_shards)
     if begun.config_after is not None:

@@ -1,4 +1,5 @@
-"""The ``aggregate`` command of a change stream: what it asks for, and what the server says of one that is wrong."""
+"""The ``aggregate`` command of a change stream: what it asks for, and what the server says if something is wrong with
+it."""
 
 from __future__ import annotations
 

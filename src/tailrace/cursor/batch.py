@@ -41,7 +41,8 @@ class Batch:
         return self._documents_max is not None and len(self._elements) >= self._documents_max
 
     def add(self, block: EventBlock) -> int:
-        """Take in as many of the events as there is room for; how many. The others must wait for the next reply."""
+        """Take in as many of the events as there is room for. Returns how many; the others must wait for the next
+        reply."""
         count, held = len(block), len(self._elements)
         if self._documents_max is not None:
             count = min(count, self._documents_max - held)

@@ -1,4 +1,4 @@
-"""All open cursors of one source: ids, the three commands, killing, and letting go of cursors nobody asks for."""
+"""All open cursors of one source: ids, the three commands, killing, and dropping cursors that nobody asks for."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CursorRegistry:
             plan = build_plan(wanted.options(), self._profile)
             started_by_caller = plan.start is not None
             if not started_by_caller:
-                plan = plan.start_at(start.operation_time.tick())
+                plan = plan.start_after(start.operation_time)
             cursor = ChangeStreamCursor(_stream(plan, start), started_by_caller=started_by_caller)
             prefix = IN_AGGREGATE
             batch = Batch("firstBatch", wanted.batch_size)

@@ -1,4 +1,4 @@
-"""Document keys of inserts from the catalog, where the oplog does not have them.
+"""Document keys of inserts from the catalog, for oplogs that do not hold them.
 
 From 5.3 on a shard logs an insert's document key in ``o2``. 4.4 logs none and takes the collection's shard key from its
 catalog when it makes the event: the same insert has the whole key while the collection exists, and ``_id`` alone after
@@ -21,7 +21,7 @@ _ID_ALONE: Final = ((b"_id",),)
 
 class CatalogKeys:
     """Gives inserts an ``o2`` by the shard keys of their collections. A shard key that was found is kept, as the server
-    does; a collection without one is asked about again, for it may be sharded by then."""
+    does; a collection without one is asked about again, because it may be sharded by then."""
 
     def __init__(self) -> None:
         self._paths: dict[bytes, tuple[tuple[bytes, ...], ...]] = {}

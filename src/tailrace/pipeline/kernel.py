@@ -1,4 +1,4 @@
-"""Which of the two works on a batch: the kernel where it is there and the batch is worth it, else the plain stages."""
+"""Which of the two works on a batch: the kernel if it is loaded and the batch is worth it, else the plain stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _available = cache(kernel.available)
 
 
 def working_on(pipeline: ChangeStreamPipeline, batch: OplogBatch, use: KernelUse) -> Working:
-    """The work on one batch. Afterwards the pipeline stands in the same place whoever has done it."""
+    """The work on one batch. Afterwards the pipeline is in the same state, whichever of the two has done it."""
     if batch.raw and _is_used(use, len(batch.raw)) and _available():
         return kernel.process_batch(pipeline, batch)
     return pipeline.process(batch)

@@ -1,9 +1,9 @@
 """The merge: many shards' events in one order, each as soon as no shard can give an earlier one.
 
-docs/design/sharded-merge.md says why it is as it is. The merged order is the byte order of the resume tokens. A heap
+docs/design/sharded-merge.md gives the reasons. The merged order is the byte order of the resume tokens. A heap
 holds the first waiting event of every shard; the smallest leaves when each shard of which nothing waits has promised to
 be past its cluster time. Equal tokens of two shards (a sharded collection dropped everywhere at the same time) both
-leave, one behind the other.
+leave, one after the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MergedChangeStream:
     ``process(shard, ...)`` yields are that shard's to answer (``NeedDocuments``: the document may have moved on to any
     shard of the cluster). One generator of a shard runs at a time; ``take`` may run between two steps of any of them.
 
-    ``plan``          the stream as one asks for it, with a start; every shard reads from there
+    ``plan``          the stream as it was asked for, with a start; every shard reads from there
     ``shards``        names of the shards in ``config.shards`` when the stream is opened; of equal tokens the shard that
                       is named first goes first
     ``config_after``  read the config server's oplog behind this cluster time, known *before* ``shards`` was read;
@@ -88,8 +88,8 @@ class MergedChangeStream:
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """The shards that were removed from the cluster, as far as is known, and have to be read up to their removal
-        still. A removal that has been reached is forgotten with its shard."""
+        """The shards that are known to be removed from the cluster, and still have to be read up to their removal. A
+        removal that has been reached is forgotten with its shard."""
         config = self._shards.get(CONFIG_SHARDS)
         names = () if config is None else map(self._topology.removed_by, config.events)
         return tuple(name for name in names if name in self._shards)

@@ -1,7 +1,7 @@
 """One oplog of a merged stream: the shard's stages, the events that wait for the merge, and the shard's promise.
 
 A shard's *promise* is the cluster time up to which nothing more will come from it. An event that waits is a promise
-too: what comes behind it is later.
+too: whatever follows it is later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ShardStream:
 
     ``order``           ties between participants are broken by it
     ``events``          finished but for the router's stages, in order; ``buffered_bytes`` is about what they take
-    ``promised``        nothing at or before this cluster time will come that did not come yet
+    ``promised``        everything at or before this cluster time has come
     ``failure``         what ended the shard's part; it stands behind the events that wait
     ``closed``          nothing more will come, so the merge does not wait for it
     ``invalidated_by``  the token of the invalidate that ended the part, if one did

@@ -1,4 +1,5 @@
-"""What of a pipeline may be asked before its place: the parts of its ``$match`` stages, and what each depends on.
+"""Which parts of a pipeline may be asked before their place: the parts of its ``$match`` stages, and what each depends
+on.
 
 The server moves a ``$match`` towards the oplog past every stage that leaves alone what the match looks at, in parts
 where only parts can go (measured on 6.0.27: an expression that would fail on an event that the match behind it

@@ -38,8 +38,13 @@ class Plan:
         """Read the entries with ts greater than this; ``None`` means that the stream starts now (``start_at``)."""
         return None if self.start is None else ClusterTime(max(self.start - 1, 0))
 
+    def start_after(self, newest: ClusterTime) -> Plan:
+        """The plan of a stream that was opened without a start: it begins one tick after ``newest``, the time of the
+        last operation (``OplogSource.operation_time``; of a cluster, one that every member knows), as on the server."""
+        return self.start_at(newest.tick())
+
     def start_at(self, cluster_time: ClusterTime) -> Plan:
-        """The plan with a start, inclusive. The server starts a new stream at its newest time plus one tick."""
+        """The plan with a start, inclusive."""
         invariant(self.start is None, "a plan is given a start although it has one")
         return replace(self, start=cluster_time)
 

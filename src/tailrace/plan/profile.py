@@ -1,7 +1,7 @@
 """Server profiles: what differs between server versions, in one table.
 
 6.0 is measured against a running mongod 6.0.27, 5.0 and 4.4 against recordings of 5.0.4 and 4.4.2. 7.0 and 8.0 follow
-the server's published documents (semantics 1.1, 2.5, 4.3); no running server of these versions stood behind them.
+the server's published documents (semantics 1.1, 2.5, 4.3); they were not measured against a running server.
 ``tailrace.plan.reference`` makes docs/reference/server-versions.md from the table.
 """
 
@@ -141,7 +141,7 @@ def profile_for(version: str | Sequence[int]) -> ServerProfile:
 
 
 def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
-    """As ``profile_for``, for a version that somebody asks for by name: one that nobody knows yet is a UsageError."""
+    """As ``profile_for``, for a version that the caller names: a version that is not known yet is a UsageError."""
     profile = profile_for(version)
     parts = version.split(".") if isinstance(version, str) else version
     if int(parts[0]) > PROFILES[-1].version[0]:
@@ -153,7 +153,7 @@ def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
 
 
 def differences() -> list[tuple[str, dict[str, str]]]:
-    """The table in words: what differs, and for each version's name how it is there."""
+    """The table in words: what differs, and how each version does it."""
     columns = [column for column in fields(ServerProfile) if "says" in column.metadata]
     return [
         (column.metadata["says"], {profile.name: _word(getattr(profile, column.name)) for profile in PROFILES})

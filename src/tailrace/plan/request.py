@@ -74,7 +74,7 @@ class NeedShardKeys:
     ``uuids``  of the collections, 16 bytes each
 
     Answer: ``list[bytes | None]`` in the order asked: the key pattern (``key`` of ``config.collections``, BSON such as
-    ``{region: 1, _id: 1}``), or ``None`` for a collection that is not sharded or is no more.
+    ``{region: 1, _id: 1}``), or ``None`` for a collection that is not sharded or no longer exists.
     """
 
     uuids: tuple[bytes, ...]
@@ -84,8 +84,8 @@ class NeedShardKeys:
 class NeedShard:
     """A shard was added to the cluster: read its oplog too. Answer: ``None``.
 
-    The merge has opened the shard by then, and lets nothing that is later pass before the shard is read. Where a shard
-    of that name is being read, it was removed meanwhile and added again: close that reading, and begin anew here.
+    The merge has opened the shard by then, and lets nothing that is later pass before the shard is read. If a shard of
+    that name is being read, it was removed meanwhile and added again: stop reading it, and begin again here.
 
     ``name``   its ``_id`` in ``config.shards``
     ``host``   where it is, ``<replica set>/<host:port>,...``

@@ -24,7 +24,7 @@ def drive(stream: Stream, answer_to: AnswerTo) -> Iterator[EventBlock]:
 
     Where a need cannot be answered, the stream is given the error in the answer's place: it gives what comes before and
     raises, or asks in another way. The end of the caller's time (``TimeLimitError``) comes out at once; nothing is lost
-    by it, nor by leaving the iterator: the next call goes on where this one was, and makes the request again.
+    by it, nor by leaving the iterator: the next call continues where this one stopped, and makes the request again.
     """
     while (block := _next_block(stream, answer_to)) is not None:
         yield block
@@ -66,7 +66,7 @@ def _answer(source: OplogSource, need: Need) -> list[bytes | None]:
 
 
 def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
-    """The events of one oplog's stages at work, for who looks at these alone."""
+    """The events of one oplog's stages at work, for callers that look at these alone."""
     for given in _answered(running, answer_to):
         if isinstance(given, Emit):
             yield given.events

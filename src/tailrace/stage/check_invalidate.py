@@ -14,7 +14,7 @@ class CheckInvalidate:
     finds it. Another shard of the merged stream may log the same drop later, with another token: whatever it is, the
     first invalidate of a stream that is started after one is left out.
 
-    With ``goes_on`` an invalidate ends nothing: before 6.0 a shard leaves that to mongos.
+    With ``goes_on`` an invalidate does not end the part: before 6.0 a shard leaves that to mongos.
     """
 
     def __init__(self, plan: Plan, *, goes_on: bool = False) -> None:

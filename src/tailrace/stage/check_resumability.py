@@ -5,7 +5,7 @@ surpassed. Found and surpassed pass on; ``EnsureResumeTokenPresent`` decides abo
 
 From 6.0 on the user's stages stand between the two, and may leave out the event that is looked for. Before, they stood
 behind both. Here they stand between in any case (in a shard's part of a merged stream they have to), and before 6.0 a
-*witness* of each event that the search depends on passes by them.
+*witness* of each event that the search depends on bypasses them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compare_with_token(event: ChangeEvent, token: ResumeToken) -> ResumeStatus:
 class CheckResumability:
     """Lets pass the event of the start token and everything after it.
 
-    ``witnesses``  a witness goes ahead of the first event behind the token, and stands in for the token's own, which
+    ``witnesses``  a witness goes ahead of the first event after the token, and stands in for the token's own, which
                    is not given in any case
     ``done``       that place is reached; with witnesses, it is passed
     """

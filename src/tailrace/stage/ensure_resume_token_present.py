@@ -3,7 +3,7 @@
 Two shards that drop a collection at the same cluster time give the same token: all events that have it are swallowed.
 
 The user's stages run before this one, as on the server from 6.0 on: if they leave out the event resumed from, the
-resume fails at the first later event that passes (semantics 8). Before 6.0 witnesses of events came past them.
+resume fails at the first later event that passes (semantics 8). Before 6.0 witnesses of the events bypass them.
 """
 
 from __future__ import annotations

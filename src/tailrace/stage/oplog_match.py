@@ -30,7 +30,7 @@ class OplogMatch:
 
     ``may_pass``            further test of an entry, or of an operation out of a transaction: whether its event may
                             pass the user's ``$match``
-    ``unknown_operations``  counts entries by an operation letter that is not known
+    ``unknown_operations``  counts the entries with an unknown operation letter, by letter
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _SURELY_SMALL_BYTES: Final = 12_000_000
 
 
 def approximate_bytes(event: ChangeEvent) -> int:
-    """How large an event is, without its small parts: the sum of its documents, none of which is made for it."""
+    """About how large an event is: the sum of the documents that it has, without its small parts."""
     if event.replaced_by is not None:
         return len(event.replaced_by)
     return sum(

@@ -370,7 +370,7 @@ def _document_id(document: bytes) -> bytes:
 
 
 def is_replacement(body: bytes) -> bool:
-    """Whether an update entry holds the whole new document: it has an ``_id`` and is no delta of ``$v: 2``.
+    """Whether an update entry holds the whole new document: it has an ``_id`` and is not a delta of ``$v: 2``.
 
     A user's own field ``$v`` is read like the entry's: the server cannot tell them apart either.
     """

@@ -1,7 +1,7 @@
 """UnwindTransaction: the entry that commits a transaction becomes the transaction's operations (semantics 4).
 
 A large transaction is a chain of entries linked backwards by ``prevOpTime``. The chain's earlier members are requested
-(``NeedEntries``) one at a time and given on in bounded pieces, so that memory does not grow with the transaction.
+(``NeedEntries``) one at a time and passed on in bounded pieces, so that memory does not grow with the transaction.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class UnwindTransaction:
     def operations(
         self, commit: OplogEntry, member: OplogEntry, index: int, part: slice = _ALL
     ) -> Generator[NeedEntries | list[OplogEntry], Answer, int]:
-        """Give on the operations of one member that pass the filter; ``index`` is that of its first one. Of these only
+        """Pass on the operations of one member that pass the filter; ``index`` is that of its first one. Of these only
         the ``part`` given. Returns the index after the last one."""
         piece: list[OplogEntry] = []
         piece_bytes = passed = 0

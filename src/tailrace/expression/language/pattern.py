@@ -37,7 +37,7 @@ class CompiledPattern:
 
     def matches(self, data: bytes) -> bool:
         """Whether the pattern is found anywhere. As on the server, a search that reaches its limit finds nothing, and
-        neither does one in bytes that are no UTF-8."""
+        neither does one in bytes that are not UTF-8."""
         if self.plain is not None:
             return self.plain in data and is_utf8(data)
         try:
@@ -46,8 +46,9 @@ class CompiledPattern:
             return False
 
     def search(self, name: str, data: bytes, start: int) -> Any:
-        """The first match at or behind the byte ``start``, or ``None``; 51156 where the search reaches its limit. Who
-        goes on behind the first match knows that all of ``data`` is UTF-8, and does not have it looked at again."""
+        """The first match at or after the byte ``start``, or ``None``; 51156 where the search reaches its limit. A
+        caller that continues after the first match knows that all of ``data`` is UTF-8, and need not have it checked
+        again."""
         try:
             if start:
                 return self.compiled._match(data, start, options=_NO_UTF_CHECK)  # no public method takes options

@@ -1,4 +1,4 @@
-"""The bitwise tests: positions in a number's two's complement (the sign goes on for ever) or in binary data."""
+"""The bitwise tests: positions in a number's two's complement (the sign is extended for ever) or in binary data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages that may not stand in a change stream: the server parses them before it says so, and so a malformed one
+"""The stages that are forbidden in a change stream: the server parses them before it says so, and so a malformed one
 gives the error of its own parser. (What these check was measured on mongod 6.0.27, stage by stage.)"""
 
 from __future__ import annotations

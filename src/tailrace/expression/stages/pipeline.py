@@ -34,7 +34,7 @@ _NESTING: Final = (b"\x03", b"\x04")
 @dataclass(frozen=True, slots=True)
 class CompiledPipeline:
     """A compiled pipeline. ``split_large_event``: it ended in ``$changeStreamSplitLargeEvent``, which is not a stage
-    here. ``replaces_id`` is false when no stage can touch ``_id``, so that its guard (280) may be spared."""
+    here. ``replaces_id`` is false when no stage can touch ``_id``, so that its guard (280) can be left out."""
 
     stages: tuple[Stage, ...]
     split_large_event: bool

@@ -2,8 +2,8 @@
 
 Only the checks are ours. The order of strings comes from ICU through PyICU (the extra ``icu``), which is imported when
 a collation is first used. mongod bundles ICU 57.1 whatever its own version: what it knows of locales and their defaults
-stands here as it was measured, so that another ICU refuses what mongod refuses; only the order of some characters may
-differ (docs/reference/differences.md).
+is listed here as it was measured, so that another ICU refuses what mongod refuses; only the order of some characters
+may differ (docs/reference/differences.md).
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Order:
         return self.compare(left, right) == 0
 
     def sorted(self, values: Iterable[Value], *, descending: bool = False) -> list[Value]:
-        """The values in this order; equal ones stay as they stand, in either direction."""
+        """The values in this order; equal ones keep their order, in either direction."""
         return sorted(values, key=cmp_to_key(self.compare), reverse=descending)
 
 

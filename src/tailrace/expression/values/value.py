@@ -168,7 +168,7 @@ def _closed(body: bytearray) -> bytes:
 
 
 def too_large() -> NoReturn:
-    """What the server would hold in memory, and give up only when it writes it out."""
+    """What the server would hold in memory, and would fail on only when it writes it out."""
     raise ServerError(
         f"an array or a document grew past {CONTAINER_LIMIT // 1024 // 1024} MB while it was computed", code=13548
     )
@@ -235,7 +235,8 @@ def count_of(document: bytes) -> int:
 
 
 def spans_of(document: bytes) -> list[tuple[bytes, int, int, int]]:
-    """``(name, start, value start, end)`` of a document's fields, in order: for who copies most of them as they are."""
+    """``(name, start, value start, end)`` of a document's fields, in order: for callers that copy most of them as they
+    are."""
     result = []
     pos, limit = 4, len(document) - 1
     find = document.find
@@ -376,7 +377,7 @@ def bytes_of(value: Value) -> bytes:
 
 
 def text_of(value: Value) -> str:
-    """The text of a string, symbol or code. Bytes that are no UTF-8 are kept as lone surrogates."""
+    """The text of a string, symbol or code. Bytes that are not UTF-8 are kept as lone surrogates."""
     return value[1][4:-1].decode("utf-8", "surrogateescape")
 
 

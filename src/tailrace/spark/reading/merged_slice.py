@@ -90,7 +90,7 @@ class _Part:
         self._running: Iterator[list[ChangeEvent]] | None = None
 
     def step(self) -> bool:
-        """Go on a little; False where the shard was read to the end of the slice."""
+        """Read one more batch; False if the shard has been read to the end of the slice."""
         if self._running is None:
             batch = self._next_batch()
             if batch is None:

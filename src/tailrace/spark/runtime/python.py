@@ -1,9 +1,9 @@
 """Which Python runs Spark's workers: this one, started so that it loads PySpark from where it is installed.
 
 Spark puts its sources as a zip file before everything else on its processes' ``PYTHONPATH``, and Python compiles what
-it loads from a zip anew each time: 0.7 s of CPU for each process that a query starts, where the same files from
+it loads from a zip again each time: 0.7 s of CPU for each process that a query starts, where the same files from
 ``site-packages`` take 0.15 s (measured, PySpark 4.3, two cores). Where PySpark is an installed package the zip holds
-nothing else than that package, so the workers are started through a script that leaves it out.
+nothing but that package, so the workers are started through a script that leaves it out.
 """
 
 from __future__ import annotations

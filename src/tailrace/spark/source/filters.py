@@ -1,7 +1,7 @@
 """Spark's simple filters on the typed columns of a batch read, as a ``$match`` on the event.
 
-Spark hands over only what all rows must pass, and asks its own filters again whatever is made of them here; so a filter
-may be said more widely, or not at all, but never more narrowly.
+Spark hands over only what all rows must pass, and applies its own filters again whatever is made of them here; so a
+filter may be made wider, or left out, but never narrower.
 """
 
 from __future__ import annotations
