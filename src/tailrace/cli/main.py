@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments. argparse takes an optional positional only right behind the one before it; here it may come after
+    """The arguments. argparse takes an optional positional only right after the one before it; here it may come after
     flags too: a command names all it has in ``positionals``."""
     parser = build_parser()
     args, rest = parser.parse_known_args(arguments)

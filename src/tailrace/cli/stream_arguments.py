@@ -186,7 +186,7 @@ class Until:
             ) from None
 
     def is_before(self, event_token: bytes) -> bool:
-        """Whether the event with this token lies behind the end."""
+        """Whether the event with this token lies after the end."""
         return self.time is not None and ResumeToken.parse(event_token).cluster_time > self.time
 
     def count(self) -> None:

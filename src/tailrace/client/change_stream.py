@@ -273,7 +273,7 @@ class OplogChangeStream(ChangeStream):
 
     def _read(self) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
-        to read by, is opened anew behind the last one."""
+        to read by, is opened anew after the last one."""
         compiled = not kernel_loader.is_missing()
         self._filter_choice.saw(self._batch.raw, self._given, self._given_bytes, compiled=compiled)
         self._batch, self._given, self._given_bytes = OplogBatch(b"", self._read_up_to), 0, 0
@@ -302,7 +302,7 @@ class OplogChangeStream(ChangeStream):
         self._given_bytes += block.size
         ends = self._stream.invalidated or block.operation[-1] == _INVALIDATE
         count = len(block) - int(ends)
-        # Whether the stream is over is known behind the event that ends it.
+        # Whether the stream is over is known after the event that ends it.
         self._last = block.cut(count, count + 1) if ends else None
         self._events = BlockEvents(block.cut(0, count), self._codec_options)
         return True

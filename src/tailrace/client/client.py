@@ -205,7 +205,7 @@ class Client(_Watchable):
         return OplogChangeStream(self._source, request, self._profile)
 
     def operation_time(self) -> ClusterTime:
-        """A cluster time that all that was written before this call, to any shard, is not behind."""
+        """A cluster time that everything written before this call, to any shard, is at or before."""
         if self._native is None and self.cluster is not None:
             return self.cluster.open_view().time
         return self._source.operation_time()

@@ -122,7 +122,7 @@ class ShardedChangeStream(ChangeStream):
         self._parts[name] = _Part(_Answers(client, self._cluster), worker)
 
     def explain(self) -> dict[str, Any]:
-        """The plan of each shard's part; the merge and the router's stages come behind it."""
+        """The plan of each shard's part; the merge and the router's stages come after it."""
         return explain(self._plan, reads="shards")
 
     @property

@@ -26,7 +26,7 @@ class StreamStart(NamedTuple):
     """``operation_time``  of the last entry applied: a stream without a start begins one tick later
     ``kind``            what the namespace of a collection scope is now; an absent one is a "collection"
     ``shards``          of a sharded cluster the names in ``config.shards``; ``None`` over a single oplog
-    ``config_after``    of a cluster a time known before ``shards`` was read, behind which the config server's oplog
+    ``config_after``    of a cluster a time known before ``shards`` was read, after which the config server's oplog
                         is read too (``tailrace.pipeline.merge.CONFIG_SHARDS``); ``None``: no shard is added
     """
 
@@ -52,7 +52,7 @@ class OldestEntry(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a participant's oplog is read on: behind ``after``."""
+    """Where a participant's oplog is read on: after ``after``."""
 
     participant: str
     after: ClusterTime
@@ -60,7 +60,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadOplog:
-    """Ask for majority-committed entries behind any of these positions, in oplog order. Answer: ``OplogRead``.
+    """Ask for majority-committed entries after any of these positions, in oplog order. Answer: ``OplogRead``.
 
     ``positions``    one where the stream is over a single oplog; else of those participants that may bring it forward
     ``deadline_ms``  ``None``: answer at once. Else, where there is no entry yet, the answer may wait until that time of
@@ -83,7 +83,7 @@ class ReadOplog:
 
 class OplogRead(NamedTuple):
     """``batch``        a run of entries; empty when there was none in time
-    ``at_end``       nothing stood behind the batch when it was read; over several oplogs: in none of them
+    ``at_end``       nothing stood after the batch when it was read; over several oplogs: in none of them
     ``now_ms``       the clock when the answer was given
     ``participant``  whose entries they are
     """

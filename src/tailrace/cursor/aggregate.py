@@ -40,7 +40,7 @@ _FIELDS: Final = GENERIC_FIELDS | {
 @dataclass(frozen=True, slots=True)
 class AggregateCommand:
     """A change stream as it was asked for. ``stage`` is the document inside ``$changeStream``, ``pipeline`` the stages
-    behind it, ``batch_size`` that of the first batch; 0 reads nothing."""
+    after it, ``batch_size`` that of the first batch; 0 reads nothing."""
 
     database: str
     collection: str | None

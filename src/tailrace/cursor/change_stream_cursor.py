@@ -67,7 +67,7 @@ class ChangeStreamCursor:
                 return Filled(self._stream.token.to_bson(), closed=False)
             else:
                 at_end, now_ms = yield from self._read(None if batch else deadline_ms)
-        # Cut short: the stream goes on behind the last event given, whatever was read beyond it.
+        # Cut short: the stream goes on after the last event given, whatever was read beyond it.
         return Filled(batch.last_token or self.first_token, closed=False)
 
     def _put_into(self, batch: Batch) -> bool:

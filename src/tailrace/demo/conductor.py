@@ -243,7 +243,7 @@ class Demo:
 
 
 def _cluster_time(client: pymongo.MongoClient[dict[str, Any]]) -> Timestamp:
-    """The next cluster time: what is written from now on is behind it."""
+    """The next cluster time: what is written from now on is later than that."""
     with client.start_session() as session:
         client.admin.command("ping", session=session)
         now = session.operation_time

@@ -83,7 +83,7 @@ class BatchMark:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Events that the oplog had lost before the lake got them, and that its owner has accepted to miss: behind
+    """Events that the oplog had lost before the lake got them, and that its owner has accepted to miss: after
     ``after_token`` (``None``: the lake held no event) and cluster time ``after``, up to ``until``, where the stream
     continues."""
 

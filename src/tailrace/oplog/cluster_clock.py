@@ -17,7 +17,7 @@ from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.raw_bson import BINARY, INT64, OBJECT, TIMESTAMP, encode_document, encode_element, encode_int64
 
-#: The server's increments are signed: behind the last one comes the next second.
+#: The server's increments are signed: after the last one comes the next second.
 _INCREMENT_MAX: Final = 0x7FFFFFFF
 #: How a deployment without keys signs: a hash of zeros under the key 0.
 _UNSIGNED: Final = encode_document(

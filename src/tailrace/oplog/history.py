@@ -1,6 +1,6 @@
 """Whether an oplog still reaches back to where somebody wants to begin: one rule, whoever asks.
 
-A reader that has everything up to a time needs the entry behind it. If the oldest entry is more than one tick later,
+A reader that has everything up to a time needs the entry after it. If the oldest entry is more than one tick later,
 entries may be missing in between, unless nothing was ever written before it.
 """
 

@@ -52,7 +52,7 @@ def read_document_diff(buf: bytes, start: int = 0) -> DocumentDiff:
     """The sections of the document diff at ``start``. The server goes by the first letter of a section's name.
 
     Raises ``OplogFormatError`` with the server's codes: 4770500 for an empty diff, 4770503 for a section that is
-    unknown or out of order, 4770507 for one of a wrong type, 4770514 for one behind the sub-diffs.
+    unknown or out of order, 4770507 for one of a wrong type, 4770514 for one after the sub-diffs.
     """
     diff = DocumentDiff()
     rank = -1

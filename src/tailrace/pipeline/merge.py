@@ -46,7 +46,7 @@ class MergedChangeStream:
     ``plan``          the stream as it was asked for, with a start; every shard reads from there
     ``shards``        names of the shards in ``config.shards`` when the stream is opened; of equal tokens the shard that
                       is named first goes first
-    ``config_after``  read the config server's oplog behind this cluster time, known *before* ``shards`` was read;
+    ``config_after``  read the config server's oplog after this cluster time, known *before* ``shards`` was read;
                       feed it as the shard ``CONFIG_SHARDS``. ``None``: no shard is added
     ``mid_stream``    a later slice of a stream whose start another slice has found
     """
@@ -96,10 +96,10 @@ class MergedChangeStream:
 
     @property
     def resume_token(self) -> ResumeToken:
-        """The post-batch resume token: where a new stream goes on behind all that ``take`` gave. It never goes back and
-        never stands behind an event that was not given.
+        """The post-batch resume token: where a new stream goes on after all that ``take`` gave. It never goes back and
+        never stands after an event that was not given.
 
-        Every participant counts, the config server too: behind a shard that is not known yet nothing is promised.
+        Every participant counts, the config server too: after a shard that is not known yet nothing is promised.
         """
         return self._token
 
@@ -140,7 +140,7 @@ class MergedChangeStream:
         return stream is not None and not stream.is_over and stream.buffered_bytes < self._buffer_bytes_max
 
     def promised(self, shard: str) -> ClusterTime:
-        """Up to which cluster time the shard was read. Read on behind it."""
+        """Up to which cluster time the shard was read. Read on after it."""
         return self._get(shard).promised
 
     @property
@@ -247,7 +247,7 @@ class MergedChangeStream:
             self._let_go(self._topology.removed.pop())
 
     def _next_run(self) -> list[ChangeEvent]:
-        """The next events that may leave. Behind one of the config server's the run ends: it may add a shard."""
+        """The next events that may leave. After one of the config server's the run ends: it may add a shard."""
         run: list[ChangeEvent] = []
         limit = self._limit()
         while self._heads and len(run) < _RUN_EVENTS_MAX:
@@ -286,7 +286,7 @@ class MergedChangeStream:
         return min((shard.promised for shard in self._shards.values() if shard.holds_back), default=_NEVER)
 
     def _is_past_end(self) -> bool:
-        """Whether the next event stands behind the invalidate that ends the stream."""
+        """Whether the next event stands after the invalidate that ends the stream."""
         return self._end is not None and self._heads[0][0] > token_order(self._end.to_bson())
 
     def _push(self, shard: ShardStream) -> None:

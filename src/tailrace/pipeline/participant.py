@@ -29,7 +29,7 @@ class ShardStream:
     ``order``           ties between participants are broken by it
     ``events``          finished but for the router's stages, in order; ``buffered_bytes`` is about what they take
     ``promised``        everything at or before this cluster time has come
-    ``failure``         what ended the shard's part; it stands behind the events that wait
+    ``failure``         what ended the shard's part; it stands after the events that wait
     ``closed``          nothing more will come, so the merge does not wait for it
     ``invalidated_by``  the token of the invalidate that ended the part, if one did
 
@@ -65,7 +65,7 @@ class ShardStream:
     def process(self, batch: OplogBatch) -> Generator[Request | Emit, Answer, None]:
         """Run a batch through the shard's stages. Yields requests, and an empty ``Emit`` whenever events were added.
 
-        Raises nothing: an error is kept in ``failure``, behind the events before it.
+        Raises nothing: an error is kept in ``failure``, after the events before it.
         """
         running = self._pipeline.process(batch)
         answer: Answer = None

@@ -1,4 +1,4 @@
-"""The stages behind the merge: once for a stream, however many shards it reads."""
+"""The stages after the merge: once for a stream, however many shards it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.stage.handle_topology_change import HandleTopologyChange
 from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent
 from tailrace.stage.user_stages import GuardIdentifier
 
-#: The server's stages behind the merge, in the order in which it builds them.
+#: The server's stages after the merge, in the order in which it builds them.
 ROUTER_STAGES: Final = (
     HandleTopologyChange,
     EnsureResumeTokenPresent,

@@ -35,7 +35,7 @@ from tailrace.stage.transform import Transform
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
 from tailrace.stage.user_stages import MatchAhead, UserStages
 
-#: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those behind the merge.
+#: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those after the merge.
 SHARD_STAGES: Final = (
     OplogMatch,
     UnwindTransaction,
@@ -257,7 +257,7 @@ class ChangeStreamPipeline:
             if self._resumability is not None and stage == self._resumability.process and not self.searches_unmatched:
                 self._oplog_match.may_pass = self.pushdown.entry_test
             if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
-                # The stream is over here: what failed in a stage above stands behind it.
+                # The stream is over here: what failed in a stage above stands after it.
                 invalidate, failure = ending, None
             items = out
         if items:
@@ -281,7 +281,7 @@ class ChangeStreamPipeline:
 
 
 def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:
-    """The invalidate event that ends the stream, if this piece holds it; nothing stands behind it."""
+    """The invalidate event that ends the stream, if this piece holds it; nothing stands after it."""
     if events and events[-1].from_invalidate and not events[-1].swallow:
         return events[-1]
     return None

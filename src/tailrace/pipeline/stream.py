@@ -135,12 +135,12 @@ class Stream(ABC):
 
     @abstractmethod
     def promised(self, participant: str) -> ClusterTime:
-        """Up to which cluster time the participant's oplog was worked on. Read on behind it."""
+        """Up to which cluster time the participant's oplog was worked on. Read on after it."""
 
     @property
     @abstractmethod
     def token(self) -> ResumeToken:
-        """The post-batch resume token: where a new stream goes on behind all that was given. It never goes back."""
+        """The post-batch resume token: where a new stream goes on after all that was given. It never goes back."""
 
     @property
     @abstractmethod

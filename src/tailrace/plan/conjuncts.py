@@ -2,7 +2,7 @@
 on.
 
 The server moves a ``$match`` towards the oplog past every stage that leaves alone what the match looks at, in parts
-where only parts can go (measured on 6.0.27: an expression that would fail on an event that the match behind it
+where only parts can go (measured on 6.0.27: an expression that would fail on an event that the match after it
 excludes does not fail; nor does the look-up of an image that is required and missing). Only ``$replaceRoot``,
 ``$replaceWith`` and ``$redact`` stop it here.
 """

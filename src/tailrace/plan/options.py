@@ -47,7 +47,7 @@ OPTION_NAMES: Final[tuple[str, ...]] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """A change stream's scope, the options of its ``$changeStream`` stage, and the user's stages behind it.
+    """A change stream's scope, the options of its ``$changeStream`` stage, and the user's stages after it.
 
     ``pipeline``            the user's stages, each a BSON document
     ``generate_v2_tokens``  the aggregate command's ``$_generateV2ResumeTokens``

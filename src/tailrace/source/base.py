@@ -69,7 +69,7 @@ class OplogSource(Protocol):
         ``until``; the batch may be empty for that. With ``until`` <= ``after`` there is no batch.
 
         Waits until ``until`` is majority-committed; a dump does not grow, and gives what it has. Elections and cut
-        connections are survived, by going on behind the last entry given, for as long as the source tries. Closing the
+        connections are survived, by going on after the last entry given, for as long as the source tries. Closing the
         iterator closes the server's cursor.
 
         Raises ChangeStreamHistoryLost where the oplog does not reach back to ``after``: its oldest entry is more than a

@@ -50,7 +50,7 @@ class Removed(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A shard that a stream begins with: read at ``client`` behind ``after``."""
+    """A shard that a stream begins with: read at ``client`` after ``after``."""
 
     name: str
     client: MongoClient[Any]
@@ -58,14 +58,14 @@ class Member(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What a stream begins with; it follows ``config.shards`` behind ``config_after``, as ``OpenView`` says."""
+    """What a stream begins with; it follows ``config.shards`` after ``config_after``, as ``OpenView`` says."""
 
     members: tuple[Member, ...]
     config_after: ClusterTime | None
 
 
 def changes(config: Connection, after: ClusterTime) -> list[Change]:
-    """What happened to ``config.shards`` behind ``after``, as far back as the config server's oplog reaches."""
+    """What happened to ``config.shards`` after ``after``, as far back as the config server's oplog reaches."""
     query = {
         "ts": {"$gt": after.to_timestamp()},
         "$or": [
@@ -130,9 +130,9 @@ def _remembered_host(config: Connection, removal: Change) -> str | None:
 
 
 def beginning(cluster: Cluster, view: OpenView, after: ClusterTime, *, ignore_removed: bool = False) -> Beginning:
-    """What a stream that reads behind ``after`` begins with.
+    """What a stream that reads after ``after`` begins with.
 
-    Raises SourceError for a shard that was removed behind ``after`` and cannot be read any more, and 286 where its
+    Raises SourceError for a shard that was removed after ``after`` and cannot be read any more, and 286 where its
     oplog no longer reaches back. With ``ignore_removed`` such shards are left out, and the log says so.
     """
     listed = tuple(Member(name, cluster.client(name), after) for name in view.shards)

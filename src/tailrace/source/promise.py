@@ -47,7 +47,7 @@ class PromiseRequester:
         self.forced = 0
 
     def ask(self, until: ClusterTime, clock_document: Mapping[str, Any]) -> None:
-        """See that the shard's oplog gets an entry at or behind ``until``, and that it is majority-committed soon.
+        """See that the shard's oplog gets an entry at or after ``until``, and that it is majority-committed soon.
 
         ``clock_document``  a ``$clusterTime`` as a member sent it, signature and all, not before ``until``
 

@@ -26,7 +26,7 @@ _log = logging.getLogger("tailrace.source")
 
 
 class ShardReader:
-    """Tails one oplog behind ``after`` until it is closed.
+    """Tails one oplog after ``after`` until it is closed.
 
     ``changed``  notified (its lock held) whenever there is something new to look at
 

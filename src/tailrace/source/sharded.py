@@ -71,7 +71,7 @@ class ShardedSource:
         self._clock = ClusterClock()
 
     def open(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
-        """Read a shard behind ``after``. Does not wait for it."""
+        """Read a shard after ``after``. Does not wait for it."""
         reader = ShardReader(name, client, after, self.changed, **self._options)
         asker = Worker(f"tailrace-promise-{name}", self.changed)
         self._parts[name] = _ReadShard(reader, PromiseRequester(client, name), asker)

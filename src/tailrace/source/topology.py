@@ -52,7 +52,7 @@ class OpenView:
     """The cluster at the moment a stream is opened.
 
     ``time``          a cluster time that every member has heard of: a write acknowledged later is later
-    ``config_after``  follow ``config.shards`` behind this time; ``None`` where the shards are a fixed list
+    ``config_after``  follow ``config.shards`` after this time; ``None`` where the shards are a fixed list
     ``shards``        names, in the order of ``config.shards``
     """
 

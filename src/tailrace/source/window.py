@@ -27,7 +27,7 @@ class Window:
         self._seconds: float = _FIRST_S
 
     def end(self, after: ClusterTime, until: ClusterTime) -> ClusterTime:
-        """Where the window behind ``after`` ends, inclusive."""
+        """Where the window after ``after`` ends, inclusive."""
         if self.oplog_filter is None:
             return until
         return min(until, ClusterTime.of(after.seconds + max(1, int(self._seconds)), 0))

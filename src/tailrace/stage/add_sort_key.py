@@ -1,4 +1,4 @@
-"""The sort key that a shard's part of a merged stream carries behind each event (semantics 9)."""
+"""The sort key that a shard's part of a merged stream carries after each event (semantics 9)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from tailrace.plan.plan import Plan
 
 
 class CheckInvalidate:
-    """Adds the invalidate event behind its cause and lets nothing pass after it.
+    """Adds the invalidate event after its cause and lets nothing pass after it.
 
     The invalidate that a stream is started after does not end it: it passes once, marked, so that the resume search
     finds it. Another shard of the merged stream may log the same drop later, with another token: whatever it is, the

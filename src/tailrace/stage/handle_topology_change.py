@@ -1,7 +1,7 @@
-"""HandleTopologyChange: behind the merge, follows the cluster's shards and swallows what told of them.
+"""HandleTopologyChange: after the merge, follows the cluster's shards and swallows what told of them.
 
 A shard is added by an insert into ``config.shards``, which comes to the merge from the config server's oplog. Every
-cursor that the server opens then starts one tick behind that insert: before that it was not a shard. A shard is removed
+cursor that the server opens then starts one tick after that insert: before that it was not a shard. A shard is removed
 by a deletion there, alone (4.4) or in an ``applyOps`` (5.0, 6.0). The server does not follow removals: its cursor stays
 on the servers that were a shard until it fails. Here the shard's part ends with the removal.
 """

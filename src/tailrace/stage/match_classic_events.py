@@ -1,4 +1,4 @@
-"""The match behind the transform: without showExpandedEvents only the classic types of event remain (semantics 2.2)."""
+"""The match after the transform: without showExpandedEvents only the classic types of event remain (semantics 2.2)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class CheckEventSize:
 class SplitLargeEvent:
     """Gives an event that is too large as fragments, each with a token of its own.
 
-    After a resume from a fragment, only the fragments behind it. Raises 280 where the event resumed from is not split,
+    After a resume from a fragment, only the fragments after it. Raises 280 where the event resumed from is not split,
     or not into that many fragments.
     """
 

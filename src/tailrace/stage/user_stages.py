@@ -1,4 +1,4 @@
-"""The user's own stages on finished events, and the guard of ``_id`` behind them (semantics 8)."""
+"""The user's own stages on finished events, and the guard of ``_id`` after them (semantics 8)."""
 
 from __future__ import annotations
 

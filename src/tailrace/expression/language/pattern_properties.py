@@ -30,7 +30,7 @@ _SCRIPTS: Final = frozenset(_SCRIPT_NAMES.split())
 
 
 def read(text: str, pos: int, letter: str) -> tuple[str, int, bool]:
-    """The property at ``pos``, behind ``\\p`` or ``\\P``: as PCRE2 takes it, where it ends, and whether it is one of
+    """The property at ``pos``, after ``\\p`` or ``\\P``: as PCRE2 takes it, where it ends, and whether it is one of
     those that depend on case. A script means the letters whose script it is, not those also used with it."""
     if text.startswith("{", pos):
         end = text.find("}", pos)

@@ -109,7 +109,7 @@ class _Reader:
         #: Length and least length of the groups that are closed, by number.
         self.closed: dict[int, tuple[int | None, int]] = {}
         self.names: dict[str, int] = {}
-        #: Length and least length of the last item, for a quantifier behind it.
+        #: Length and least length of the last item, for a quantifier after it.
         self.last: tuple[int | None, int] = (0, 0)
         #: Where the group that was closed last begins.
         self.opened = 0
@@ -557,7 +557,7 @@ def _code(number: int) -> str:
 
 
 def _quoted(letter: str) -> str:
-    """A letter that stands for itself. Only letters and digits of ASCII mean more behind a backslash."""
+    """A letter that stands for itself. Only letters and digits of ASCII mean more after a backslash."""
     return letter if letter.isascii() and letter.isalnum() else _code(ord(letter))
 
 

@@ -121,7 +121,7 @@ def _if_null(operand: Value, bindings: Bindings) -> Expression:
 
 
 def _without_constants(args: list[Expression]) -> list[Expression]:
-    """What the server leaves of the arguments beforehand: no null constant but the last, nothing behind another one."""
+    """What the server leaves of the arguments beforehand: no null constant but the last, nothing after another one."""
     kept: list[Expression] = []
     for place, argument in enumerate(args):
         if not argument.constant:

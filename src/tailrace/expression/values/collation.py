@@ -32,7 +32,7 @@ fil fo fr fr_CA ga gl gu ha haw he hi hr hsb hu hy id ig is it ja ka kk kl km kn
 mr ms mt my nb ne nl nn om or pa pl ps pt ro ru se si sk sl smn sq sr sr_Latn sv sw ta te th to tr ug uk ur vi wae yi yo
 zh zh_Hant zu"""
 LOCALES: Final = frozenset(_LOCALES.split())
-#: What may stand behind ``@collation=``: with every locale, and with some.
+#: What may stand after ``@collation=``: with every locale, and with some.
 _TYPES: Final = frozenset({"emoji", "eor", "search"})
 _TYPES_OF: Final[dict[str, frozenset[str]]] = {
     "ar": frozenset({"compat"}),

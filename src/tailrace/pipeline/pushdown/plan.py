@@ -59,7 +59,7 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     ``enabled``  ``False`` leaves entries alone: only what the server itself does visibly is done, which is to ask a
                  ``$match`` before images are looked up and before stages that it can pass
     """
-    # What could fail comes last, behind all that could spare it: so it is on the server, whose oplog query comes first.
+    # What could fail comes last, after all that could spare it: so it is on the server, whose oplog query comes first.
     order = order_of(plan.options.collation)
     conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fails))
     shown = _shown_images(plan)

@@ -141,7 +141,7 @@ def _operator(name: bytes, *arguments: Value) -> Value:
     return v.object_of([(name, v.array_of(arguments))])
 
 
-#: The part of ``ns`` behind its first dot; of an ``ns`` without one all of it.
+#: The part of ``ns`` after its first dot; of an ``ns`` without one all of it.
 _COLLECTION_OF_NS: Final = _operator(
     b"$substrBytes",
     v.string("$ns"),
@@ -187,7 +187,7 @@ class NamespaceRule:
     def _collection(self, name: bytes) -> Value:
         if self._database is not None:
             return v.string_of(self._database + b"." + name)
-        # \z, since $ would take a name with a line break behind it for the name.
+        # \z, since $ would take a name with a line break after it for the name.
         return query.regex(rb"^[^.]+\." + re.escape(name) + rb"\z")
 
 
@@ -222,7 +222,7 @@ def _text_rule(node: tree.Node, value_of: Callable[[bytes], Value], is_collectio
 
 
 def _pattern(node: tree.Pattern) -> Value:
-    """The pattern on the part of ``ns`` behind the first dot."""
+    """The pattern on the part of ``ns`` after the first dot."""
     arguments = [
         (b"input", _COLLECTION_OF_NS),
         (b"regex", v.object_of([(b"$literal", v.string_of(node.pattern))])),
