@@ -219,7 +219,7 @@ def test_large_images_are_asked_for_a_few_at_a_time_and_given_before_the_next() 
         waiting += oplog.asked[-1]
         assert waiting <= 32
     assert given > sum(oplog.asked) > 50
-    assert oplog.asked[0] == 32
+    assert oplog.asked[0] == 8
     assert set(oplog.asked[1:-1]) == {15}
 
 

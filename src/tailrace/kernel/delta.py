@@ -37,7 +37,7 @@ DISAMBIGUATES = 72  # whether there is a ``disambiguatedPaths``
 _PATHS = 80
 _FIELDS_LEFT = 88
 DELTA_SIZE = 96
-_DESCRIPTION_MAX = 16 * 1024 * 1024
+_DESCRIPTION_MAX = 16_793_600
 #: The server's document of the updated fields is limited to 64 MB in the making (``event.update_description``). With no
 #: more fields than this in no more than 16 MB it is well below that; the plain stages count where there are more.
 _FIELDS_MAX = 500_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,12 @@ from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, Request
 Chosen = npt.NDArray[np.bool_]
 
 #: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
-#: of those that came before. The first ones of a batch are few, since nothing is known of them.
+#: of those that came before. The first ones of a stream are few, since nothing is known of them.
 _ASKED_MAX: Final = 1_000
 _ASKED_BYTES: Final = 16 << 20
-_ASKED_FIRST: Final = 32
+_ASKED_FIRST: Final = 8
 _UPDATE: Final = OPERATION_TYPES.index("update")
-_INSERT: Final = OPERATION_TYPES.index("insert")
+_HAVE_PRE_IMAGES: Final = [OPERATION_TYPES.index(name) for name in ("update", "replace", "delete")]
 _ENTRY: Final = event_record.ENTRY // 8
 _UUID: Final = slice(event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8 + 1)
 _START: Final = event_record.START // 8
@@ -42,9 +43,18 @@ _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 _NOTHING: Bytes = np.zeros(1, np.uint8)
 
 
+#: A stream's step, kept from batch to batch: it knows how large the images are.
+_KEPT: WeakKeyDictionary[ChangeStreamPipeline, AddImages] = WeakKeyDictionary()
+
+
 def image_steps(pipeline: ChangeStreamPipeline) -> list[Step]:
     """The step that looks images up and puts them into the events, where the stream has any."""
-    return [AddImages(pipeline)] if pipeline.pushdown.looks_up else []
+    if not pipeline.pushdown.looks_up:
+        return []
+    step = _KEPT.get(pipeline)
+    if step is None:
+        step = _KEPT[pipeline] = AddImages(pipeline)
+    return [step]
 
 
 class AddImages:
@@ -108,7 +118,7 @@ class AddImages:
     def _asks(self, made: KernelBatch) -> Chosen:
         """The events that an image is asked for."""
         operation = made.column(event_record.OPERATION)
-        asks: Chosen = operation != _INSERT if self._before else operation == _UPDATE
+        asks: Chosen = np.isin(operation, _HAVE_PRE_IMAGES) if self._before else operation == _UPDATE
         return asks
 
     def _documents(self, made: KernelBatch, updates: Chosen) -> Generator[Request, Answer, Field]:

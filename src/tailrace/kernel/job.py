@@ -67,7 +67,7 @@ CHAIN_MAX = 1024
 #: Larger document keys are left to the plain stages.
 KEY_DOCUMENT_MAX = 1 << 14
 KEY_STRING_MAX = 2 * KEY_DOCUMENT_MAX + 512
-#: The server refuses events beyond this size (10334); the plain stages say so.
-EVENT_MAX = 16 * 1024 * 1024
+#: The server refuses events beyond 16 MiB and 16 KiB (10334); the plain stages say so.
+EVENT_MAX = 16_793_600
 #: More than all fixed parts of an event together.
 FIXED_PARTS = 1024

@@ -63,4 +63,4 @@ def block_of(pipeline: ChangeStreamPipeline, made: KernelBatch, first: int, last
 def _check_size(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
     """Events that a step has made too large are the plain stages', which say so."""
     yield from ()
-    return made.left_plain_by_event(made.end - made.start >= EVENT_MAX)
+    return made.left_plain_by_event(made.end - made.start > EVENT_MAX)
