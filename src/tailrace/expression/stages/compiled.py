@@ -25,13 +25,15 @@ class Stage:
     """One compiled stage: its name, its specification as it was given, and what it does to an event.
 
     ``apply`` gives ``None`` for an event that is filtered out. ``parsed`` is the parsed form that a plan may look at:
-    the tree of a ``$match``, a ``Projection``, the ``Expression`` of a replacement or a ``$redact``.
+    the tree of a ``$match``, a ``Projection``, the ``Expression`` of a replacement or a ``$redact``. ``places`` says
+    whether fields that this stage drops keep their places for a later one.
     """
 
     name: str
     specification: Value
     parsed: tree.Node | Projection | Expression | None
     apply: Apply
+    places: bool = False
 
 
 def _match(specification: Value, bindings: Bindings) -> tuple[tree.Node, Apply]:

@@ -48,24 +48,34 @@ class CompiledPipeline:
 
         Raises ``ServerError`` with the server's code, and the stage as hint, when an expression fails on this event.
         """
-        document: bytes | None = event
-        if self.sets_event_fields:
-            document = with_places(event, expanded=self.show_expanded_events)
-        for place, stage in enumerate(self.stages):
+        document = self.apply_rest(self.with_places(event) if self.sets_event_fields else event, 0)
+        if document is None:
+            return None
+        if self.keeps_places:
+            document = v.stripped(document)
+        if document is not event:
+            check_event(document)
+        return document
+
+    def with_places(self, event: bytes) -> bytes:
+        """The event with the places of fields that a stage may set."""
+        return with_places(event, expanded=self.show_expanded_events)
+
+    def apply_rest(self, document: bytes, first: int) -> bytes | None:
+        """What the stages from number ``first`` on make of a document, with the places that fields may have kept."""
+        for place in range(first, len(self.stages)):
+            stage = self.stages[place]
             try:
-                document = stage.apply(document)  # type: ignore[arg-type]
+                result = stage.apply(document)
             except TailraceError as error:
                 if error.hint is None:
                     error.hint = f"At stage {place} of the pipeline, {stage.name}"
                 raise
             except RecursionError:
                 raise failure(15, f"exceeded the depth that can be evaluated at stage {place}, {stage.name}") from None
-            if document is None:
+            if result is None:
                 return None
-        if self.keeps_places:
-            document = v.stripped(document)  # type: ignore[arg-type]
-        if document is not event:
-            check_event(document)  # type: ignore[arg-type]
+            document = result
         return document
 
     @property
@@ -161,7 +171,7 @@ class Compiler:
         parse = STAGES.get(name)
         if parse is not None:
             parsed, apply = parse(specification, bindings)
-            return Stage(name, specification, parsed, apply)
+            return Stage(name, specification, parsed, apply, bindings.compilation.places)
         self._other(name, specification, bindings, place)
         return None
 

@@ -80,6 +80,11 @@ class EntryTest:
         self._scope = plan.options.scope.kind
         self._known = known_of_writes(plan)
 
+    @property
+    def asks_for_session(self) -> bool:
+        """Whether the answer depends on more of the entry than its event shows."""
+        return bool(self._sessions)
+
     def __call__(self, entry: OplogEntry) -> bool:
         try:
             view = self._view(entry)

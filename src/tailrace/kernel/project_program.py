@@ -1,0 +1,246 @@
+"""The parsed projections and replacements as programs for ``tailrace.kernel.project_stage``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tailrace.expression.language.expression import Expression
+from tailrace.expression.stages.compiled import Stage
+from tailrace.expression.stages.projection import Projection
+from tailrace.expression.values import value as v
+from tailrace.kernel import project, project_finish, project_stage
+from tailrace.kernel.batch import Bytes, Offsets, address
+
+PASSES: Final = project_stage.PASSES
+FAILS: Final = project_stage.FAILS
+NOT_KNOWN: Final = project_stage.NOT_KNOWN
+#: The rest of a block whose results need too much room: left to the plain stages.
+LEFT: Final = 3
+
+#: More names than this at one level are looked up faster by the reference's sets; and each needs its bit in a word.
+_NAMES_MAX: Final = 60
+#: One event's result that needs more room than this is left to the plain stages, and so is what of a block comes after
+#: more results than that.
+_EVENT_ROOM: Final = 40 << 20
+_BLOCK_ROOM: Final = 128 << 20
+_MARGIN: Final = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Events one behind the other in one buffer: event ``i`` is ``buffer[offsets[i] : offsets[i + 1]]`` (int64[n + 1])
+    while its ``verdict`` (uint8[n]) is ``PASSES``. ``places``, of the last step: int64[n, 4], where token and ``ns``
+    start and end."""
+
+    buffer: Bytes
+    offsets: Offsets
+    verdict: Bytes
+    places: Offsets | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The resume tokens that a block's events came with: what ``_id`` must still hold at the end."""
+
+    buffer: Bytes
+    start: Offsets
+    end: Offsets
+
+
+class _NotCompiledError(Exception):
+    """A part of a stage that this module has no instruction for."""
+
+
+class Pool:
+    """Bytes that compiled code reads at addresses; places in the pool become addresses at the end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray(8)
+        self._pointers: list[int] = []
+
+    def bytes(self, data: bytes) -> int:
+        place = len(self._data)
+        # Names are compared by eight bytes at a time, so that many must be there.
+        self._data += data + bytes(-len(data) % 8 + 8)
+        return place
+
+    def words(self, words: Sequence[int], pointers: Sequence[int]) -> int:
+        """Words, of which those numbered in ``pointers`` are places in this pool."""
+        place = len(self._data)
+        self._data += struct.pack(f"<{len(words)}q", *words)
+        self._pointers += [place + 8 * number for number in pointers]
+        return place
+
+    def table(self, rows: Sequence[Sequence[int]], pointers: Sequence[int]) -> int:
+        """Rows of words one behind the other, with the same places in each."""
+        width = len(rows[0]) if rows else 0
+        flat = [word for row in rows for word in row]
+        return self.words(flat, [width * row + one for row in range(len(rows)) for one in pointers])
+
+    def placed(self) -> Bytes:
+        array: Bytes = np.frombuffer(bytearray(self._data), np.uint8)
+        base = address(array)
+        for place in self._pointers:
+            word = array[place : place + 8].view(np.int64)
+            word += base
+        return array
+
+
+def room_for(size: int) -> Bytes:
+    """Memory for the events that a step writes. Only what is written to is ever backed by pages."""
+    return np.empty(size, np.uint8)
+
+
+class StageProgram:
+    """One step over a block of events: what an operation of ``project_stage`` does with its target in the pool."""
+
+    def __init__(self, operation: int, pool: Pool | None = None, target: int = 0, *, expanded: bool = False) -> None:
+        self._operation, self._expanded = operation, expanded
+        self._pool = None if pool is None else pool.placed()
+        self._target = 0 if self._pool is None else address(self._pool) + target
+
+    def run(self, run: Run, tokens: Tokens | None = None) -> Run:
+        """The events after the step. With ``tokens`` they are checked as events that are given to the user."""
+        count = run.verdict.size
+        verdict = run.verdict.copy()
+        given = np.ascontiguousarray(run.offsets, np.int64)
+        offsets = np.zeros(count + 1, np.int64)
+        places = np.zeros((count, 4), np.int64)
+        spans = None if tokens is None else np.ascontiguousarray(np.stack([tokens.start, tokens.end], 1), np.int64)
+        state = np.zeros(project.STATE_SLOTS, np.int64)
+        size = int(np.diff(given)[verdict == PASSES].sum())
+        out = room_for(size + size // 8 + 128 * count + _MARGIN)
+        slots = {
+            project_stage.OPERATION: self._operation,
+            project_stage.TARGET: self._target,
+            project_stage.EXPANDED: int(self._expanded),
+            project_stage.STATE: address(state),
+            project_stage.BASE: address(run.buffer),
+            project_stage.GIVEN: address(given),
+            project_stage.COUNT: count,
+            project_stage.VERDICTS: address(verdict),
+            project_stage.OFFSETS: address(offsets),
+            project_stage.TOKENS: 0 if spans is None else address(spans),
+            project_stage.TOKEN_BASE: 0 if tokens is None else address(tokens.buffer),
+            project_stage.PLACES: address(places),
+        }
+        job = np.zeros(project_stage.JOB_SLOTS, np.int64)
+        for slot, value in slots.items():
+            job[slot // 8] = value
+        out = _worked_through(job, state, out, verdict, offsets)
+        return Run(out, offsets, verdict, None if tokens is None else places)
+
+
+def _worked_through(job: Offsets, state: Offsets, out: Bytes, verdict: Bytes, offsets: Offsets) -> Bytes:
+    """Run the job, with more room as it is needed; gives what is written."""
+    written = 0
+    while True:
+        job[project_stage.OUT // 8] = address(out)
+        job[project_stage.NEXT // 8] = address(out) + written
+        state[project.OUT_END // 8] = address(out) + out.size
+        full = project_stage.stage(address(job))
+        written = int(job[project_stage.NEXT // 8]) - address(out)
+        if not full:
+            return out[:written]
+        index = int(job[project_stage.INDEX // 8])
+        if written > _BLOCK_ROOM:
+            verdict[index:] = np.where(verdict[index:] == PASSES, LEFT, verdict[index:])
+            offsets[index:] = written
+            return out[:written]
+        if out.size - written >= _EVENT_ROOM:
+            verdict[index] = NOT_KNOWN
+            continue
+        larger = room_for(2 * out.size)
+        larger[:written] = out[:written]
+        out = larger
+
+
+def stage_program(stage: Stage) -> StageProgram | None:
+    """The program of a projection or a replacement; ``None`` where a part of it has none."""
+    pool = Pool()
+    try:
+        if isinstance(stage.parsed, Projection):
+            return StageProgram(project_stage.PROJECT, pool, _node(pool, stage.parsed, stage.places))
+        if stage.name in ("$replaceRoot", "$replaceWith") and isinstance(stage.parsed, Expression):
+            return StageProgram(project_stage.REPLACE, pool, _expression(pool, stage.parsed, stage.places))
+    except _NotCompiledError:
+        pass
+    return None
+
+
+def places_program(*, expanded: bool) -> StageProgram:
+    """Puts back the places of an event's absent fields (``with_places``)."""
+    pool = Pool()
+    names = [(pool.bytes(name), len(name)) for name in project_finish.PLACE_NAMES]
+    return StageProgram(project_stage.SET_PLACES, pool, pool.table(names, [0]), expanded=expanded)
+
+
+def strip_program() -> StageProgram:
+    """Takes out the places of fields that went (``stripped``)."""
+    return StageProgram(project_stage.STRIP)
+
+
+def copy_program() -> StageProgram:
+    """Leaves each event as it is."""
+    return StageProgram(project_stage.COPY)
+
+
+def _node(pool: Pool, node: Projection, places: bool) -> int:
+    names = {*node.names, *node.order}
+    if len(names) > _NAMES_MAX:
+        raise _NotCompiledError
+    rows = []
+    for name in node.order:
+        expression = node.expressions.get(name)
+        if expression is not None:
+            what, target = project.EXPRESSION, _expression(pool, expression, places)
+        else:
+            what, target = project.CHILD, _node(pool, node.children[name], places)
+        rows.append((pool.bytes(name), len(name), what, target))
+    # A name without a target points nowhere in particular.
+    rows += [(pool.bytes(name), len(name), project.NAMED, 0) for name in node.names - set(node.order)]
+    table = pool.table(rows, [0, 3])
+    empty = pool.bytes(v.EMPTY_OBJECT[1])
+    keeps = int(node.mode == "include")
+    words = [keeps, int(node.places), int(node.computes), len(node.order), len(rows), table, empty]
+    return pool.words(words, [5, 6])
+
+
+def _expression(pool: Pool, expression: Expression, places: bool) -> int:
+    rows: list[tuple[int, int, int, int]] = []
+    _write(pool, expression, places, rows)
+    rows.append((project.END, 0, 0, 0))
+    # The second operand of some instructions is a place.
+    flat = [word for row in rows for word in row]
+    pointers = [4 * number + _POINTER[row[0]] for number, row in enumerate(rows) if row[0] in _POINTER]
+    return pool.words(flat, pointers)
+
+
+#: Which word of an instruction is a place in the pool.
+_POINTER: Final = {project.CONSTANT: 2, project.PATH: 2, project.PART: 1}
+
+
+def _write(pool: Pool, expression: Expression, places: bool, rows: list[tuple[int, int, int, int]]) -> None:
+    """Append the instructions of an expression."""
+    if expression.kind == "constant":
+        kind, data = (project.MISSING, b"") if expression.value is None else expression.value
+        rows.append((project.CONSTANT, kind, pool.bytes(data), len(data)))
+    elif expression.kind == "field" and expression.name == "ROOT":
+        names = [(pool.bytes(name), len(name)) for name in expression.path]
+        rows.append((project.PATH, len(names), pool.table(names, [0]), 0))
+    elif expression.kind in ("object", "array"):
+        is_object = expression.kind == "object"
+        names_of = expression.names if is_object else [b"%d" % index for index in range(len(expression.args))]
+        rows.append((project.OPEN, 0, 0, 0))
+        for name, part in zip(names_of, expression.args, strict=True):
+            rows.append((project.PART, pool.bytes(name), len(name), 0))
+            _write(pool, part, places, rows)
+            rows.append((project.SETTLE, int(is_object and places), int(not is_object), 0))
+        rows.append((project.CLOSE, v.OBJECT if is_object else v.ARRAY, 0, 0))
+    else:
+        raise _NotCompiledError
