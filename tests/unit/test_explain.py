@@ -9,12 +9,13 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.explain import explain_options, explain_text
+from tailrace.pipeline.explain import explain, explain_text
 from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
 
 
 def plan(scope: str | None, *stages: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return explain_options(StreamOptions.parse(Scope.parse(scope), options, stages))
+    return explain(build_plan(StreamOptions.parse(Scope.parse(scope), options, stages)))
 
 
 def test_deletes_of_one_collection_leave_only_deletes_and_what_ends_the_stream() -> None:
@@ -100,7 +101,7 @@ def test_a_collation_keeps_strings_out_of_the_oplog_query() -> None:
         [{"$match": {"ns.coll": "C"}}],
         collation={"locale": "en", "strength": 2},
     )
-    shown = explain_options(options)
+    shown = explain(build_plan(options))
     assert shown["match"][0]["asked"] == ["entry test"]
     assert shown["reads"]["insert"] == "all"
 

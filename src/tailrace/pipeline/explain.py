@@ -16,9 +16,7 @@ from tailrace.pipeline.pushdown.oplog_filter import kinds_read
 from tailrace.pipeline.pushdown.query import text_of
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
-from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_6_0, ServerProfile
+from tailrace.plan.plan import Plan
 
 #: Where the entries come from: an oplog that can be asked a query, a dump, or the shards of a cluster, which are read
 #: whole so that each of their entries is a promise.
@@ -29,13 +27,6 @@ _ANY_DATE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 )
 _OPLOG_QUERY: Final = "oplog query"
 _ENTRY_TEST: Final = "entry test"
-
-
-def explain_options(
-    options: StreamOptions, profile: ServerProfile = SERVER_6_0, *, reads: Reads = "mongod"
-) -> dict[str, Any]:
-    """The plan of the stream that ``options`` ask for, without opening it. Raises what opening it would raise."""
-    return explain(build_plan(options, profile), reads=reads)
 
 
 def explain(plan: Plan, *, reads: Reads = "mongod") -> dict[str, Any]:
