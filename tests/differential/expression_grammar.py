@@ -361,6 +361,25 @@ def pipeline(rng: random.Random, documents: list[bytes], only: frozenset[str]) -
     return [_one(rng, documents, grammar)]
 
 
+#: Operators of comparison and logic, which never fail (but ``$in``) and which every server has.
+LOGIC = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$cmp", "$and", "$or", "$not", "$in", "$ifNull", "$cond")
+
+
+def match(rng: random.Random, documents: list[bytes]) -> bytes:
+    """A random ``$match`` with expressions of comparisons and logic over paths and constants."""
+    grammar = Grammar(rng)
+
+    def expression(depth: int = 2) -> Value:
+        name = rng.choice(LOGIC)
+        wanted = {"$not": 1, "$cond": 3}.get(name, rng.choice((1, 2, 3)) if name in ("$and", "$or") else 2)
+        kinds = ["x"] * wanted if name != "$in" else ["x", "a"]
+        nested = [depth > 0 and rng.random() < 0.4 for _ in kinds]
+        args = [expression(depth - 1) if deep else grammar.leaf(kind) for kind, deep in zip(kinds, nested, strict=True)]
+        return op(name, v.array_of(args))
+
+    return _stage("$match", query(rng, documents, expression))
+
+
 def _one(rng: random.Random, documents: list[bytes], grammar: Grammar) -> bytes:
     kind = rng.random()
     if kind < 0.3:

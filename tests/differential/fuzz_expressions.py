@@ -5,9 +5,13 @@
     python -m tests.differential.fuzz_expressions --seed 7 --n 400 --only '$dateTrunc,$add'
     python -m tests.differential.fuzz_expressions --seeds 1-50 --n 400 --collation                one for each seed
     python -m tests.differential.fuzz_expressions --seed 7 --n 400 --collation '{"locale": "sv"}'
+    python -m tests.differential.fuzz_expressions --seed 7 --n 400 --matches --server-version 4.4.2
 
 A comparison is one stage on one document: what comes out, that nothing does, or the code of the error. A stage that
 does not compile is one comparison of the code. What we refuse by name is counted apart. Exit code 1 on any difference.
+
+The answers of compiled code to a single ``$match`` stand in for those of the plain stages, which they must equal, where
+there are any; the rest is counted as unknown.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import bson
+import numpy as np
 import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
@@ -30,6 +35,8 @@ from tailrace.errors import TailraceError
 from tailrace.expression import Collation, CompiledPipeline, compile_stages, parse_collation
 from tailrace.expression.stages.pipeline import Compiler
 from tailrace.expression.values.collation import order_of
+from tailrace.kernel.match import PASSES, UNKNOWN
+from tailrace.kernel.match_program import match_program
 from tests.differential import expression_grammar as grammar
 from tests.differential.expression_values import Collated, whole_document
 
@@ -74,12 +81,20 @@ class Totals:
     operators: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
+    #: Documents that a single ``$match`` was asked of: those that compiled code answers, and those that it does not.
+    decided: int = 0
+    unknown: int = 0
+
+    @property
+    def share_unknown(self) -> float:
+        return self.unknown / max(1, self.decided + self.unknown)
 
     def __str__(self) -> str:
         return (
             f"{self.comparisons} comparisons of {self.stages} stages, {sum(self.errors.values())} errors of "
             f"{len(self.errors)} codes, {self.refused} refused by name, {len(self.crashes)} that killed the server, "
-            f"{len(self.differences)} differences"
+            f"{len(self.differences)} differences; compiled code answers {self.decided} questions and leaves "
+            f"{self.unknown} ({self.share_unknown:.1%})"
         )
 
 
@@ -165,6 +180,8 @@ def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], t
             _differ(totals, stages, None, f"{error.code} {error.message} ({error.hint})", theirs)
         return
     outcomes = [ours(pipeline, document) for document in documents]
+    if collation is None and len(stages) == 1 and pipeline.stages[0].name == "$match":
+        outcomes = _by_compiled_code(pipeline, documents, outcomes, stages, totals)
     low, failures = 0, 0
     before = len(totals.differences)
     while low < len(documents) and failures <= MAX_FAILURES and len(totals.differences) == before:
@@ -178,6 +195,28 @@ def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], t
                 _compare_range(server, stages, documents, outcomes, span=(failing, failing + 1), totals=totals)
             failures += 1
         low = failing + 1
+
+
+def _by_compiled_code(
+    pipeline: CompiledPipeline, documents: list[bytes], plain: list[Outcome], stages: list[bytes], totals: Totals
+) -> list[Outcome]:
+    """What compiled code gives, and the plain stages where it does not know. A difference between them is noted."""
+    node = pipeline.stages[0].parsed
+    program = match_program(node)  # type: ignore[arg-type]
+    if program is None:
+        totals.unknown += len(documents)
+        return plain
+    offsets = np.cumsum([0] + [len(document) for document in documents])
+    answers = program.answers(b"".join(documents), offsets).tolist()
+    result: list[Outcome] = []
+    for document, answer, outcome in zip(documents, answers, plain, strict=True):
+        known = answer != UNKNOWN
+        result.append((document if answer == PASSES else None) if known else outcome)
+        totals.decided += known
+        totals.unknown += not known
+        if result[-1] != outcome:
+            _differ(totals, stages, document, f"compiled {answer == PASSES}, plain {_shown(outcome)}", "not asked")
+    return result
 
 
 def _compare_range(
@@ -242,15 +281,17 @@ def fuzz(
     only: frozenset[str] = frozenset(),
     size: int = 24,
     collation: dict[str, Any] | None = None,
+    matches: bool = False,
 ) -> Totals:
-    """``count`` random stages over ``size`` random documents, all from ``seed``, compared under ``collation``."""
+    """``count`` random stages over ``size`` random documents, all from ``seed``, compared under ``collation``.
+    ``matches``: of ``$match`` alone, with expressions that every server knows."""
     rng = random.Random(seed) if collation is None else Collated(seed)
     server.collation = collation
     documents = [whole_document(rng, number) for number in range(size)]
     server.load(documents)
     totals = Totals()
     for _ in range(count):
-        stages = grammar.pipeline(rng, documents, only)
+        stages = [grammar.match(rng, documents)] if matches else grammar.pipeline(rng, documents, only)
         totals.operators.update(grammar.operators_of(stages))
         compare_stage(server, stages, documents, totals)
     return totals
@@ -263,6 +304,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=400, help="stages a seed")
     parser.add_argument("--only", default="", help="expressions built around these operators alone, comma-separated")
     parser.add_argument("--collation", nargs="?", const="", metavar="JSON", help="compare strings under a collation")
+    parser.add_argument("--matches", action="store_true", help="$match alone, as every server version knows it")
+    parser.add_argument("--server-version", help="of the embedded mongod: 4.4.2, 5.0.4 or 6.0.27")
     parser.add_argument("--uri", help="a running mongod instead of an embedded one")
     parser.add_argument("--show", type=int, default=10, help="how many differences to print")
     options = parser.parse_args(arguments)
@@ -272,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _run(Server(options.uri), range(int(low), int(high or low) + 1), options, only)
     from tailrace.embedded import ReplicaSet
 
-    with ReplicaSet(1) as replica_set:
+    with ReplicaSet(1, version=options.server_version) as replica_set:
         server = Server(replica_set.uri, revive=lambda: replica_set.restart(0))
         return _run(server, range(int(low), int(high or low) + 1), options, only)
 
@@ -283,10 +326,10 @@ def _run(server: Server, seeds: range, options: argparse.Namespace, only: frozen
         collation = None
         if options.collation is not None:
             collation = json.loads(options.collation) if options.collation else COLLATIONS[seed % len(COLLATIONS)]
-        totals = fuzz(server, seed, options.n, only=only, collation=collation)
+        totals = fuzz(server, seed, options.n, only=only, collation=collation, matches=options.matches)
         for difference in totals.differences[: max(0, options.show - len(whole.differences))]:
             print(f"seed {seed}{f' collation {collation}' if collation else ''}\n{difference}\n", flush=True)
-        for name in ("comparisons", "stages", "refused"):
+        for name in ("comparisons", "stages", "refused", "decided", "unknown"):
             setattr(whole, name, getattr(whole, name) + getattr(totals, name))
         whole.errors += totals.errors
         whole.operators += totals.operators
