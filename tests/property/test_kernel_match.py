@@ -123,10 +123,21 @@ def test_what_never_decides_has_no_program() -> None:
         {"$expr": {"$add": ["$x", 1]}},
         {"x": {"$regex": "a+"}},
         {"$jsonSchema": {"minProperties": 1}},
-        {"": 1},
     ]
     for each in queries:
         assert match_program(parse_match(bson.encode(each), BINDINGS)) is None
+
+
+def test_a_field_without_a_name_is_not_there_for_a_query_or_left_to_the_stage_that_takes_it_out() -> None:
+    """The stage takes such a field out of what it tests where the query names it, so a test of the parsed query alone
+    answers otherwise."""
+    documents = [bson.encode(document) for document in ({"x": 1}, {"": 1, "x": 1})]
+    for asked_for in ({"": 1}, {"": None}, {"": {"$exists": True}}, {".x": {"$ne": 1}}):
+        stage = compile_stages([bson.encode({"$match": asked_for})]).stages[0]
+        program = match_program(stage.parsed)  # type: ignore[arg-type]
+        assert program is not None
+        answers = [int(program.answers(one, np.array([0, len(one)]))[0]) for one in documents]
+        assert answers == [stage.apply(documents[0]) is not None, UNKNOWN]
 
 
 def test_an_expression_that_could_fail_is_only_passed_over_where_the_reference_passes_it_over() -> None:
@@ -218,16 +229,35 @@ def test_doubles_are_compared_with_decimals_as_the_reference_does() -> None:
 
 
 def test_texts_and_beginnings_are_found_as_the_reference_finds_them() -> None:
-    texts = [b"", b"a", b"ab.c", b"xab.c", b"abxc", "é".encode(), b"\xff" + b"ab.c", b"a\0b", b"ab.c\xc3"]
+    texts = [
+        b"",
+        b"a",
+        b"ab.c",
+        b"xab.c",
+        b"abxc",
+        "é".encode(),
+        b"\xff" + b"ab.c",
+        b"a\0b",
+        b"ab.c\xc3",
+        b"a\n",
+        b"a\n\n",
+        b"a\r\n",
+        b"\n",
+        b"ab.c\n",
+        b"aa",
+        b"a\na",
+        b"a\r",
+        "a\u2028".encode(),
+    ]
     documents = [
         v.object_of([(b"x", (kind, v.string_of(text)[1]))])[1] for text in texts for kind in (v.STRING, v.SYMBOL)
     ]
     documents += [v.object_of([(b"x", (v.REGEX, data))])[1] for data in (b"ab\\.c\0\0", b"a\0i\0")]
     documents += [v.object_of([(b"x", v.array_of([v.string_of(b"zab.c"), v.int32(1)]))])[1]]
-    for pattern in ("", "a", "^a", "ab\\.c", "^ab\\.c", "^", "é", "^é", "x]}"):
+    for pattern in ("", "a", "^a", "ab\\.c", "^ab\\.c", "^", "é", "^é", "x]}", "a$", "^a$", "$", "^$", "c$", "é$"):
         for options in ("", "s", "m", "i"):
             counted = answers_to({"x": {"$regex": pattern, "$options": options}}, documents)
-            assert options == "i" or (options == "m" and "^" in pattern) or counted[UNKNOWN] == 0
+            assert options == "i" or (options == "m" and set(pattern) & set("^$")) or counted[UNKNOWN] == 0
         answers_to({"x": {"$in": [1, bson.Regex(pattern)]}}, documents)
 
 

@@ -27,9 +27,9 @@ _COMPILED = """\
 
 A `$match` is evaluated in compiled code wherever that can be exact: comparisons of all types, `$in`, `$exists`,
 `$type`, `$size`, `$mod`, `$all`, `$elemMatch`, the bitwise operators, logic, paths through arrays, regular expressions
-that are a text or the beginning of one (`abc`, `^abc`, `^a\\.b`; no option `i` or `x`), and `$expr` of comparisons,
-`$and`, `$or`, `$not`, `$in`, `$cond`, `$ifNull`, paths and constants. Everything else, and every `$match` under a
-collation, is evaluated as before, with the same result; only such events take longer.
+that are a text, or the beginning or the end of one (`abc`, `^a\\.b`, `abc$`; no option `i` or `x`), and `$expr` of
+comparisons, `$and`, `$or`, `$not`, `$in`, `$cond`, `$ifNull`, paths and constants. Everything else, and every `$match`
+under a collation, is evaluated as before, with the same result; only such events take longer.
 """
 
 _KNOWN = """\

@@ -33,8 +33,8 @@ _ORDERS: Final = {
     "$gte": match_test.GREATER | match_test.EQUAL,
 }
 _TYPE_BITS: Final = {v.MIN_KEY: 32, v.MAX_KEY: 33}
-#: A pattern that is a text: perhaps the beginning, then signs that mean themselves.
-_TEXT: Final = re.compile(rb"(\^?)((?:[^\\^$.\[|()?*+{]|\\[!-/:-@\[-`{-~])*)", re.DOTALL)
+#: A pattern that is a text: perhaps the beginning, signs that mean themselves, perhaps the end.
+_TEXT: Final = re.compile(rb"(\^?)((?:[^\\^$.\[|()?*+{]|\\[!-/:-@\[-`{-~])*)(\$?)", re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 
 
@@ -247,7 +247,7 @@ class _Writer:
         if mode == "value":
             return _Place(0, 0, self._walk(before, 0))
         names = tuple((path or b"").split(b"."))
-        if len(names) > _NAMES_MAX or (mode == "event" and not names[0]):
+        if len(names) > _NAMES_MAX:
             return None
         chain = self._chain(names) if mode == "event" else 0
         return _Place(self._path(names), chain, self._walk(before, len(names)))
@@ -296,16 +296,16 @@ class _Writer:
         )
 
     def pattern(self, node: tree.Pattern) -> _Row | None:
-        """A text, perhaps at the beginning; other patterns are left to the reference."""
+        """A text, perhaps at the beginning or at the end; other patterns are left to the reference."""
         found = _TEXT.fullmatch(node.pattern)
-        if found is None or set(node.options) & set(b"imx" if found[1] else b"ix"):
+        if found is None or set(node.options) & set(b"imx" if found[1] or found[3] else b"ix"):
             return None
         text = _ESCAPED.sub(rb"\1", found[2])
         data = node.pattern + b"\x00" + node.options + b"\x00"
         own = self._text(data)
         return _Row(
             match_test.CONTAINS,
-            argument=len(found[1]),
+            argument=len(found[1]) + 2 * len(found[3]),
             constant=_InPool(self._text(text)),
             extra=_InPool(self._table([(len(text), own, len(data))], 1)),
         )

@@ -67,7 +67,9 @@ IS_OF_TYPE = 37  # a bit for each type
 HAS_SIZE = 38  # the size
 HAS_REST = 39  # divisor; the rest of the division
 HAS_BITS = 40  # the mask for numbers; positions for binary data; 4 * their number + 2 if all + 1 if clear
-CONTAINS = 41  # 1 if at the beginning; the text; its size, and address and size of the pattern's own bytes
+CONTAINS = (
+    41  # 1 if at the beginning, 2 at the end; the text; its size, and address and size of the pattern's own bytes
+)
 
 #: A constant in the pool: type, where it begins and ends, and 0 or the address of what a double and a decimal are
 #: compared by: of a double, the decimal that it is taken for; of a decimal, the largest double below, the least above.
@@ -227,10 +229,16 @@ def _contains(type_: int, value: int, end: int, row: int) -> int:
     text, size = load64(row + CONSTANT), load64(extra)
     pos = value + 4
     last = end - 1 - size
-    if load64(row + ARGUMENT) == 1:
+    where = load64(row + ARGUMENT)
+    if where & 2 == 2:  # at the end, or before a line's end that ends the text
+        pos = max(pos, last - 1)
+    if where & 1 == 1:
+        if pos > value + 4:
+            return FAILS
         last = min(last, pos)
     while pos <= last:
-        if equal(pos, text, size):
+        ends = where & 2 == 0 or pos + size == end - 1 or load8(pos + size) == 0x0A
+        if ends and equal(pos, text, size):
             return PASSES if valid_utf8(value + 4, end - 1) else FAILS
         pos += 1
     return FAILS
