@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailrace import raw_bson as rb
-from tailrace.kernel import EVENT, PLAIN, transform_batch
+from tailrace.kernel import EVENT, PLAIN, SKIPPED, transform_batch
 from tailrace.kernel.batch import CHAIN_ENTRY, MEMBER_ENTRY, KernelSettings
 from tailrace.kernel.fast_path import settings_for
 from tailrace.oplog.cluster_time import ClusterTime
@@ -191,10 +191,58 @@ def test_commands_and_no_ops_of_no_interest_need_no_plain_stages() -> None:
         return found
 
     o = random_entries.document(b"o", create)
+    wall = rb.encode_element(rb.DATE, b"wall", rb.encode_int64(5))
     message = random_entries.document(b"o2", rb.encode_document(random_entries.string(b"msg", b"hello")))
     announced = random_entries.document(b"o2", rb.encode_document(random_entries.string(b"type", b"reshardBegin")))
-    assert kinds(b"c", b"other.$cmd", o) == [0]
-    assert kinds(b"c", b"shop.$cmd", o) == [PLAIN]
-    assert kinds(b"n", b"shop.orders", o) == [0]
-    assert kinds(b"n", b"shop.orders", o, message) == [0]
+    assert kinds(b"c", b"other.$cmd", o) == [SKIPPED]
+    assert kinds(b"c", b"shop.$cmd", o) == [PLAIN]  # its time is missing
+    assert kinds(b"c", b"shop.$cmd", o, wall) == [SKIPPED]
+    for name, kind in ((b"drop", PLAIN), (b"startIndexBuild", SKIPPED), (b"createIndexes", SKIPPED)):
+        other = random_entries.document(b"o", rb.encode_document(random_entries.string(name, b"orders")))
+        assert kinds(b"c", b"shop.$cmd", other, wall) == [kind]
+    assert kinds(b"n", b"shop.orders", o) == [SKIPPED]
+    assert kinds(b"n", b"shop.orders", o, message) == [SKIPPED]
     assert kinds(b"n", b"shop.orders", o, announced) == [PLAIN]
+
+
+COMMANDS = (
+    b"drop", b"create", b"createIndexes", b"commitIndexBuild", b"startIndexBuild", b"dropIndexes", b"collMod",
+    b"renameCollection", b"dropDatabase", b"createInAnyWay", b"applyOps", b"to", b"v", b"key",
+)  # fmt: skip
+
+
+def command(rng: random.Random, time: ClusterTime) -> bytes:
+    """A command of a few fields, each with a name that says something in a command."""
+    fields = []
+    for _ in range(rng.randrange(1, 4)):
+        value = rng.choice((b"orders", b"items", b"shop.orders", b"system.views"))
+        fields.append(random_entries.string(rng.choice(COMMANDS), value))
+    if rng.random() < 0.4:
+        fields.append(random_entries.document(b"spec", random_entries.fields(rng)))
+    return rb.encode_document(
+        random_entries.string(b"op", b"c"),
+        random_entries.string(b"ns", rng.choice((b"shop.$cmd", b"shop.$cmd", b"other.$cmd", b"admin.$cmd"))),
+        rb.encode_element(rb.BINARY, b"ui", random_entries.uuid_value()),
+        random_entries.document(b"o", rb.encode_document(*fields)),
+        rb.encode_element(rb.TIMESTAMP, b"ts", time.to_bytes_le()),
+        rb.encode_element(rb.DATE, b"wall", rb.encode_int64(5)) if rng.random() < 0.95 else b"",
+    )
+
+
+@pytest.mark.parametrize("scope", ["shop", "shop.orders"])
+@pytest.mark.parametrize("profile", [SERVER_4_4, SERVER_6_0], ids=["4.4", "6.0"])
+def test_random_commands_give_the_events_of_the_plain_stages(scope: str, profile: ServerProfile) -> None:
+    rng = random.Random(SEED)
+    kinds: Counter[int] = Counter()
+    expanded = {"showExpandedEvents": True} if profile is SERVER_6_0 else {}
+    for options in ({}, expanded):
+        plan, settings = plan_of(scope, profile=profile, **options)
+        plain = PlainStages(plan)
+        for number in range(1, 600):
+            entry = command(rng, ClusterTime.of(2, number))
+            kind = transform_batch(entry, settings).kind.tolist()
+            kinds.update(kind)
+            if kind == [SKIPPED]:
+                assert plain.events(entry) == [], entry.hex()
+    assert kinds[SKIPPED] > 100
+    assert kinds[PLAIN] > 100

@@ -419,3 +419,13 @@ def put_crud(job: int, letter: int) -> int:
     store64(job + EVENT_NEXT, after)
     store64(job + RECORD_NEXT, load64(job + RECORD_NEXT) + RECORD_SIZE)
     return 0
+
+
+@inner
+def is_sound_identifier(job: int, document: int) -> bool:
+    """Whether a document may stand in a token: it is none that the plain stages would refuse there."""
+    writer = load64(job + WRITER)
+    if load32(document) > KEY_DOCUMENT_MAX:
+        return False
+    writer_open(writer, load64(job + KEY_STRING))
+    return put_document(writer, document, document + load32(document), load64(job + STACK))

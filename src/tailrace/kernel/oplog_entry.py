@@ -76,6 +76,15 @@ _COMMIT = word_of(b"commitTransaction")
 _COMMIT_MIDDLE = word_of(b"ansactio")
 _PREPARE = word_of(b"prepare")
 _PARTIAL_TXN = word_of(b"partialTxn")
+# By these a command tells what it does to a collection; of the longer names the first eight bytes.
+_DROP = word_of(b"drop")
+_DROP_DATABASE = word_of(b"dropDatabase")
+_DROP_INDEXES = word_of(b"dropIndexes")
+_RENAME = word_of(b"renameCollection")
+_CREATE = word_of(b"create")
+_CREATE_INDEXES = word_of(b"createIndexes")
+_COMMIT_INDEX_BUILD = word_of(b"commitIndexBuild")
+_MODIFY = word_of(b"collMod")
 # By these a no-op tells of a collection, or of a chunk.
 _TYPE = word_of(b"type")
 _SHARD_COLLECTION = word_of(b"shardCollection")
@@ -246,6 +255,48 @@ def read_command(table: int, document: int) -> bool:
             store64(table + slot, pos)
         pos = after
     return True
+
+
+@inner
+def _is_definition(name: int, size: int) -> bool:
+    """Whether a command of this name may give an event: all that ``Transform`` knows."""
+    if size < 4 or size > 16:
+        return False
+    word = name_word(name, size)
+    return word in (
+        _DROP,
+        _DROP_DATABASE,
+        _RENAME,
+        _CREATE,
+        _CREATE_INDEXES,
+        _COMMIT_INDEX_BUILD,
+        _DROP_INDEXES,
+        _MODIFY,
+    )
+
+
+@inner
+def only_definition(document: int) -> int:
+    """The one element of a command's ``o`` (its elements are checked) that tells what it does; 0 where it has none, -1
+    where it has several."""
+    limit = document + load32(document) - 1
+    pos, found = document + 4, 0
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        if _is_definition(pos + 1, nul - pos - 1):
+            if found != 0:
+                return -1
+            found = pos
+        pos = value_end(load8(pos), nul + 1, limit)
+    return found
+
+
+@inner
+def creates(element: int, limit: int) -> bool:
+    """Whether that element is ``create`` or ``createIndexes`` with a string."""
+    size = find_nul(element + 1, limit) - element - 1
+    word = name_word(element + 1, size)
+    return load8(element) == STRING and (word == _CREATE or (word == _CREATE_INDEXES and size == 13))
 
 
 @inner

@@ -86,6 +86,7 @@ class ChangeStreamPipeline:
         self.high_water = ClusterTime(plan.read_after or 0)
         self._start = plan.start or ClusterTime(0)
         self._token = plan.first_token
+        self._unparsed: bytes | None = None  # the last event's token, where it is later than ``_token``
         self.user_stages = compiled(plan.options, plan.options.pipeline)
         self.pushdown = plan_pushdown(plan, self.user_stages, enabled=pushes_down)
         searches = not mid_stream and must_search(plan)
@@ -164,6 +165,8 @@ class ChangeStreamPipeline:
     @property
     def resume_token(self) -> ResumeToken:
         """The post-batch resume token: where a new stream goes on from here (semantics 7). It never goes back."""
+        if self._unparsed is not None:
+            self._token, self._unparsed = ResumeToken.parse(self._unparsed), None
         return self._token
 
     @property
@@ -205,7 +208,7 @@ class ChangeStreamPipeline:
         """Move on past what other code than ``process`` has made of the stream's entries: ``token_bson`` is the resume
         token of the last event that it gives (``None``: it gives none), and ``high_water`` is as in a batch."""
         if token_bson is not None:
-            self._token = ResumeToken.parse(token_bson)
+            self._unparsed = token_bson
         self._promise(high_water)
 
     def _run(self, entries: list[OplogEntry]) -> Running:
@@ -261,21 +264,23 @@ class ChangeStreamPipeline:
                 invalidate, failure = ending, None
             items = out
         if items:
-            self._token = items[-1].token
+            self._unparsed = items[-1].token_bson
             yield Emit(items)
         if failure is not None:
             raise failure
         if invalidate is not None:
             self.invalidated = True
             if self.plan.profile.ends_with_token_of_invalidate:
-                self._token = invalidate.token
+                self._unparsed = invalidate.token_bson
             self.high_water = invalidate.cluster_time
 
     def _promise(self, high_water: ClusterTime) -> None:
         """Move the post-batch resume token to the end of what was scanned, where that is later than its time. A mark of
         the same time is written anew: one of version 1 that a version 2 stream was started with becomes version 2."""
+        if self._unparsed is not None and high_water <= self.high_water:
+            return  # an event has come since that was promised
         self.high_water = max(self.high_water, high_water)
-        reached = self._token.cluster_time
+        reached = self.resume_token.cluster_time
         if high_water > reached or (high_water == reached and self._token.is_high_water_mark):
             self._token = ResumeToken.high_water_mark(high_water, version=self.plan.token_version)
 
