@@ -6,10 +6,12 @@ The other tests of ``watch()`` write so little that the plain stages do all of i
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -188,3 +190,40 @@ def test_without_numba_the_events_are_the_same_and_the_log_says_so_once(
     assert own.split() == ["True", plain.split()[1]]
     assert plain.startswith("False ")
     assert warning.startswith("tailrace.client WARNING numba cannot be imported")
+
+
+_COLD = """
+import sys, tailrace
+from bson.timestamp import Timestamp
+from tailrace.client import kernel_loader
+with tailrace.connect(sys.argv[1]) as client:
+    start = Timestamp(int(sys.argv[2]), int(sys.argv[3]))
+    for _ in range(2):
+        count = sum(1 for _ in client.watch_kernel.c.watch(start_at_operation_time=start))
+        print(count, kernel_loader._loader.ready)
+        kernel_loader._loader._thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_cold_start_compiles_beside_the_stream_and_goes_over_to_it(
+    replica_set: ReplicaSet, written: tuple[Timestamp, Timestamp], tmp_path: Path
+) -> None:
+    """Twenty seconds of compiling must not come before the first event."""
+    arguments = [replica_set.uri, str(written[0].time), str(written[0].inc)]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for is_cold in (True, False):
+        done = subprocess.run(
+            [sys.executable, "-c", _COLD, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+            env=environment,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        first, second = (line.split() for line in done.stdout.splitlines())
+        assert first[0] == second[0]
+        assert second[1] == "True"
+        assert not is_cold or first[1] == "False"
+        assert list(tmp_path.glob("tailrace-*.compiled"))

@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import OplogFormatError
+from tailrace.kernel import reply
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.request import OplogBatch
+from tailrace.source.batch import cut
 from tailrace.source.raw_reply import RawReplyCursor, unpacked
 
 
@@ -33,16 +37,36 @@ def test_a_reply_without_a_batch_is_decoded(reply: dict[str, object]) -> None:
     assert unpacked(bson.encode(reply)) == reply
 
 
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 99, 100, 101, 1000, 1001, 12_345])
+def test_compiled_code_moves_the_same_bytes_together(count: int) -> None:
+    documents = [{"_id": number, "x": "y" * (number % 7)} for number in range(count)]
+    array = bson.encode({str(number): document for number, document in enumerate(documents)})
+    run = b"".join(map(bson.encode, documents))
+    assert reply.array_documents(b"before" + array, 6) == raw_bson.array_documents(array, 0) == run
+
+
+def test_compiled_code_finds_the_last_entry() -> None:
+    entries = [bson.encode({"ts": bson.Timestamp(5, number), "x": "y" * (number % 7)}) for number in range(300)]
+    run = b"".join(entries)
+    assert reply.last_document(run) == len(run) - len(entries[-1])
+    assert list(cut(run, len(run))) == [(OplogBatch(run, ClusterTime.of(5, 299)), entries[-1])]
+    assert reply.last_document(run[:-1]) is None
+    with pytest.raises(OplogFormatError):
+        list(cut(run[:-1], len(run)))
+
+
 @given(st.data())
 def test_damage_is_an_error_and_never_a_crash(data: st.DataObject) -> None:
     array = bytearray(bson.encode({str(number): {"a": number} for number in range(12)}))
     for _ in range(data.draw(st.integers(1, 3))):
         array[data.draw(st.integers(0, len(array) - 1))] = data.draw(st.integers(0, 255))
     try:
+        compiled = reply.array_documents(bytes(array), 0)
         run = raw_bson.array_documents(bytes(array), 0)
     except OplogFormatError:
         return
     assert len(run) <= len(array)
+    assert compiled in (None, run)
 
 
 @pytest.mark.mongod

@@ -24,8 +24,8 @@ from tailrace import kernel
 #: Oplog read by all streams until the kernel is asked for: what the plain stages do in some ten milliseconds.
 BYTES_MIN: Final = 1 << 18
 
-_MODULE: Final = "tailrace.kernel.fast_path"
-_COMPILE: Final = f"import os, sys; os.nice(5); sys.path[:] = sys.argv[1:]; import {_MODULE}"
+_MODULES: Final = ("tailrace.kernel.reply", "tailrace.kernel.fast_path")
+_COMPILE: Final = f"import os, sys; os.nice(5); sys.path[:] = sys.argv[1:]; import {', '.join(_MODULES)}"
 
 _log = logging.getLogger("tailrace.client")
 
@@ -65,7 +65,8 @@ class _KernelLoader:
             if stamp is not None and not stamp.exists():
                 self._compile(stamp)
             if not self._ending:
-                import_module(_MODULE)
+                for module in _MODULES:
+                    import_module(module)
                 self.ready = True
         except Exception:  # noqa: BLE001  the plain stages go on; nobody else would hear of it
             _log.warning("the compiled code cannot be loaded, so change events are made in plain Python", exc_info=True)

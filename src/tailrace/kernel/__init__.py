@@ -84,7 +84,7 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = ("tailrace.kernel.batch", "tailrace.kernel.arrays", "tailrace.kernel.fast_path")
+_MODULES = ("tailrace.kernel.reply", "tailrace.kernel.batch", "tailrace.kernel.arrays", "tailrace.kernel.fast_path")
 
 
 def available() -> bool:
