@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -15,21 +15,21 @@ from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.update_delta import apply_diff
-from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
+from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
 from tailrace.pipeline.shard import ChangeStreamPipeline
+from tailrace.pipeline.stream import ONE_OPLOG, Need, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.plan.request import (
     Answer,
     DocumentLookup,
-    Emit,
     NeedShard,
     NeedShardKeys,
     OplogBatch,
     Request,
-    Running,
 )
+from tailrace.source.drive import drive, drive_by
 from tests.golden.replay import MemoryOplog, options_of
 from tests.golden.sharded_recording import CONFIG_SERVER, ShardedRecording
 
@@ -55,9 +55,8 @@ class Images:
             oplog = memory_of(recording, shard)
             self.pre_images[shard] = []
             for batch in oplog.batches(ClusterTime(0), until, 1 << 30):
-                for emit in answered(ChangeStreamPipeline(plan).process(batch), oplog, {}):
-                    assert isinstance(emit, Emit)
-                    for event in emit.events:
+                for events in drive_by(ChangeStreamPipeline(plan).process(batch), oplog.answer):
+                    for event in events:
                         self._apply(shard, event)
 
     def _apply(self, shard: str, event: ChangeEvent) -> None:
@@ -110,7 +109,7 @@ class ShardPart:
         self, oplog: MemoryOplog, server: str, database: str, command: Mapping[str, Any], keys: Mapping[bytes, bytes]
     ) -> None:
         plan = build_plan(options_of(database, command), profile_for(server))
-        self._pipeline = ChangeStreamPipeline(plan, on_shard=True)
+        self._stream = open_stream(plan, on_shard=True)
         self._keys = keys
         self._oplog = oplog
         self._position = plan.read_after or ClusterTime(0)
@@ -118,35 +117,25 @@ class ShardPart:
 
     @property
     def closed(self) -> bool:
-        return self._pipeline.invalidated
+        return self._stream.invalidated
 
     @property
     def resume_token(self) -> bytes:
-        return self._pipeline.resume_token.to_bson()
+        return self._stream.token.to_bson()
 
     def advance(self, until: ClusterTime, *, entries_max: int) -> None:
         for batch in self._oplog.batches(self._position, until, entries_max):
-            for emit in answered(self._pipeline.process(batch), self._oplog, self._keys):
-                assert isinstance(emit, Emit)
-                self.events.extend(event.to_bson() for event in emit.events)
+            self._stream.feed(ONE_OPLOG, batch)
+            for block in drive(self._stream, lambda need: answer_of(need.request, self._oplog, self._keys)):
+                self.events += block.events()
         self._position = until
 
 
-def answered(running: Running, oplog: MemoryOplog, keys: Mapping[bytes, bytes]) -> Iterator[Request | Emit]:
-    """Drive a generator: what cannot be answered from an oplog is yielded."""
-    answer: Answer = None
-    while True:
-        try:
-            request = running.send(answer)
-        except StopIteration:
-            return
-        answer = None
-        if isinstance(request, Emit | NeedShard):
-            yield request
-        elif isinstance(request, NeedShardKeys):
-            answer = [keys.get(uuid) for uuid in request.uuids]
-        else:
-            answer = oplog.answer(request)
+def answer_of(request: Request, oplog: MemoryOplog, keys: Mapping[bytes, bytes]) -> Answer:
+    """The answer from an oplog, and for shard keys from the catalog."""
+    if isinstance(request, NeedShardKeys):
+        return [keys.get(uuid) for uuid in request.uuids]
+    return oplog.answer(request)
 
 
 class MergedReplay:
@@ -170,7 +159,7 @@ class MergedReplay:
         images: Images | None = None,
     ) -> None:
         plan = build_plan(options_of(database, command), profile_for(recording.server))
-        self.merged = MergedChangeStream(plan, shards, config_after=config_after)
+        self.merged = MergedStream(plan, shards, config_after=config_after)
         self._oplogs = {name: memory_of(recording, name, images) for name in recording.shards}
         self._oplogs[CONFIG_SHARDS] = memory_of(recording, CONFIG_SERVER)
         self._keys = recording.shard_keys if keys is None else keys
@@ -186,22 +175,21 @@ class MergedReplay:
                 self.feed(shard, batch)
 
     def feed(self, shard: str, batch: OplogBatch) -> None:
-        for _ in answered(self.merged.process(shard, batch), self._oplogs[shard], self._keys):
-            self.take()
-        self.take()
+        self.merged.feed(shard, batch)
+        for block in drive(self.merged, self._answer):
+            self.events += block.events()
+            self.tokens += block.tokens()
 
-    def take(self) -> None:
-        for given in answered(self.merged.take(), self._oplogs[CONFIG_SHARDS], self._keys):
-            if isinstance(given, NeedShard):
-                self.opened.append(given)
-            elif isinstance(given, Emit):
-                self.events.extend(event.to_bson() for event in given.events)
-                self.tokens.extend(event.token_bson for event in given.events)
+    def _answer(self, need: Need) -> Answer:
+        if isinstance(need.request, NeedShard):
+            self.opened.append(need.request)
+            return None
+        return answer_of(need.request, self._oplogs[need.participant], self._keys)
 
     def run(self, end: ClusterTime, choose: Callable[[Sequence[str]], str], stride: int) -> None:
         """Read all shards to ``end`` in steps of about ``stride`` increments, the next shard chosen by ``choose``."""
         while not self.merged.invalidated:
-            behind = [name for name in self.merged.shards if self.merged.promised(name) < end]
+            behind = [name for name in self.merged.participants if self.merged.promised(name) < end]
             behind = [name for name in behind if self.merged.wants(name)]
             if not behind:
                 return

@@ -144,7 +144,7 @@ def _merged(
 ) -> MergedReplay:
     command = {**stream.command, "aggregate": stream.command["clusterAggregate"]}
     ours = MergedReplay(recording, stream.database, command, shards=shards, config_after=config_after)
-    assert ours.merged.resume_token.to_bson() == stream.reply_tokens[0]
+    assert ours.merged.token.to_bson() == stream.reply_tokens[0]
     ours.run(recording.end, random_choice(stride), stride)
     return ours
 
@@ -154,7 +154,7 @@ def _merged_difference(stream: ShardedStream, ours: MergedReplay, end: ClusterTi
         return problem
     if ours.merged.invalidated != stream.closed:
         return f"closed {ours.merged.invalidated}"
-    token = ours.merged.resume_token.to_bson()
+    token = ours.merged.token.to_bson()
     if stream.closed:
         return None if token == stream.reply_tokens[-1] else f"token {bson.decode(token)}"
     # The router read on after the recording's end; what it says there is a mark of some later time.
@@ -240,7 +240,7 @@ def test_a_resume_at_any_token_and_any_high_water_mark_of_a_merged_stream_gives_
     choose = random_choice(index)
 
     def noting(names: object) -> str:
-        places.append((whole.merged.resume_token.to_bson(), len(whole.events)))
+        places.append((whole.merged.token.to_bson(), len(whole.events)))
         return choose(names)  # type: ignore[arg-type]
 
     whole.run(recording.end, noting, 5)

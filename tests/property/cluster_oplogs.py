@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import bson
 from bson.binary import Binary
 
+from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import Answer, Emit, NeedShard, OplogBatch, Running
+from tailrace.pipeline.stream import Need, Stream
+from tailrace.plan.request import NeedShard, OplogBatch
+from tailrace.source.drive import drive
 
 UUID = Binary(bytes(range(16)), 4)
 DATABASE, COLLECTION = "shop", "orders"
@@ -30,6 +33,10 @@ _WALL = bson.decode(bson.encode({"wall": bson.ObjectId("0" * 24).generation_time
 
 def insert(tick: int, key: Any, **fields: Any) -> bytes:
     return _entry(tick, "i", f"{DATABASE}.{COLLECTION}", {"_id": key, **fields}, o2={"_id": key})
+
+
+def update(tick: int, key: Any) -> bytes:
+    return _entry(tick, "u", f"{DATABASE}.{COLLECTION}", {"$v": 2, "diff": {"u": {"n": tick}}}, o2={"_id": key})
 
 
 def drop(tick: int) -> bytes:
@@ -75,20 +82,28 @@ def batch(entries: Sequence[bytes], promised: int) -> OplogBatch:
     return OplogBatch(b"".join(entries), at(promised))
 
 
-def run(running: Running) -> tuple[list[bytes], list[bytes], list[NeedShard]]:
-    """Drive a generator that asks for nothing but shards: what it gave as events and tokens, and the shards."""
-    events: list[bytes] = []
-    tokens: list[bytes] = []
-    shards: list[NeedShard] = []
-    answer: Answer = None
-    while True:
-        try:
-            request = running.send(answer)
-        except StopIteration:
-            return events, tokens, shards
-        if isinstance(request, Emit):
-            events += [event.to_bson() for event in request.events]
-            tokens += [event.token_bson for event in request.events]
-        else:
-            assert isinstance(request, NeedShard)
-            shards.append(request)
+class Taken(NamedTuple):
+    """What a stream gave: events and tokens, and the shards that it asked for."""
+
+    events: list[bytes]
+    tokens: list[bytes]
+    shards: list[NeedShard]
+
+
+def outputs(stream: Stream, shards: list[NeedShard]) -> Iterator[EventBlock]:
+    """What a stream gives of what it was fed, that needs nothing but shards: they are put into the list."""
+
+    def answer(need: Need) -> None:
+        assert isinstance(need.request, NeedShard)
+        shards.append(need.request)
+
+    return drive(stream, answer)
+
+
+def take(stream: Stream) -> Taken:
+    """All that may leave now."""
+    taken = Taken([], [], [])
+    for block in outputs(stream, taken.shards):
+        taken.events.extend(block.events())
+        taken.tokens.extend(block.tokens())
+    return taken

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.reading.block_merge import ShardEvents, merge_blocks, up_to
+from tailrace.pipeline.waiting import Place as Bound
+from tailrace.pipeline.waiting import WaitingEvents, merged_blocks, merged_events
+from tailrace.pipeline.waiting import events_of as events_of_block
 
 Place = tuple[int, int]
 
@@ -39,37 +41,44 @@ def events_of(places: list[list[Place]]) -> list[list[bytes]]:
     return [[event(place, shard, n) for n, place in enumerate(own)] for shard, own in enumerate(places)]
 
 
-@given(shards)
-def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[list[Place]]) -> None:
+@given(shards, st.data())
+def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[list[Place]], data: st.DataObject) -> None:
+    """In blocks, and as events one by one."""
     made = events_of(places)
     keyed = [(place, one) for own, mine in zip(places, made, strict=True) for place, one in zip(own, mine, strict=True)]
     blocks = [EventBlock.of_bson(own) for own in made if own]
-    if blocks:
-        # Python's sort is stable, and the events stand in the order of their shards.
-        assert merge_blocks(blocks).events() == [one for _, one in sorted(keyed, key=lambda pair: pair[0])]
+    if not blocks:
+        return
+    # Python's sort is stable, and the events stand in the order of their shards.
+    expected = [one for _, one in sorted(keyed, key=lambda pair: pair[0])]
+    assert merged_blocks(blocks).events() == expected
+    parts = [[block, events_of_block(block)][data.draw(st.integers(0, 1))] for block in blocks]
+    assert [one.to_bson() for one in merged_events([[part] for part in parts])] == expected
 
 
-@given(shards, st.lists(st.integers(0, 7), max_size=4).map(sorted))
-def test_what_is_taken_up_to_ascending_times_is_all_of_it_once(places: list[list[Place]], limits: list[int]) -> None:
+@given(shards, st.lists(st.tuples(st.integers(0, 7), st.integers(0, 4)), max_size=4).map(sorted), st.booleans())
+def test_what_is_taken_up_to_ascending_bounds_is_all_of_it_once(
+    places: list[list[Place]], bounds: list[Place], in_lists: bool
+) -> None:
     for own, made in zip(places, events_of(places), strict=True):
-        waiting = ShardEvents(ClusterTime(0))
+        waiting = WaitingEvents()
         for first in range(0, len(made), 3):
-            waiting.add(EventBlock.of_bson(made[first : first + 3]))
+            block = EventBlock.of_bson(made[first : first + 3])
+            waiting.add(events_of_block(block) if in_lists else block)
         taken: list[bytes] = []
-        for limit in [*limits, 7]:
-            block_or_none = waiting.take(ClusterTime.of(1700, limit))
-            taken += [] if block_or_none is None else block_or_none.events()
-            assert taken == [one for place, one in zip(own, made, strict=True) if place[0] <= limit]
-
-
-@given(
-    shards.map(lambda places: sorted(place for own in places for place in own)), st.integers(1, 6), st.integers(0, 3)
-)
-def test_nothing_stands_behind_the_end(places: list[Place], increment: int, rest: int) -> None:
-    made = [event(place, 0, number) for number, place in enumerate(places)]
-    if made:
-        kept = up_to(EventBlock.of_bson(made), bson.encode({"_data": token((increment, rest))}))
-        assert kept.events() == [one for place, one in zip(places, made, strict=True) if place <= (increment, rest)]
+        for bound in [*bounds, (7, 4)]:
+            time = ClusterTime.of(1700, bound[0])
+            # 4 stands for all that has this time.
+            limit = Bound.behind(time) if bound[1] == 4 else Bound(time, token(bound).encode())
+            pieces = waiting.take(limit)
+            taken += [event.to_bson() for event in merged_events([pieces])]
+            assert taken == [one for place, one in zip(own, made, strict=True) if place <= bound]
+            left = [place for place in own if place > bound]
+            assert bool(waiting) == bool(left)
+            if left:
+                assert waiting.first.token == token(left[0]).encode()
+                assert waiting.last.token == token(left[-1]).encode()
+        assert waiting.bytes == 0
 
 
 @given(shards, st.data())

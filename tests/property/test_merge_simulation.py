@@ -18,10 +18,12 @@ from tailrace.errors import OplogFormatError, SourceError, TailraceError
 from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_clock import ClusterClock, unsigned_document
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
+from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
+from tailrace.pipeline.stream import Need
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.request import NeedShard
+from tailrace.source.drive import drive
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,
@@ -31,7 +33,6 @@ from tests.property.cluster_oplogs import (
     drop,
     insert,
     no_op,
-    run,
     shard_added,
     shard_drains,
     shard_removed,
@@ -195,9 +196,7 @@ class Reading:
         begins = plan.start.increment if plan.start is not None else 1
         #: Which member is read as the shard of a name.
         self.members = cluster.shards_at(begins)
-        self.merged = MergedChangeStream(
-            plan, self.members, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000
-        )
+        self.merged = MergedStream(plan, self.members, config_after=at(max(begins - 1, 0)), buffer_bytes_max=5_000)
         self._cluster, self._random = cluster, random
         self._read: dict[str, int] = {}
         self.events: list[bytes] = []
@@ -207,14 +206,14 @@ class Reading:
 
     def step(self) -> bool:
         """Read some of one shard; false when all is read."""
-        readable = [name for name in self.merged.shards if self.merged.wants(name) and self._rest(name)]
+        readable = [name for name in self.merged.participants if self.merged.wants(name) and self._rest(name)]
         if not readable:
             return False
-        assert set(self.merged.waiting_for) <= set(self.merged.shards)
+        assert set(self.merged.waiting_for) <= set(self.merged.participants)
         name = self._random.choice(readable)
         piece = self._rest(name)[: self._random.randrange(1, 9)]
         self._read[self._member(name)] = piece[-1][0]
-        run(self.merged.process(name, batch([entry for _, entry in piece], piece[-1][0])))
+        self.merged.feed(name, batch([entry for _, entry in piece], piece[-1][0]))
         self.take()
         return True
 
@@ -228,15 +227,16 @@ class Reading:
 
     def take(self) -> None:
         try:
-            for request in self.merged.take():
-                if isinstance(request, NeedShard):
-                    self.members[request.name] = request.host.partition("/")[0]
-                for event in getattr(request, "events", ()):
-                    self.events.append(event.to_bson())
-                    self.tokens.append(event.token_bson)
+            for block in drive(self.merged, self._answer):
+                self.events += block.events()
+                self.tokens += block.tokens()
         except TailraceError as error:
             self.error = error
-        self.marks.append((self.merged.resume_token, len(self.events)))
+        self.marks.append((self.merged.token, len(self.events)))
+
+    def _answer(self, need: Need) -> None:
+        assert isinstance(need.request, NeedShard)
+        self.members[need.request.name] = need.request.host.partition("/")[0]
 
     def finish(self) -> None:
         while self.error is None and self.step():
@@ -296,9 +296,9 @@ def check_order(reading: Reading) -> None:
 def check_everything_was_given(cluster: Cluster, reading: Reading) -> None:
     assert reading.error is None
     assert sorted(reading.written()) == sorted(cluster.order)
-    assert set(reading.merged.shards) == {*cluster.shards, CONFIG_SHARDS}
+    assert set(reading.merged.participants) == {*cluster.shards, CONFIG_SHARDS}
     assert not reading.merged.leaving
-    assert reading.merged.resume_token.is_high_water_mark
+    assert reading.merged.token.is_high_water_mark
 
 
 def check_the_drop(cluster: Cluster, reading: Reading) -> None:

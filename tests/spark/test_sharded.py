@@ -21,6 +21,7 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
 from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.kernel import KernelUse
 from tailrace.spark.lake import verify
 from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.planning import planner
@@ -191,15 +192,15 @@ def test_the_kernels_events_are_merged_as_the_stages_are(
         deployment.settle(until)
         start = deployment.start("oldest")
         slices = deployment.slices(start, deployment.end(start, until, None))
-    plain: list[bytes] = []
-    blocks: list[EventBlock] = []
-    for slice_ in slices:  # one, or more where a slow machine has made the run long
-        plan = slice_plan(options, slice_)
-        for events in merged_slice.events_of_stages(plan, slice_, connected):
-            plain += [event.to_bson() for event in events]
-        blocks += merged_slice.blocks_of_kernel(plan, slice_, connected)
-    assert len(blocks) > 10
-    assert EventBlock.join(blocks).events() == plain == run.union()
+    uses: tuple[KernelUse, ...] = ("never", "always")
+    for use in uses:
+        blocks = [
+            block
+            for slice_ in slices  # one, or more where a slow machine has made the run long
+            for block in merged_slice.stream_of_slice(slice_plan(options, slice_), slice_, connected, kernel=use)
+        ]
+        assert len(blocks) > 10
+        assert EventBlock.join(blocks).events() == run.union()
 
 
 def test_a_database_is_read_too(spark: SparkSession, run: Run) -> None:

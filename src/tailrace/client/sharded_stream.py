@@ -7,7 +7,6 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,24 +17,25 @@ from pymongo import MongoClient
 from tailrace.client.change_stream import ChangeStream, checked_options, collections_read
 from tailrace.client.request import WatchRequest
 from tailrace.client.turn import Turn
-from tailrace.errors import InternalError, SourceError, TailraceError, invariant, on_shard
-from tailrace.event.change_event import ChangeEvent
+from tailrace.errors import InternalError, SourceError, TailraceError, on_shard
+from tailrace.event.event_block import OPERATION_TYPES
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.explain import explain
-from tailrace.pipeline.merge import CONFIG_SHARDS, MergedChangeStream
+from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
+from tailrace.pipeline.stream import LATER, Later, Need
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import (
-    Emit,
+    Answer,
     NeedDocuments,
     NeedEntries,
     NeedPreImages,
     NeedShard,
     NeedShardKeys,
     Request,
-    Running,
 )
+from tailrace.source.drive import drive
 from tailrace.source.membership import Beginning, beginning
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.routing import OwnerLookup
@@ -46,6 +46,7 @@ from tailrace.source.worker import Worker
 
 #: An event that has waited for a shard this long is worth a line in the log, and again after as long.
 _REPORT_S: Final = 10.0
+_INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 
 _log = logging.getLogger("tailrace.client")
 
@@ -57,22 +58,39 @@ class StreamStatistics:
     ``shards``        each of its shards; the config server, which tells of new ones, is ``config.shards``
     ``waiting_for``   the shards without whose promise the next event, or the resume token, cannot move
     ``forced_noops``  no-ops that shards wrote because this stream asked them for a promise
+    ``unknown_operations``  how many oplog entries were skipped for an operation letter that is not known, by letter
     """
 
     shards: dict[str, ShardStatistics]
     waiting_for: tuple[str, ...]
     forced_noops: int
+    unknown_operations: dict[str, int]
 
 
 class _Part:
-    """One shard's part: the batch that is being worked on, and the worker that answers its requests."""
+    """One shard's part: who answers its needs, and the need that is being answered."""
 
     def __init__(self, answers: _Answers, worker: Worker) -> None:
         self.answers = answers
         self.worker = worker
-        self.running: Running | None = None
-        self.asked = False
+        self.asked: Need | None = None
         self.failed = False
+
+    def answer(self, need: Need) -> Answer | Later:
+        """The answer to a need, which a thread finds out: ``LATER`` until it has. Raises TailraceError."""
+        if self.asked is not need:
+            self.asked = need
+            self.worker.submit(partial(self.answers.answer, need.request))
+            return LATER
+        outcome = self.worker.outcome()
+        if outcome is None:
+            return LATER
+        self.asked = None
+        found: tuple[Answer, TailraceError | None] = outcome
+        answer, failure = found
+        if failure is not None:
+            raise failure
+        return answer
 
     def close(self) -> None:
         """Answer no more. Does not wait for an answer that is under way."""
@@ -104,8 +122,9 @@ class ShardedChangeStream(ChangeStream):
         self._merged = _merged(plan, begun)
         self._token = plan.first_token.to_bson()
         self._opened_at = view.time
-        self._events: deque[ChangeEvent] = deque()
-        self._taking: Running | None = None
+        #: Events that wait to be given, and their tokens; whether the last one is an invalidate.
+        self._events: deque[tuple[bytes, bytes]] = deque()
+        self._may_end = False
         self._parts: dict[str, _Part] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment)
@@ -145,14 +164,19 @@ class ShardedChangeStream(ChangeStream):
             part = self._parts[name]
             # A shard whose event needs a document of another one waits for that.
             waiting_for[(part.answers.asking if part.asked else None) or name] = None
-        return StreamStatistics(self._source.statistics(), tuple(waiting_for), self._source.forced_noops)
+        return StreamStatistics(
+            self._source.statistics(),
+            tuple(waiting_for),
+            self._source.forced_noops,
+            self._merged.statistics.unknown_operations,
+        )
 
     def try_next(self) -> Any | None:
         event = self.next_event()
-        return None if event is None else self._decoded(event.to_bson())
+        return None if event is None else self._decoded(event)
 
-    def next_event(self) -> ChangeEvent | None:
-        """Like ``try_next``, but the event as the pipeline made it."""
+    def next_event(self) -> bytes | None:
+        """Like ``try_next``, but the event's BSON."""
         with self._turn, time_limit_of(self._client):
             try:
                 event = self._look()
@@ -164,7 +188,7 @@ class ShardedChangeStream(ChangeStream):
                 raise
         return event
 
-    def _look(self) -> ChangeEvent | None:
+    def _look(self) -> bytes | None:
         """The next event, waited for once."""
         deadline = time.monotonic() + self._await_s
         while self.alive:
@@ -173,7 +197,7 @@ class ShardedChangeStream(ChangeStream):
             self._advance()
             if self._events:
                 continue
-            self._token = self._merged.resume_token.to_bson()
+            self._token = self._merged.token.to_bson()
             if self._merged.invalidated:
                 self.close()
                 break
@@ -185,13 +209,12 @@ class ShardedChangeStream(ChangeStream):
             self._wait(min(seconds for seconds in (left_s, again_s, remaining_s()) if seconds is not None))
         return None
 
-    def _give(self) -> ChangeEvent:
-        event = self._events.popleft()
-        self._token = event.token_bson
-        if not self._events and event.from_invalidate:
+    def _give(self) -> bytes:
+        event, self._token = self._events.popleft()
+        if not self._events and self._may_end:
             self._advance()
             if not self._events and self._merged.invalidated:
-                self._token = self._merged.resume_token.to_bson()
+                self._token = self._merged.token.to_bson()
                 self.close()
         return event
 
@@ -199,58 +222,39 @@ class ShardedChangeStream(ChangeStream):
 
     def _advance(self) -> None:
         """Work on everything that was read or answered, until there are events to give."""
-        if self._taking is None:
-            for name in self._merged.shards:
-                self._advance_shard(name, self._parts[name])
+        while True:
+            has_fed = self._feed()
+            for block in drive(self._merged, self._answer):
+                self._events.extend(zip(block.events(), block.tokens(), strict=True))
+                self._may_end = bool(block.operation[-1] == _INVALIDATE)
+                return
             self._forget_closed()
-            self._taking = self._merged.take()
-        for request in self._taking:
-            if isinstance(request, Emit):
-                self._events.extend(request.events)
-                if self._events:
-                    return
-            elif isinstance(request, NeedShard):
-                client = self._cluster.client_at(ShardAddress(request.name, request.host))
-                self._forget(request.name)
-                self._read(request.name, client, request.read_after)
-                _log.info("shard %s was added to the cluster: it is read from %s", request.name, request.start)
-            else:
-                raise InternalError(f"the merge asks for {type(request).__name__}")
-        self._taking = None
-
-    def _advance_shard(self, name: str, part: _Part) -> None:
-        """Work on one batch of a shard, or on as much of it as the merge wants and as is answered."""
-        while self._merged.wants(name):
-            if part.running is None:
-                batch = self._source.next_batch(name)
-                if batch is None:
-                    self._look_for_failure(name, part)
-                    return
-                part.running = self._merged.process(name, batch)
-            if not self._step(part) or part.running is None:
+            if not has_fed:
                 return
 
-    def _step(self, part: _Part) -> bool:
-        """Let a shard's part go on to its next request; False while an answer is awaited."""
-        running = part.running
-        invariant(running is not None, "a shard's part goes on without a batch")
-        answer, failure = None, None
-        if part.asked:
-            outcome = part.worker.outcome()
-            if outcome is None:
-                return False
-            part.asked = False
-            answer, failure = outcome
-        try:
-            request = running.send(answer) if failure is None else running.throw(failure)  # type: ignore[union-attr]
-        except StopIteration:
-            part.running = None
-            return True
-        if isinstance(request, Emit):
-            return True
-        part.asked = True
-        part.worker.submit(partial(part.answers.answer, request))
-        return False
+    def _feed(self) -> bool:
+        """Give the merge what was read, where it wants more; False where there is nothing."""
+        has_fed = False
+        for name, part in self._parts.items():
+            if not self._merged.wants(name):
+                continue
+            batch = self._source.next_batch(name)
+            if batch is None:
+                self._look_for_failure(name, part)
+            else:
+                self._merged.feed(name, batch)
+                has_fed = True
+        return has_fed
+
+    def _answer(self, need: Need) -> Answer | Later:
+        request = need.request
+        if isinstance(request, NeedShard):
+            client = self._cluster.client_at(ShardAddress(request.name, request.host))
+            self._forget(request.name)
+            self._read(request.name, client, request.read_after)
+            _log.info("shard %s was added to the cluster: it is read from %s", request.name, request.start)
+            return None
+        return self._parts[need.participant].answer(need)
 
     def _look_for_failure(self, name: str, part: _Part) -> None:
         reader = self._source.reader(name)
@@ -262,7 +266,7 @@ class ShardedChangeStream(ChangeStream):
 
     def _forget_closed(self) -> None:
         """Stop reading the shards that the merge is through with."""
-        for name in set(self._parts).difference(self._merged.shards):
+        for name in set(self._parts).difference(self._merged.participants):
             self._forget(name)
             _log.info("shard %s was removed from the cluster or has ended: it is read no further", name)
 
@@ -284,7 +288,7 @@ class ShardedChangeStream(ChangeStream):
             return None
         again = []
         for name in self._merged.waiting_for:
-            if self._parts[name].running is None and self._merged.promised(name) < awaited:
+            if self._merged.wants(name) and self._merged.promised(name) < awaited:
                 again.append(self._source.request_promise(name, awaited))
         self._report_waiting(awaited)
         return min((seconds for seconds in again if seconds is not None), default=None)
@@ -321,7 +325,7 @@ class ShardedChangeStream(ChangeStream):
                     return True
             elif reader is None or not self._merged.wants(name):
                 continue
-            elif reader.has_batch or part.running is not None or (reader.failure is not None and not part.failed):
+            elif reader.has_batch or (reader.failure is not None and not part.failed):
                 return True
         return False
 
@@ -348,7 +352,7 @@ class _Answers:
         self._source.interrupt()
         self._owners.interrupt()
 
-    def answer(self, request: Request) -> Sequence[bytes | None]:
+    def answer(self, request: Request) -> list[bytes | None]:
         """The answer to a request of the shard's part. Raises TailraceError."""
         if isinstance(request, NeedEntries | NeedPreImages):
             self._source.wait_until_reachable()
@@ -389,9 +393,9 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginnin
     return plan, begun
 
 
-def _merged(plan: Plan, begun: Beginning) -> MergedChangeStream:
+def _merged(plan: Plan, begun: Beginning) -> MergedStream:
     from_start = [member.name for member in begun.members if member.after == plan.read_after]
-    merged = MergedChangeStream(plan, from_start, config_after=begun.config_after)
+    merged = MergedStream(plan, from_start, config_after=begun.config_after)
     for member in begun.members:
         merged.open_shard(member.name, member.after.tick())
     return merged

@@ -14,6 +14,7 @@ from tailrace.cursor.command import check_bson
 from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
 from tailrace.cursor.reply import IN_AGGREGATE, IN_GET_MORE, cursor_reply, error_reply, kill_reply
 from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
+from tailrace.pipeline.merge import MergedStream
 from tailrace.pipeline.stream import Stream, open_stream
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_6_0, ServerProfile
@@ -169,4 +170,6 @@ class CursorRegistry:
 
 
 def _stream(plan: Plan, start: StreamStart) -> Stream:
-    return open_stream(plan)
+    if start.shards is None:
+        return open_stream(plan)
+    return MergedStream(plan, start.shards, config_after=start.config_after)

@@ -1,4 +1,4 @@
-"""Which of the two works on a batch: the kernel if it is loaded and the batch is worth it, else the plain stages."""
+"""Which of the two works on a batch: the kernel where it is there and the batch is worth it, else the plain stages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ _available = cache(kernel.available)
 
 def working_on(pipeline: ChangeStreamPipeline, batch: OplogBatch, use: KernelUse) -> Working:
     """The work on one batch. Afterwards the pipeline is in the same state, whichever of the two has done it."""
-    if batch.raw and _is_used(use, len(batch.raw)) and _available():
+    if batch.raw and _can_work(pipeline) and _is_used(use, len(batch.raw)) and _available():
         return kernel.process_batch(pipeline, batch)
     return pipeline.process(batch)
+
+
+def _can_work(pipeline: ChangeStreamPipeline) -> bool:
+    """Of a shard's part, blocks hold the user's events alone: not the witnesses of a search, nor an event whose changed
+    ``_id`` the stages behind the merge have to find."""
+    return not pipeline.shard_part or not (pipeline.searches_unmatched or pipeline.user_stages.replaces_id)
 
 
 def _is_used(use: KernelUse, size: int) -> bool:

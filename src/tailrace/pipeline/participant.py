@@ -1,121 +1,117 @@
-"""One oplog of a merged stream: the shard's stages, the events that wait for the merge, and the shard's promise.
+"""One oplog of a merged stream: the shard's stages at work, the events that wait for the merge, the shard's promise.
 
-A shard's *promise* is the cluster time up to which nothing more will come from it. An event that waits is a promise
-too: whatever follows it is later.
+A participant's *promise* is the cluster time up to which nothing more will come from it. An event that waits is a
+promise too: what comes behind it is later.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator
-from typing import Final
-
 from tailrace.errors import TailraceError
-from tailrace.event.change_event import ChangeEvent
+from tailrace.event.event_block import EventBlock
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.kernel import KernelUse, working_on
 from tailrace.pipeline.shard import ChangeStreamPipeline
+from tailrace.pipeline.task import Need, Task
+from tailrace.pipeline.waiting import Place, WaitingEvents, block_is_surely_small, events_of
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import Answer, Emit, OplogBatch, Request
-from tailrace.stage.split_large_event import approximate_bytes
-
-#: What an event costs beside its documents.
-_EVENT_BYTES: Final = 1_000
+from tailrace.plan.request import Emit, OplogBatch
+from tailrace.stage.split_large_event import is_surely_small
 
 
-class ShardStream:
-    """A participant of the merge.
+class Participant:
+    """A shard, or with ``topology`` the config server: its events are for the merge, none of the user's.
 
-    ``order``           ties between participants are broken by it
-    ``events``          finished but for the router's stages, in order; ``buffered_bytes`` is about what they take
-    ``promised``        everything at or before this cluster time has come
-    ``failure``         what ended the shard's part; it stands after the events that wait
+    ``events``          finished but for the router's stages
+    ``promised``        nothing at or before this cluster time will come that did not come yet
+    ``failure``         what ended the participant's part; it stands behind the events that wait
     ``closed``          nothing more will come, so the merge does not wait for it
     ``invalidated_by``  the token of the invalidate that ended the part, if one did
-
-    With ``topology`` the events are the config server's: for the merge, none of the user's.
     """
 
-    def __init__(self, name: str, plan: Plan, order: int, *, mid_stream: bool = False, topology: bool = False) -> None:
+    def __init__(self, name: str, plan: Plan, *, mid_stream: bool, kernel: KernelUse, topology: bool = False) -> None:
         self.name = name
-        self.order = order
-        self.events: deque[ChangeEvent] = deque()
-        self.buffered_bytes = 0
+        self.events = WaitingEvents()
         self.failure: TailraceError | None = None
         self.closed = False
         self.invalidated_by: ResumeToken | None = None
-        self._pipeline = ChangeStreamPipeline(plan, mid_stream=mid_stream, shard_part=True, on_shard=not topology)
+        self.task = Task(name)
+        self.pipeline = ChangeStreamPipeline(plan, mid_stream=mid_stream, shard_part=True, on_shard=not topology)
         self._topology = topology
-        self.promised = self._pipeline.high_water
+        # A block knows an event's token by its ``_id``.
+        self._guards = self.pipeline.user_stages.replaces_id
+        self._kernel: KernelUse = "never" if topology else kernel
+        self._high_water = self.promised = self.pipeline.high_water
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be taken from the shard."""
+        """Whether nothing more will be taken from it."""
         return self.closed or self.failure is not None
 
     @property
     def holds_back(self) -> bool:
-        """Whether the merge has to wait for this shard's promise: it may still give something, and nothing waits."""
+        """Whether the merge has to wait for its promise: it may still give something, and nothing waits."""
         return not self.closed and not self.events
 
     @property
-    def unknown_operations(self) -> dict[str, int]:
-        return self._pipeline.unknown_operations
+    def bound(self) -> Place | None:
+        """Up to where nothing of it is missing; ``None``: nothing is, nor will be."""
+        if self.closed:
+            return None
+        promised = Place.behind(self.promised)
+        return max(promised, self.events.last) if self.events else promised
 
-    def process(self, batch: OplogBatch) -> Generator[Request | Emit, Answer, None]:
-        """Run a batch through the shard's stages. Yields requests, and an empty ``Emit`` whenever events were added.
+    def feed(self, batch: OplogBatch) -> None:
+        self._high_water = batch.high_water
+        self.task.start(working_on(self.pipeline, batch, self._kernel))
 
-        Raises nothing: an error is kept in ``failure``, after the events before it.
-        """
-        running = self._pipeline.process(batch)
-        answer: Answer = None
-        failure: TailraceError | None = None
-        try:
-            while not self.is_over:
-                try:
-                    request = running.send(answer) if failure is None else running.throw(failure)
-                except StopIteration:
-                    self._finish(batch.high_water)
-                    return
-                except TailraceError as error:
-                    self.failure = error
-                    return
-                answer = failure = None
-                if isinstance(request, Emit):
-                    self._add(request.events)
-                    request = Emit([])
-                try:
-                    answer = yield request
-                except TailraceError as error:
-                    failure = error
-        finally:
-            running.close()
+    def work(self, bytes_max: int) -> Need | None:
+        """Go on with the batch until it is done or enough waits, or until something is needed. Raises nothing: an error
+        is kept behind the events before it."""
+        if self.is_over:
+            self.task.drop()
+        while self.task.can_go_on and self.events.bytes < bytes_max:
+            try:
+                out = self.task.step()
+            except TailraceError as error:
+                self.failure = self.failure or error
+                return None
+            if isinstance(out, Need):
+                return out
+            if out is None:
+                self._finish()
+            else:
+                self._add(out)
+            if self.is_over:
+                self.task.drop()
+        return None
 
     def promise(self, cluster_time: ClusterTime) -> None:
-        """Nothing at or before ``cluster_time`` will come that was not processed."""
+        """Nothing at or before ``cluster_time`` will come that was not fed."""
         self.promised = max(self.promised, cluster_time)
 
     def discard(self) -> None:
         """Nothing of this part is wanted any more."""
         self.closed = True
         self.events.clear()
-        self.buffered_bytes = 0
+        self.task.drop()
 
-    def pop(self) -> ChangeEvent:
-        event = self.events.popleft()
-        self.buffered_bytes -= _EVENT_BYTES + approximate_bytes(event)
-        return event
+    def _add(self, out: EventBlock | Emit) -> None:
+        if isinstance(out, EventBlock):
+            self.events.add(out if block_is_surely_small(out) else events_of(out))
+        elif self._topology:
+            for event in out.events:
+                event.bypasses = True
+            self.events.add(out.events)
+        elif self._guards or any(event.bypasses or not is_surely_small(event) for event in out.events):
+            self.events.add(out.events)
+        elif out.events:
+            self.events.add(EventBlock.of(out.events))
 
-    def _add(self, events: list[ChangeEvent]) -> None:
-        for event in events:
-            event.bypasses |= self._topology
-            self.buffered_bytes += _EVENT_BYTES + approximate_bytes(event)
-        self.events.extend(events)
-
-    def _finish(self, high_water: ClusterTime) -> None:
-        if not self._pipeline.invalidated:
-            self.promise(high_water)
+    def _finish(self) -> None:
+        if not self.pipeline.invalidated:
+            self.promise(self._high_water)
             return
         self.closed = True
         if not self._topology:
-            self.invalidated_by = self._pipeline.resume_token
+            self.invalidated_by = self.pipeline.resume_token

@@ -45,6 +45,7 @@ class RouterPipeline:
             stages.append(topology.process)
         if self._ensure is not None:
             stages.append(self._ensure.process)
+        self._guards = user.replaces_id
         if user.replaces_id:
             stages.append(GuardIdentifier().process)
         if user.split_large_event:
@@ -57,6 +58,12 @@ class RouterPipeline:
     def searching(self) -> bool:
         """The event resumed from has not been met yet."""
         return self._ensure is not None and self._ensure.searching
+
+    @property
+    def sees_events(self) -> bool:
+        """Whether a stage must see each event: blocks do not pass by then. Of a block's events the merge knows that the
+        topology's and the size's stages would let them pass."""
+        return self._guards or (self._ensure is not None and not self._ensure.is_over)
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> Generator[Request, Answer, None]:
         """Run merged events through the stages: appends to ``out`` what leaves, yields requests. Where a stage raises,

@@ -85,11 +85,11 @@ class Stream(ABC):
 
     def answer(self, need: Need, answer: Answer) -> None:
         """Answer a need. One whose participant has left the stream meanwhile is forgotten."""
-        self._settle(need, answer, None)
+        self._take_answer(need, answer, None)
 
     def refuse(self, need: Need, error: TailraceError) -> None:
         """A need cannot be answered: the stream gives what comes before, and then raises, or asks in another way."""
-        self._settle(need, None, error)
+        self._take_answer(need, None, error)
 
     def next_block(self) -> Generator[Need, Answered, EventBlock | None]:
         """The next finished events, for a driver that answers as it goes: yields each need, is sent its answer or
@@ -113,7 +113,7 @@ class Stream(ABC):
         if not isinstance(answer, Later):
             self.answer(need, answer)
 
-    def _settle(self, need: Need, answer: Answer, failure: TailraceError | None) -> None:
+    def _take_answer(self, need: Need, answer: Answer, failure: TailraceError | None) -> None:
         for task in self._tasks():
             if task.settle(need, answer, failure):
                 return

@@ -75,8 +75,7 @@ def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterat
 def drive_blocks(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock]:
     """The blocks of the kernel at work, for who looks at it alone."""
     for given in _answered(working, answer_to):
-        if isinstance(given, EventBlock):
-            yield given
+        yield given if isinstance(given, EventBlock) else EventBlock.of(given.events)
 
 
 def _answered(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock | Emit]:

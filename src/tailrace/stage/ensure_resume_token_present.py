@@ -27,6 +27,11 @@ class EnsureResumeTokenPresent:
         self.searching = True
         self._passed = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether every further event passes. A witness may still come, and does not."""
+        return self._passed
+
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
             if self._passed:

@@ -17,7 +17,7 @@ EVENT_BYTES_MAX: Final = 16_793_600
 #: An event is split when it and its token together exceed this: room is left for the reply around it.
 SPLIT_BYTES_MAX: Final = EVENT_BYTES_MAX - 8_192
 #: Below this sum of its documents an event cannot reach the limit; its bytes need not be made to know.
-_SURELY_SMALL_BYTES: Final = 12_000_000
+SURELY_SMALL_BYTES: Final = 12_000_000
 
 
 def approximate_bytes(event: ChangeEvent) -> int:
@@ -40,7 +40,7 @@ def approximate_bytes(event: ChangeEvent) -> int:
 
 def is_surely_small(event: ChangeEvent) -> bool:
     """Whether the event is certainly within the limits, judged by its parts."""
-    return approximate_bytes(event) < _SURELY_SMALL_BYTES
+    return approximate_bytes(event) < SURELY_SMALL_BYTES
 
 
 class CheckEventSize:
