@@ -10,6 +10,16 @@ import bson
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
+from tailrace.cursor import (
+    Action,
+    NeedOldest,
+    NeedStart,
+    OldestEntry,
+    OplogRead,
+    Position,
+    ReadOplog,
+    StreamStart,
+)
 from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.oplog.cluster_time import ClusterTime
@@ -205,3 +215,50 @@ class MergedReplay:
 
 def random_choice(seed: int) -> Callable[[Sequence[str]], str]:
     return Random(seed).choice
+
+
+class ClusterSource:
+    """Answers a cursor over a recorded cluster, whose oplogs are read up to ``end``, ``entries_max`` entries a time.
+
+    ``shards`` and ``config_after`` are what the stream is opened with; ``opened`` are the shards asked for later
+    """
+
+    def __init__(
+        self,
+        recording: ShardedRecording,
+        end: ClusterTime,
+        shards: Sequence[str],
+        config_after: ClusterTime,
+        *,
+        entries_max: int,
+    ) -> None:
+        self._oplogs = {name: memory_of(recording, name) for name in recording.shards}
+        self._oplogs[CONFIG_SHARDS] = memory_of(recording, CONFIG_SERVER)
+        self._keys = recording.shard_keys
+        self._start = StreamStart(end, shards=tuple(shards), config_after=config_after)
+        self._end, self._entries_max = end, entries_max
+        self.opened: list[str] = []
+        self.confirmed: list[str] = []
+
+    def __call__(self, action: Action) -> Any:
+        match action:
+            case NeedStart():
+                return self._start
+            case NeedOldest(participant):
+                self.confirmed.append(participant)
+                return OldestEntry(ClusterTime(0), history_complete=True)
+            case ReadOplog(positions, deadline_ms):
+                return self._read(positions, deadline_ms or 0)
+            case Need(request=NeedShard() as shard):
+                self.opened.append(shard.name)
+                return None
+            case Need(participant, request):
+                return answer_of(request, self._oplogs[participant], self._keys)
+
+    def _read(self, positions: Sequence[Position], now_ms: int) -> OplogRead:
+        """Of the first participant that is not at the end; there the clock has come to the deadline."""
+        for name, after in positions:
+            if after < self._end:
+                batch = next(iter(self._oplogs[name].batches(after, self._end, self._entries_max)))
+                return OplogRead(batch, False, 0, name)
+        return OplogRead(OplogBatch(b"", self._end), True, now_ms, positions[0].participant)

@@ -101,7 +101,7 @@ def test_it_is_the_same_when_the_shard_is_met_on_the_way(name: str, stride: int)
     stream = (recording.merged + recording.resumes)[index]
     known = tuple(shard for shard in recording.shards if shard not in recording.added)
     start = token_time(stream.reply_tokens[0])
-    if start > _added_at(recording.name):
+    if start > added_at(recording.name):
         known = recording.shards
     ours = _merged(recording, stream, known, ClusterTime(start - 1), stride)
     _check(name, _merged_difference(stream, ours, recording.end))
@@ -129,7 +129,7 @@ def test_images_come_from_each_event_s_own_shard_and_documents_from_wherever_the
 
 
 @cache
-def _added_at(name: str) -> ClusterTime:
+def added_at(name: str) -> ClusterTime:
     """When the run's new shard came into ``config.shards``: one tick before its part of a stream starts."""
     recording = RECORDINGS[name]
     stream = recording.merged[0]
@@ -219,7 +219,7 @@ def test_a_stream_that_was_open_while_a_shard_was_added_sees_the_new_shard_from_
     command = {"aggregate": 1, "pipeline": [{"$changeStream": {"allChangesForCluster": True}}]}
     command["pipeline"][0]["$changeStream"]["resumeAfter"] = bson.decode(recording.live_token)  # type: ignore[index]
     start = token_time(recording.live_token)
-    assert start < _added_at(recording.name)
+    assert start < added_at(recording.name)
     ours = MergedReplay(recording, "admin", command, shards=("shA", "shB"), config_after=ClusterTime(start - 1))
     ours.run(recording.end, random_choice(stride), stride)
     assert [opened.name for opened in ours.opened] == ["shC"]
@@ -251,12 +251,12 @@ def test_a_resume_at_any_token_and_any_high_water_mark_of_a_merged_stream_gives_
         while rest < len(whole.tokens) and whole.tokens[rest] == token:
             rest += 1
         places.append((token, rest))
-    added_at = _added_at(recording.name)
+    added = added_at(recording.name)
     for token, given in places[:: max(1, len(places) // 40)]:
         time = token_time(token)
         stage = {k: v for k, v in command["pipeline"][0]["$changeStream"].items() if not k.startswith("start")}
         resumed = {**command, "pipeline": [{"$changeStream": {**stage, "startAfter": bson.decode(token)}}]}
-        known = recording.shards if time >= added_at else ("shA", "shB")
+        known = recording.shards if time >= added else ("shA", "shB")
         ours = MergedReplay(recording, stream.database, resumed, shards=known, config_after=ClusterTime(time - 1))
         ours.run(recording.end, choose, 50)
         if not ResumeToken.parse(token).from_invalidate:
