@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure
 import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import SourceError
-from tailrace.spark.planning.deployment import open_deployment
+from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.options import parse
 from tests.docs.runner import admin_commands
 from tests.docs.snippets import ROOT, snippets

@@ -19,6 +19,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.source import outline
 from tailrace.source.connection import Connection
 from tailrace.source.outline import Bucket, OplogOutline, invalidating, scope_filter
+from tailrace.spark.planning import planner
 from tests.differential import named_fields, native
 from tests.differential.wire import Wire
 from tests.golden import recording
@@ -92,6 +93,7 @@ def test_buckets_count_every_entry_once_in_order(
         for block in range(4):
             client.d.c.insert_many([{"_id": 1000 * block + i, "pad": "x" * (i % 50)} for i in range(1000)])
             client.d.elsewhere.insert_many([{"i": i} for i in range(500)])
+            client.d.elsewhere.drop()
         with client.start_session() as session, session.start_transaction():
             client.d.c.insert_many([{"_id": -1 - i} for i in range(30)], session=session)
         until = newest(running.uri)
@@ -121,7 +123,15 @@ def test_buckets_count_every_entry_once_in_order(
         assert sum(entry.bytes for entry in entries) == bucket.bytes
     assert found.any(start, until)
     assert not found.any(until, ClusterTime(until + 5))
-    _check_weights(OplogOutline(connection, Scope.of_collection("d", "c"), numbers), start, until)
+    _check_weights(OplogOutline(connection, Scope.of_collection("d", "c"), numbers), start, until, monkeypatch)
+    dropped = OplogOutline(connection, Scope.of_collection("d", "elsewhere"), numbers)
+    drops = [entry["ts"] for entry in own if entry["op"] == "c" and "drop" in entry["o"]]
+    for place, low in enumerate((start, *map(ClusterTime.from_timestamp, drops))):
+        # Where the range is long it is looked through from two places at once.
+        expected = [*map(ClusterTime.from_timestamp, drops), None][place]
+        assert dropped.first_invalidating(low, until, show_migration_events=False) == expected
+    fresh = OplogOutline(connection, Scope.of_collection("d", "c"), numbers)
+    _check_even_buckets(fresh, connection.client["local"]["oplog.rs"], start, until)
     assert found.is_smaller_than(1 << 40)
     assert not found.is_smaller_than(sum(len(entry.raw) for entry in own))
     connection.close()
@@ -191,19 +201,43 @@ def _sums(buckets: Iterable[Bucket]) -> tuple[int, int, int]:
     return tuple(sum(bucket[field] for bucket in held) for field in (2, 3, 4))
 
 
-def _check_weights(found: OplogOutline, start: ClusterTime, until: ClusterTime) -> None:
-    """A long range of which most matches is cut into parts of as many entries; everything else is counted."""
-    parts, matching = found.weigh(start, until, 4)
+def _check_weights(
+    found: OplogOutline, start: ClusterTime, until: ClusterTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long range of which most matches is made of buckets of known size; everything else is counted."""
+    buckets, matching = found.weigh(start, until)
     assert 0.05 < matching <= 1, "two thirds, as far as a random sample of some pages tells"
-    assert [part.last for part in parts][-1] == until
-    times = [time for part in parts for time in (part.first, part.last)]
+    assert buckets[-1].last == until
+    times = [time for bucket in buckets for time in (bucket.first, bucket.last)]
     assert times == sorted(times)
     assert times[0] > start
-    edges = [start, *(part.last for part in parts)]
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "SLICE_BYTES_MIN", 1)
+        edges = [start, *planner.cuts(buckets, 4), until]
     sums = [_sums(found.buckets(low, high))[0] for low, high in pairwise(edges)]
     assert len(sums) == 4
-    assert max(sums) < 2 * min(sums), sums
-    assert found.weigh(until, ClusterTime(until + 5), 4) == ([], 0.0), "nothing there"
-    short = found.weigh(parts[-1].first, until, 4)
+    assert max(sums) < 1.5 * min(sums), sums
+    assert found.weigh(until, ClusterTime(until + 5)) == ([], 0.0), "nothing there"
+    short = found.weigh(buckets[-1].first, until)
     assert short.matching == 0, "counted"
-    assert _sums(short.buckets) == _sums(found.buckets(parts[-1].first, until))
+    assert _sums(short.buckets) == _sums(found.buckets(buckets[-1].first, until))
+
+
+def _check_even_buckets(found: OplogOutline, oplog: Collection[Any], start: ClusterTime, until: ClusterTime) -> None:
+    """Every entry of the oplog is in one of them, whatever part of the range is asked for, and in which order."""
+
+    def entries(low: ClusterTime, high: ClusterTime) -> int:
+        return oplog.count_documents({"ts": {"$gt": low.to_timestamp(), "$lte": high.to_timestamp()}})
+
+    first = list(found.even_buckets(start, until))
+    assert len(first) > 30
+    inside = ClusterTime(first[3].last - 1)
+    behind = ClusterTime(until + 5)
+    for low, high in ((start, until), (start, first[2].last), (start, inside), (inside, until), (start, behind)):
+        buckets = list(found.even_buckets(low, high))
+        assert [bucket.first for bucket in buckets] == [low.tick(), *(bucket.last.tick() for bucket in buckets[:-1])]
+        assert buckets[-1].last == high
+        for bucket in buckets:
+            counted = entries(ClusterTime(bucket.first - 1), bucket.last)
+            assert bucket.entries == max(1, counted)
+            assert bucket.bytes >= bucket.entries

@@ -25,7 +25,7 @@ from tailrace.pipeline.kernel import KernelUse
 from tailrace.spark.lake import verify
 from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.planning import planner
-from tailrace.spark.planning.deployment import open_deployment
+from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.reading import merged_slice
 from tailrace.spark.reading.merged_slice import merged_slice_events
 from tailrace.spark.reading.slice_plan import slice_plan

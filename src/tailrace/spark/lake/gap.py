@@ -18,7 +18,8 @@ from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import cluster_time_of
 from tailrace.lake.manifest import Gap
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.planning.deployment import Deployment, open_deployment
+from tailrace.spark.planning.deployment import Deployment
+from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source import options as source_options
 from tailrace.spark.source.offset import Offset
 from tailrace.spark.source.options import ReadOptions, Start

@@ -14,7 +14,7 @@ from tailrace.lake.local_path import local_path
 from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.sink import LakeSink
 from tailrace.spark.lake.source import AFTER, FILE_BYTES, LAKE, TOKEN, LakeSource
-from tailrace.spark.planning.deployment import open_deployment
+from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.runtime.session import register
 from tailrace.spark.source import options as source_options
 from tailrace.spark.source.schema import spark_schema

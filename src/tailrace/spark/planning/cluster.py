@@ -25,14 +25,14 @@ from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.connection import Connection
 from tailrace.source.membership import Change, Removed, added_shards, changes, reachable, removed_shards
+from tailrace.source.merged_outline import MergedOutline
 from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import PromiseRequester
+from tailrace.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.spark.planning.deployment import Deployment, Look
 from tailrace.spark.planning.input_partition import OplogSlice, ShardRange
-from tailrace.spark.planning.merged_outline import MergedOutline
 from tailrace.spark.planning.planner import Limits
-from tailrace.spark.planning.replica_set import ReplicaSetOplog
 from tailrace.spark.source.offset import Offset, StreamIdentity
 from tailrace.spark.source.options import ReadOptions
 

@@ -1,7 +1,6 @@
 """The deployment as the driver's side sees it: where its oplogs begin and end, and what a stream starts with.
 
-A replica set is here, a sharded cluster in ``tailrace.spark.planning.cluster``; ``open_deployment`` finds out which it
-is.
+``replica_set`` and ``cluster`` beside this module are the two kinds there are; ``opening`` finds out which one it is.
 """
 
 from __future__ import annotations
@@ -12,18 +11,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
-from tailrace.source.connection import open_client
-from tailrace.source.failure import is_transient
 from tailrace.source.outline import MOST, Bucket, Weights
-from tailrace.source.topology import Cluster
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.planning.planner import Limits, batch_end, cuts, slices
-from tailrace.spark.planning.replica_set import ReplicaSetOplog
 from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
 from tailrace.spark.source.options import ReadOptions, Start
 
@@ -33,7 +27,11 @@ class Outline(Protocol):
 
     def buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
 
-    def weigh(self, after: ClusterTime, until: ClusterTime, parts: int) -> Weights: ...
+    def even_buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]: ...
+
+    def mostly_matches(self, after: ClusterTime, until: ClusterTime) -> bool: ...
+
+    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights: ...
 
     def entries(self, bucket: Bucket) -> list[Bucket]: ...
 
@@ -134,13 +132,19 @@ class Deployment(ABC):
             floor = position.cluster_time
             if position.resume is not None:
                 floor = min(max(floor, position.resume.token.cluster_time), newest)
-            outline = self.outline
-            if limits.events is not None or limits.bytes is None or not outline.is_smaller_than(limits.bytes):
-                end = batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
+            end = self._limited(floor, newest, limits)
         invalidating = self.first_invalidating(position, end)
         if invalidating is not None:
             return self.advanced(position, invalidating, invalidated=True)
         return self.advanced(position, end, invalidated=False)
+
+    def _limited(self, floor: ClusterTime, newest: ClusterTime, limits: Limits) -> ClusterTime:
+        outline = self.outline
+        if limits.events is None and (limits.bytes is None or outline.is_smaller_than(limits.bytes)):
+            return newest
+        if limits.is_rough and outline.mostly_matches(floor, newest):
+            return batch_end(outline.even_buckets(floor, newest), lambda bucket: [bucket], limits) or newest
+        return batch_end(outline.buckets(floor, newest), outline.entries, limits) or newest
 
     def slices(self, start: Offset, end: Offset) -> Sequence[OplogSlice]:
         """The range between two offsets as ascending slices of about the same weight."""
@@ -151,7 +155,7 @@ class Deployment(ABC):
         if start.resume is not None:
             # The token is searched for in the first slice, so that one must hold its time.
             floor = max(after, ClusterTime(min(start.resume.token.cluster_time, until)))
-        weights = self.outline.weigh(floor, until, self._options.partitions)
+        weights = self.outline.weigh(floor, until)
         # Asking each entry costs the server four times what giving it costs, so where most would pass all are taken.
         filtered = bool(self._options.pipeline) or weights.matching < MOST
         cut_at = cuts(weights.buckets, self._options.partitions) if self._may_cut(start) else []
@@ -169,91 +173,3 @@ class Deployment(ABC):
     @property
     def _shows_migrations(self) -> bool:
         return bool(self._options.stage.get("showMigrationEvents"))
-
-
-class ReplicaSetDeployment(Deployment):
-    """One replica set. What is majority-committed there stays, so it is settled as soon as it is seen."""
-
-    def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
-        super().__init__(options, client)
-        self._oplog = ReplicaSetOplog(client, options.scope)
-        self.name = self._oplog.source.name
-        self.server_version = self._oplog.server_version
-        self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()}, self._cluster_id())
-
-    def _replica_set_id(self) -> str:
-        """Tells replica sets of the same name apart. It lies beside the oplog, where we must be able to read anyhow."""
-        read = self._oplog.connection.client["local"]["system.replset"].find_one
-        config = self._oplog.connection.retrying(lambda: read({}, {"settings.replicaSetId": 1})) or {}
-        return str(config.get("settings", {}).get("replicaSetId", ""))
-
-    def _cluster_id(self) -> str:
-        """Of the cluster that this replica set is a shard of; empty where it is none, or the user may not know."""
-        connection = self._oplog.connection
-        versions = connection.client["admin"]["system.version"]
-
-        def read() -> str:
-            try:
-                found = versions.find_one({"_id": "shardIdentity"}, {"clusterId": 1})
-            except OperationFailure as error:
-                if is_transient(error):
-                    raise
-                return ""
-            return "" if found is None else str(found.get("clusterId", ""))
-
-        return connection.retrying(read)
-
-    @property
-    def outline(self) -> Outline:
-        return self._oplog.outline
-
-    def newest(self) -> ClusterTime:
-        return self._oplog.newest()
-
-    def settle(self, until: ClusterTime) -> None:
-        """A replica set has nothing to settle: its own oplog holds every entry up to ``until``."""
-
-    def look(self, after: ClusterTime) -> Look:
-        newest = self._oplog.newest()
-        return Look(newest, newest > after and self._oplog.has_news(after, newest))
-
-    def oldest(self) -> ClusterTime:
-        return self._oplog.source.oldest()[0]
-
-    def at(self, time: ClusterTime) -> Offset:
-        return Offset(time, ((self.name, time),), self.identity)
-
-    def require_history(self, position: Offset) -> None:
-        self._oplog.require_history(position.cluster_time)
-
-    def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
-        after = start.cluster_time
-        if start.resume is not None and start.resume.token.from_invalidate:
-            after = start.resume.token.cluster_time  # the stream begins behind this invalidation
-        outline = self._oplog.outline
-        return outline.first_invalidating(after, until, show_migration_events=self._shows_migrations)
-
-    def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
-        return position.advanced(to, invalidated=invalidated)
-
-    def _confirm_history(self, plan: Plan) -> None:
-        plan.confirm_history(*self._oplog.source.oldest())
-
-    def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
-        resume = start.resume if low == start.cluster_time else None
-        return OplogSlice(low, high, self.server_version, start.token_version, resume)
-
-
-def open_deployment(options: ReadOptions) -> Deployment:
-    """What the uri leads to. Connects."""
-    from tailrace.spark.planning.cluster import ClusterDeployment  # noqa: PLC0415 - which is a Deployment itself
-
-    client = open_client(options.uri)
-    try:
-        cluster = Cluster.discover(client, options.uri, {})
-        if cluster is not None:
-            return ClusterDeployment(options, cluster, client)
-        return ReplicaSetDeployment(options, client)
-    except BaseException:
-        client.close()
-        raise

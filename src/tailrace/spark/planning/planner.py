@@ -14,6 +14,9 @@ from tailrace.source.outline import Bucket
 
 #: A slice below this size of oplog costs more to start than it saves.
 SLICE_BYTES_MIN: Final = 2 << 20
+#: A bound of so many bytes or more is about the work of a micro-batch, not about memory, which is bounded elsewhere: an
+#: estimate by the oplog's average will do.
+_ROUGH_BYTES_MIN: Final = 128 << 20
 
 
 class Limits(NamedTuple):
@@ -21,6 +24,11 @@ class Limits(NamedTuple):
 
     events: int | None = None
     bytes: int | None = None
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether an estimate of the bytes is exact enough."""
+        return self.events is None and self.bytes is not None and self.bytes >= _ROUGH_BYTES_MIN
 
     def exceeded_by(self, events: int, size: int) -> bool:
         return (self.events is not None and events > self.events) or (self.bytes is not None and size > self.bytes)

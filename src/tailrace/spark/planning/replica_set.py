@@ -1,50 +1,90 @@
-"""One replica set's oplog as the driver's side sees it: a deployment of its own, or a shard of one."""
+"""A replica set as the driver's side sees it: one oplog, of which all that is majority-committed stays."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.oplog.history import history_lost, reaches_back
-from tailrace.oplog.namespace import Scope
-from tailrace.source.connection import Connection
-from tailrace.source.mongod import MongodSource
-from tailrace.source.outline import OplogOutline
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.plan import Plan
+from tailrace.source.failure import is_transient
+from tailrace.source.replica_set_oplog import ReplicaSetOplog
+from tailrace.spark.planning.deployment import Deployment, Look, Outline
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.source.offset import Offset, StreamIdentity
+from tailrace.spark.source.options import ReadOptions
 
 
-class ReplicaSetOplog:
-    """Where the oplog begins and ends, and what lies in it for one scope. Connects when it is made."""
+class ReplicaSetDeployment(Deployment):
+    """One replica set. What is majority-committed there stays, so it is settled as soon as it is seen."""
 
-    def __init__(self, client: MongoClient[Any], scope: Scope) -> None:
-        self.connection = Connection(client)
-        self.source = MongodSource(client)
-        self.server_version = self.source.server_version
-        numbers = tuple(int(number) for number in re.findall(r"\d+", self.server_version))
-        self.outline = OplogOutline(self.connection, scope, numbers)
-        self._looked_until = ZERO
+    def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
+        super().__init__(options, client)
+        self._oplog = ReplicaSetOplog(client, options.scope)
+        self.name = self._oplog.source.name
+        self.server_version = self._oplog.server_version
+        self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()}, self._cluster_id())
+
+    def _replica_set_id(self) -> str:
+        """Tells replica sets of the same name apart. It lies beside the oplog, where we must be able to read anyhow."""
+        read = self._oplog.connection.client["local"]["system.replset"].find_one
+        config = self._oplog.connection.retrying(lambda: read({}, {"settings.replicaSetId": 1})) or {}
+        return str(config.get("settings", {}).get("replicaSetId", ""))
+
+    def _cluster_id(self) -> str:
+        """Of the cluster that this replica set is a shard of; empty where it is none, or the user may not know."""
+        connection = self._oplog.connection
+        versions = connection.client["admin"]["system.version"]
+
+        def read() -> str:
+            try:
+                found = versions.find_one({"_id": "shardIdentity"}, {"clusterId": 1})
+            except OperationFailure as error:
+                if is_transient(error):
+                    raise
+                return ""
+            return "" if found is None else str(found.get("clusterId", ""))
+
+        return connection.retrying(read)
+
+    @property
+    def outline(self) -> Outline:
+        return self._oplog.outline
 
     def newest(self) -> ClusterTime:
-        """The newest majority-committed entry's cluster time."""
-        return self.source.newest()
+        return self._oplog.newest()
 
-    def has_news(self, after: ClusterTime, newest: ClusterTime) -> bool:
-        """Whether an entry that could give an event lies behind ``after``. ``newest`` is the oplog's newest time; what
-        was looked at and found of no interest is not looked at again."""
-        looked_until = max(after, self._looked_until)
-        if newest > looked_until and self.outline.any(looked_until, newest):
-            return True
-        self._looked_until = max(looked_until, newest)
-        return False
+    def settle(self, until: ClusterTime) -> None:
+        """A replica set has nothing to settle: its own oplog holds every entry up to ``until``."""
 
-    def require_history(self, after: ClusterTime) -> None:
-        """Raises 286 where entries after ``after`` may be gone from the oplog."""
-        oldest, complete = self.source.oldest()
-        if not reaches_back(after, oldest, complete):
-            raise history_lost(
-                f"The checkpoint stands at {after} and the oldest entry is {oldest}. What lies between is lost to "
-                "this stream: start a new one with a new checkpointLocation and startingFrom=oldest, load the gap from "
-                "the collections, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
-            )
+    def look(self, after: ClusterTime) -> Look:
+        newest = self._oplog.newest()
+        return Look(newest, newest > after and self._oplog.has_news(after, newest))
+
+    def oldest(self) -> ClusterTime:
+        return self._oplog.source.oldest()[0]
+
+    def at(self, time: ClusterTime) -> Offset:
+        return Offset(time, ((self.name, time),), self.identity)
+
+    def require_history(self, position: Offset) -> None:
+        self._oplog.require_history(position.cluster_time)
+
+    def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
+        after = start.cluster_time
+        if start.resume is not None and start.resume.token.from_invalidate:
+            after = start.resume.token.cluster_time  # the stream begins behind this invalidation
+        outline = self._oplog.outline
+        return outline.first_invalidating(after, until, show_migration_events=self._shows_migrations)
+
+    def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
+        return position.advanced(to, invalidated=invalidated)
+
+    def _confirm_history(self, plan: Plan) -> None:
+        plan.confirm_history(*self._oplog.source.oldest())
+
+    def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
+        resume = start.resume if low == start.cluster_time else None
+        return OplogSlice(low, high, self.server_version, start.token_version, resume)

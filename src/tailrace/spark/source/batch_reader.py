@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from tailrace.spark.planning.deployment import open_deployment
 from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.filters import match_of
 from tailrace.spark.source.options import ReadOptions
 

@@ -75,7 +75,7 @@ KNOWN: Final = (
     "failOnInvalidate",
 )
 #: Without a limit the first micro-batch after a long pause is the whole oplog, and a crash in it loses all its work.
-MAX_BYTES_DEFAULT: Final = 256 << 20
+MAX_BYTES_DEFAULT: Final = 1 << 30
 _BY_LOWER: Final = {name.lower(): name for name in KNOWN}
 
 _TIME_PAIR = re.compile(r"(?:Timestamp\()?\s*(\d{1,10})\s*[,:]\s*(\d{1,10})\s*\)?")

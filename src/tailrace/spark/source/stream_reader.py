@@ -22,8 +22,9 @@ from pyspark.sql.streaming.datasource import (
 
 from tailrace.errors import StreamInvalidated
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.spark.planning.deployment import Deployment, open_deployment
+from tailrace.spark.planning.deployment import Deployment
 from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.planning.planner import Limits
 from tailrace.spark.source.offset import Offset
 from tailrace.spark.source.options import ReadOptions

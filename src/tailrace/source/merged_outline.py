@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from heapq import merge
 
 from tailrace.oplog.cluster_time import ClusterTime
@@ -19,14 +20,23 @@ class MergedOutline:
         """The matching entries with ``after`` < ts <= ``until`` in ascending buckets that do not overlap."""
         return joined(merge(*(outline.buckets(after, until) for outline in self._outlines)))
 
+    def mostly_matches(self, after: ClusterTime, until: ClusterTime) -> bool:
+        """Whether of some shard's entries most match."""
+        return any(outline.mostly_matches(after, until) for outline in self._outlines)
+
+    def even_buckets(self, after: ClusterTime, until: ClusterTime) -> Iterator[Bucket]:
+        """The whole range, matching or not, in buckets by the time of their last entry; sizes are estimates."""
+        return merge(*(one.even_buckets(after, until) for one in self._outlines), key=lambda bucket: bucket.last)
+
     def entries(self, bucket: Bucket) -> list[Bucket]:
         """The entries of ``bucket`` by cluster time; those of two shards at the same time are one, since no cut may
         fall between them."""
         return list(joined(merge(*(outline.entries(bucket) for outline in self._outlines))))
 
-    def weigh(self, after: ClusterTime, until: ClusterTime, parts: int) -> Weights:
-        """How the range is best cut into ``parts``, and the largest part of any shard's entries that matches."""
-        weights = [outline.weigh(after, until, parts) for outline in self._outlines]
+    def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights:
+        """Where the range is best cut, and the largest part of any shard's entries that matches."""
+        with ThreadPoolExecutor(max(1, len(self._outlines)), "tailrace-outline") as pool:
+            weights = list(pool.map(lambda outline: outline.weigh(after, until), self._outlines))
         by_end: dict[ClusterTime, list[Bucket]] = {}
         for bucket in (bucket for one in weights for bucket in one.buckets):
             by_end.setdefault(bucket.last, []).append(bucket)

@@ -1,0 +1,50 @@
+"""One replica set's oplog as the driver's side sees it: a deployment of its own, or a shard of one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pymongo import MongoClient
+
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.history import history_lost, reaches_back
+from tailrace.oplog.namespace import Scope
+from tailrace.source.connection import Connection
+from tailrace.source.mongod import MongodSource
+from tailrace.source.outline import OplogOutline
+
+
+class ReplicaSetOplog:
+    """Where the oplog begins and ends, and what lies in it for one scope. Connects when it is made."""
+
+    def __init__(self, client: MongoClient[Any], scope: Scope) -> None:
+        self.connection = Connection(client)
+        self.source = MongodSource(client)
+        self.server_version = self.source.server_version
+        numbers = tuple(int(number) for number in re.findall(r"\d+", self.server_version))
+        self.outline = OplogOutline(self.connection, scope, numbers)
+        self._looked_until = ZERO
+
+    def newest(self) -> ClusterTime:
+        """The newest majority-committed entry's cluster time."""
+        return self.source.newest()
+
+    def has_news(self, after: ClusterTime, newest: ClusterTime) -> bool:
+        """Whether an entry that could give an event lies behind ``after``. ``newest`` is the oplog's newest time; what
+        was looked at and found of no interest is not looked at again."""
+        looked_until = max(after, self._looked_until)
+        if newest > looked_until and self.outline.any(looked_until, newest):
+            return True
+        self._looked_until = max(looked_until, newest)
+        return False
+
+    def require_history(self, after: ClusterTime) -> None:
+        """Raises 286 where entries after ``after`` may be gone from the oplog."""
+        oldest, complete = self.source.oldest()
+        if not reaches_back(after, oldest, complete):
+            raise history_lost(
+                f"The checkpoint stands at {after} and the oldest entry is {oldest}. What lies between is lost to "
+                "this stream: start a new one with a new checkpointLocation and startingFrom=oldest, load the gap from "
+                "the collections, and keep a longer oplog (replSetResizeOplog, minRetentionHours)"
+            )
