@@ -138,7 +138,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     with _spark_log(args.verbose) as log:
         stop = threading.Event()
         spark = local_session(
-            "tailrace run", cores=settings.cores, memory=settings.memory, config=settings.spark_config
+            "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )
         try:
             watch = GrowthWatch(settings.lake)

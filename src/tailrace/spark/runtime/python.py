@@ -1,9 +1,10 @@
-"""Which Python runs Spark's workers: this one, started so that it loads PySpark from where it is installed.
+"""Which Python runs Spark's workers: this one, started so that it loads PySpark from where it is installed, or forked.
 
 Spark puts its sources as a zip file before everything else on its processes' ``PYTHONPATH``, and Python compiles what
 it loads from a zip again each time: 0.7 s of CPU for each process that a query starts, where the same files from
 ``site-packages`` take 0.15 s (measured, PySpark 4.3, two cores). Where PySpark is an installed package the zip holds
-nothing but that package, so the workers are started through a script that leaves it out.
+nothing but that package, so the workers are started through a script that leaves it out. Where a fork server runs
+beside the session (``fork_server.py``), the script asks it for a process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyspark
 
 from tailrace.cache import cached_directory
 from tailrace.errors import UsageError
+from tailrace.spark.runtime import launcher
 
 _SCRIPT: Final = """#!/bin/sh
 # Starts {python} without Spark's zipped copies of installed packages on its path.
@@ -33,6 +35,9 @@ for entry in $PYTHONPATH; do
 done
 PYTHONPATH=$kept
 export PYTHONPATH
+if [ "$1" = -m ] && [ -n "${variable}" ] && [ -S "${variable}" ]; then
+    exec {python} -I -S {launcher} "$@"
+fi
 exec {python} "$@"
 """
 
@@ -42,7 +47,12 @@ def worker_python() -> str:
     lib = Path(pyspark.__file__).parent / "python" / "lib"
     if not (lib / "pyspark.zip").is_file() or "site-packages" not in lib.parts:
         return sys.executable  # a Spark distribution: its zip may be the only PySpark there is
-    script = _SCRIPT.format(python=shlex.quote(sys.executable), lib=shlex.quote(str(lib)))
+    script = _SCRIPT.format(
+        python=shlex.quote(sys.executable),
+        lib=shlex.quote(str(lib)),
+        variable=launcher.SOCKET,
+        launcher=shlex.quote(str(Path(launcher.__file__).resolve())),
+    )
 
     def fill(directory: Path) -> None:
         program = directory / "python3"

@@ -11,10 +11,13 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
+from tailrace.spark.runtime.class_data import class_data_options
 from tailrace.spark.runtime.java import use_java
+from tailrace.spark.runtime.preloaded import start_fork_server
 from tailrace.spark.runtime.python import worker_python
 from tailrace.spark.source.data_source import TailraceDataSource
 
@@ -25,7 +28,8 @@ LOCAL_CHECKPOINT: Final = {
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
-#: C1 alone compiles sooner and costs 15-40 % of throughput: right for tests and short demos, wrong for a long run.
+#: C1 alone compiles sooner and costs 15-40 % of what goes through the JVM: right for tests, for short demos, and for a
+#: lake, whose events do not go through it.
 _FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -35,15 +39,21 @@ def local_session(
     cores: int | None = None,
     memory: str = "1g",
     fast_start: bool = False,
+    preload: bool = True,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process, on ``cores`` processors (default: all), with ``format("tailrace")``
-    known. ``config`` adds Spark settings or overrides ours. Raises UsageError where there is no Java to run it.
+    known. ``config`` adds Spark settings or overrides ours. With ``preload`` Spark's Python processes are forked from
+    one that has loaded everything (on Linux), and Java's classes are kept in an archive in the cache directory, which
+    the first session writes when it ends. Raises UsageError where there is no Java to
+    run it.
 
     Where a session is active already it is returned, and settings that need a new JVM have no effect.
     """
-    use_java()
     python = worker_python()
+    if preload and python != sys.executable and SparkContext._active_spark_context is None:
+        start_fork_server()  # it loads while the JVM starts
+    java = use_java()
     processors = cores or os.cpu_count() or 1
     settings = {
         "spark.driver.memory": memory,
@@ -62,8 +72,8 @@ def local_session(
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         **LOCAL_CHECKPOINT,
     }
-    if fast_start:
-        settings["spark.driver.extraJavaOptions"] = _FAST_START
+    options = [class_data_options(java) if preload else "", _FAST_START if fast_start else ""]
+    settings["spark.driver.extraJavaOptions"] = " ".join(filter(None, options))
     settings.update(config or {})
     # The JVM starts Python workers by this variable where the setting comes too late (a planner's worker, Connect).
     os.environ.setdefault("PYSPARK_PYTHON", python)

@@ -1,0 +1,78 @@
+"""Java's archive of classes: written by the first session, mapped by the next, and left out wherever it cannot be."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tailrace.cache import cache_directory
+from tailrace.spark.runtime.class_data import class_data_options
+from tailrace.spark.runtime.java import Java, find_java
+
+NOBODY = 2**22 + 1  # no process has this id on Linux
+
+
+@pytest.fixture
+def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
+    found = find_java()
+    if not (found.home / "lib" / "server" / "classes.jsa").is_file():
+        pytest.skip("this Java has no archive of its own classes")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    return found
+
+
+def run(java: Java, options: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [str(java.home / "bin" / "java"), *shlex.split(options), *more, "-version"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_one_session_writes_the_next_one_maps(java: Java) -> None:
+    first = class_data_options(java)
+    assert "-XX:ArchiveClassesAtExit=" in first
+    done = run(java, first)
+    assert (done.returncode, done.stdout) == (0, "")
+    second = class_data_options(java)
+    assert "-XX:SharedArchiveFile=" in second
+    done = run(java, second, "-Xshare:on")  # an error where the archive cannot be mapped
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert class_data_options(java) == second
+
+
+def test_a_damaged_archive_is_dropped_since_java_would_end(java: Java) -> None:
+    run(java, class_data_options(java))
+    options = class_data_options(java)
+    (archive,) = (cache_directory() / "class-data").glob("*.jsa")
+    whole = archive.read_bytes()
+    for damaged in (b"", b"no archive", whole[: len(whole) // 2], bytes(len(whole))):
+        archive.write_bytes(damaged)
+        begun = class_data_options(java)
+        assert "-XX:ArchiveClassesAtExit=" in begun
+        assert not archive.exists()
+        Path(shlex.split(begun)[0].partition("=")[2]).unlink()
+    archive.write_bytes(whole)
+    assert class_data_options(java) == options
+
+
+def test_half_an_archive_is_not_taken_and_goes_with_its_program(java: Java) -> None:
+    begun = Path(shlex.split(class_data_options(java))[0].partition("=")[2])
+    begun.write_bytes(bytes(4096))
+    assert class_data_options(java) == "", "one program writes it at a time"
+    half = begun.rename(begun.with_name(begun.name.replace(f".{os.getpid()}.", f".{NOBODY}.")))
+    assert class_data_options(java) == "", "its JVM may be writing still"
+    os.utime(half, (0, 0))
+    assert "-XX:ArchiveClassesAtExit=" in class_data_options(java)
+    assert not half.exists()
+
+
+def test_without_a_place_or_an_archive_of_javas_own_nothing_is_asked_for(
+    java: Java, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert class_data_options(Java(tmp_path, "17.0.1", "a test")) == ""
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert class_data_options(java) == ""
