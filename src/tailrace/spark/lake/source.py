@@ -82,6 +82,7 @@ class LakeStreamReader(TailraceStreamReader):
         # Only the workers load the stages, Arrow and Parquet.
         from tailrace.lake.part_writer import FileLimits, PartWriter, spark_metadata  # noqa: PLC0415
         from tailrace.spark.lake.staged_rows import to_batch  # noqa: PLC0415
+        from tailrace.spark.reading.columns import ROWS_MAX_WRITTEN  # noqa: PLC0415
         from tailrace.spark.reading.slice_reader import read_slice  # noqa: PLC0415
 
         assert isinstance(partition, LakeSlice)
@@ -95,7 +96,8 @@ class LakeStreamReader(TailraceStreamReader):
             limits=FileLimits(file_bytes=self._file_bytes),
             metadata=spark_metadata(schema.json()),
         )
-        files = writer.write_all(behind(self._after, read_slice(self._options, partition.oplog)))
+        batches = read_slice(self._options, partition.oplog, rows_max=ROWS_MAX_WRITTEN)
+        files = writer.write_all(behind(self._after, batches))
         if files:
             yield to_batch(files, partition.planned)
 

@@ -18,7 +18,7 @@ from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.reading.columns import EventColumns
+from tailrace.spark.reading.columns import ROWS_MAX, EventColumns
 from tailrace.spark.reading.merged_slice import merged_slice_events
 from tailrace.spark.reading.slice_plan import slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
@@ -38,9 +38,9 @@ def _source(uri: str) -> MongodSource:
     return source
 
 
-def read_slice(options: ReadOptions, slice_: OplogSlice) -> Iterator[pa.RecordBatch]:
+def read_slice(options: ReadOptions, slice_: OplogSlice, *, rows_max: int = ROWS_MAX) -> Iterator[pa.RecordBatch]:
     """The slice's events as record batches, in stream order. Raises what the source and the stages raise."""
-    columns = EventColumns(options.columns, options.documents)
+    columns = EventColumns(options.columns, options.documents, rows_max=rows_max)
     if slice_.shards:
         return columns.batches(merged_slice_events(options, slice_))
     return columns.batches(slice_events(options, slice_, _source(options.uri)))
