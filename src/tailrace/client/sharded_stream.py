@@ -67,7 +67,7 @@ class StreamStatistics:
     unknown_operations: dict[str, int]
 
 
-class _Part:
+class _ShardAnswers:
     """One shard's part: who answers its needs, and the need that is being answered."""
 
     def __init__(self, answers: _Answers, worker: Worker) -> None:
@@ -125,7 +125,7 @@ class ShardedChangeStream(ChangeStream):
         #: Events that wait to be given, and their tokens; whether the last one is an invalidate.
         self._events: deque[tuple[bytes, bytes]] = deque()
         self._may_end = False
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _ShardAnswers] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment)
         self._turn = Turn(partial(_close, self._source, self._parts))
@@ -138,7 +138,7 @@ class ShardedChangeStream(ChangeStream):
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
         worker = Worker(f"tailrace-answer-{name}", self._source.changed)
-        self._parts[name] = _Part(_Answers(client, self._cluster), worker)
+        self._parts[name] = _ShardAnswers(_Answers(client, self._cluster), worker)
 
     def explain(self) -> dict[str, Any]:
         """The plan of each shard's part; the merge and the router's stages come after it."""
@@ -256,7 +256,7 @@ class ShardedChangeStream(ChangeStream):
             return None
         return self._parts[need.participant].answer(need)
 
-    def _look_for_failure(self, name: str, part: _Part) -> None:
+    def _look_for_failure(self, name: str, part: _ShardAnswers) -> None:
         reader = self._source.reader(name)
         if reader is None or part.failed or reader.has_batch:
             return
@@ -367,7 +367,7 @@ class _Answers:
         raise InternalError(f"a shard's part asks for {type(request).__name__}")
 
 
-def _close(source: ShardedSource, parts: dict[str, _Part]) -> None:
+def _close(source: ShardedSource, parts: dict[str, _ShardAnswers]) -> None:
     for part in parts.values():
         part.close()
     source.close()

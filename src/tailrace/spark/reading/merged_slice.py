@@ -82,7 +82,7 @@ def stream_of_slice(
     for shard in slice_.shards:
         stream.open_shard(shard.name, shard.after.tick())  # those that were added in the slice
     wanted = stream.oplog_filter if slice_.filtered and not searches else None
-    parts = {shard.name: _Part(shard, slice_, at, wanted) for shard in slice_.shards}
+    parts = {shard.name: _ShardOfSlice(shard, slice_, at, wanted) for shard in slice_.shards}
     answers = partial(_answer, parts)
     while True:
         yield from drive(stream, answers)
@@ -98,7 +98,7 @@ def stream_of_slice(
         raise token_not_found(slice_)
 
 
-class _Part:
+class _ShardOfSlice:
     """One shard's part of a slice: its batches, and who answers for it."""
 
     def __init__(self, shard: ShardRange, slice_: OplogSlice, at: Connected, wanted: bytes | None) -> None:
@@ -114,7 +114,7 @@ class _Part:
             raise on_shard(error, self._name) from None
 
 
-def _answer(parts: dict[str, _Part], need: Need) -> list[bytes | None]:
+def _answer(parts: dict[str, _ShardOfSlice], need: Need) -> list[bytes | None]:
     """Oplog entries and pre-images are the shard's own; documents and shard keys the cluster's."""
     part, request = parts[need.participant], need.request
     if isinstance(request, NeedEntries):
