@@ -400,6 +400,29 @@ def _one(rng: random.Random, documents: list[bytes], grammar: Grammar) -> bytes:
     return _stage(rng.choice(("$replaceWith",)), grammar.expression("o", 2))
 
 
+def shapes(rng: random.Random) -> list[bytes]:
+    """A few random projections and replacements of literals and paths, which every server knows alike."""
+    return [_shape(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+
+
+def _shape(rng: random.Random) -> bytes:
+    def computed() -> Value:
+        return path(rng) if rng.random() < 0.7 else op("$literal", v.int32(5))
+
+    names = rng.sample(FIELD_PATHS, rng.randint(1, 4))
+    kind = rng.choice(("include", "exclude", "$set", "$addFields", "$unset", "$replaceWith"))
+    if kind == "include":
+        return _stage("$project", v.object_of([(n, v.TRUE if rng.random() < 0.6 else computed()) for n in names]))
+    if kind == "exclude":
+        return _stage("$project", v.object_of([(name, v.FALSE) for name in names]))
+    if kind == "$unset":
+        return _stage(kind, v.array_of([v.string(name.decode()) for name in names]))
+    if kind == "$replaceWith":
+        inner = [(name.replace(b".", b"_"), computed()) for name in names]
+        return _stage(kind, path(rng) if rng.random() < 0.2 else v.object_of(inner))
+    return _stage(kind, v.object_of([(name, computed()) for name in names]))
+
+
 def _stage(name: str, specification: Value) -> bytes:
     return op(name, specification)[1]
 

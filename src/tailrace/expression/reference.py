@@ -30,6 +30,12 @@ A `$match` is evaluated in compiled code wherever that can be exact: comparisons
 that are a text, or the beginning or the end of one (`abc`, `^a\\.b`, `abc$`; no option `i` or `x`), and `$expr` of
 comparisons, `$and`, `$or`, `$not`, `$in`, `$cond`, `$ifNull`, paths and constants. Everything else, and every `$match`
 under a collation, is evaluated as before, with the same result; only such events take longer.
+
+`$project`, `$set`, `$addFields` and `$unset`, and `$replaceRoot` and `$replaceWith` by a path or a document, are
+written in compiled code too: literals, paths, and documents and arrays of these. Any other expression in them is
+evaluated as before, on paths that are looked up in compiled code. What comes after a `$redact`, after a `$match` that
+is not compiled, or after a stage of more than 60 names at one level, is evaluated as before, and only for events that
+got there.
 """
 
 _KNOWN = """\

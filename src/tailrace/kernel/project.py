@@ -32,11 +32,12 @@ ROOT = 8  # the document that expressions read: the event before this stage
 ROOT_END = 16
 TYPE = 24  # of the value written last
 _CHILD = 32  # the node to go on with, 0 for none; and the value that it gets
-_CHILD_TYPE = 40
-_CHILD_START = 48
-_CHILD_END = 56
+CHILD_TYPE = 40
+CHILD_START = 48
+CHILD_END = 56
 _TOP = 64  # the frame of a path that has another document to look into
-FRAMES = 72  # of documents and arrays that are being written
+EXTERNALS = 72  # of this event: the values that the plain code has computed, each (type, address, size)
+FRAMES = 80  # of documents and arrays that are being written
 FRAME_SIZE = 72
 #: What nests deeper is left to the plain stages. A projection, a literal inside it and a path inside that need frames.
 DEPTH_MAX = 95
@@ -94,6 +95,8 @@ OPEN = 3  # a document or an array begins
 PART = 4  # an element of it begins: address and size of its name
 SETTLE = 5  # its value is written; whether it keeps its place without one, whether it becomes null
 CLOSE = 6  # the document or the array ends: its type
+EXTERNAL = 7  # a value that the plain code has computed: its number
+EXTERNAL_SIZE = 24
 PATH_ENTRY = 16
 
 _GONE_BYTES = 0x1616161616161616
@@ -244,8 +247,8 @@ def _next_item(frame: int, state: int, out: int) -> int:
         if type_ == OBJECT:
             store64(frame + _POS, pos)
             store64(frame + _ELEMENT, out)
-            store64(state + _CHILD_START, nul + 1)
-            store64(state + _CHILD_END, pos)
+            store64(state + CHILD_START, nul + 1)
+            store64(state + CHILD_END, pos)
             return put_index(state, out, load64(frame + _COUNT))
     return out
 
@@ -270,7 +273,7 @@ def _finish_items(frame: int, base: int, state: int, out: int) -> int:
 
 
 @inner
-def _follow_documents(names: int, left: int, state: int, start: int, end: int) -> int:
+def follow_documents(names: int, left: int, state: int, start: int, end: int) -> int:
     """Go down from a document along names while documents come. Gives how many names are left, and leaves the value in
     the state's ``_CHILD_`` slots: of the type ``MISSING`` where there is none."""
     type_ = OBJECT
@@ -288,9 +291,9 @@ def _follow_documents(names: int, left: int, state: int, start: int, end: int) -
             return UNKNOWN
         left -= 1
         names += PATH_ENTRY
-    store64(state + _CHILD_TYPE, MISSING if left > 0 and type_ != ARRAY else type_)
-    store64(state + _CHILD_START, start)
-    store64(state + _CHILD_END, end)
+    store64(state + CHILD_TYPE, MISSING if left > 0 and type_ != ARRAY else type_)
+    store64(state + CHILD_START, start)
+    store64(state + CHILD_END, end)
     return left
 
 
@@ -299,11 +302,11 @@ def _follow(names: int, count: int, state: int, out: int, base: int) -> int:
     """The value at the names below the root. An array gives the array of what its documents hold there."""
     frame = base - FRAME_SIZE
     left, path = count, names
-    store64(state + _CHILD_START, load64(state + ROOT))
-    store64(state + _CHILD_END, load64(state + ROOT_END))
+    store64(state + CHILD_START, load64(state + ROOT))
+    store64(state + CHILD_END, load64(state + ROOT_END))
     while True:
-        left = _follow_documents(path, left, state, load64(state + _CHILD_START), load64(state + _CHILD_END))
-        type_, start, end = load64(state + _CHILD_TYPE), load64(state + _CHILD_START), load64(state + _CHILD_END)
+        left = follow_documents(path, left, state, load64(state + CHILD_START), load64(state + CHILD_END))
+        type_, start, end = load64(state + CHILD_TYPE), load64(state + CHILD_START), load64(state + CHILD_END)
         if left < 0 or frame - base > FRAME_SIZE * DEPTH_MAX:
             return UNKNOWN
         if left > 0 and type_ == ARRAY:
@@ -338,6 +341,10 @@ def put_expression(expression: int, state: int, out: int, base: int) -> int:
             out = put_run(state, out, second, second + load64(row + THIRD))
         elif code == PATH:
             out = _follow(second, first, state, out, stack)
+        elif code == EXTERNAL:
+            value = load64(state + EXTERNALS) + EXTERNAL_SIZE * first
+            store64(state + TYPE, load64(value))
+            out = put_run(state, out, load64(value + 8), load64(value + 8) + load64(value + 16))
         elif code == OPEN:
             store64(stack, out)
             stack += 8
@@ -395,9 +402,9 @@ def _descend(frame: int, node: int, state: int, out: int, type_: int, start: int
         keeps = type_ == MISSING or load64(node + KEEPS) != 0
         store64(state + TYPE, MISSING if keeps else type_)
         return _settle_in(frame, state, out if keeps else put_run(state, out, start, end))
-    store64(state + _CHILD_TYPE, type_)
-    store64(state + _CHILD_START, start)
-    store64(state + _CHILD_END, end)
+    store64(state + CHILD_TYPE, type_)
+    store64(state + CHILD_START, start)
+    store64(state + CHILD_END, end)
     return out
 
 
@@ -543,8 +550,8 @@ def put_projected(node: int, state: int, out: int, start: int, end: int) -> int:
             # The frames of expressions are behind those of the projection.
             if frame - base > FRAME_SIZE * DEPTH_MAX:
                 return UNKNOWN
-            type_, start = load64(state + _CHILD_TYPE), load64(state + _CHILD_START)
-            out = _enter(frame, child, state, out, type_, start, load64(state + _CHILD_END))
+            type_, start = load64(state + CHILD_TYPE), load64(state + CHILD_START)
+            out = _enter(frame, child, state, out, type_, start, load64(state + CHILD_END))
             continue
         out = close_document(state, load64(frame + _DOCUMENT), out, kind)
         if frame == base:

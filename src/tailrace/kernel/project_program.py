@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +13,8 @@ from tailrace.expression.stages.projection import Projection
 from tailrace.expression.values import value as v
 from tailrace.kernel import project, project_finish, project_stage
 from tailrace.kernel.batch import Bytes, Offsets, address
+from tailrace.kernel.project_external import External
+from tailrace.kernel.project_pool import Pool
 
 PASSES: Final = project_stage.PASSES
 FAILS: Final = project_stage.FAILS
@@ -53,42 +53,7 @@ class Tokens:
 
 
 class _NotCompiledError(Exception):
-    """A part of a stage that this module has no instruction for."""
-
-
-class Pool:
-    """Bytes that compiled code reads at addresses; places in the pool become addresses at the end."""
-
-    def __init__(self) -> None:
-        self._data = bytearray(8)
-        self._pointers: list[int] = []
-
-    def bytes(self, data: bytes) -> int:
-        place = len(self._data)
-        # Names are compared by eight bytes at a time, so that many must be there.
-        self._data += data + bytes(-len(data) % 8 + 8)
-        return place
-
-    def words(self, words: Sequence[int], pointers: Sequence[int]) -> int:
-        """Words, of which those numbered in ``pointers`` are places in this pool."""
-        place = len(self._data)
-        self._data += struct.pack(f"<{len(words)}q", *words)
-        self._pointers += [place + 8 * number for number in pointers]
-        return place
-
-    def table(self, rows: Sequence[Sequence[int]], pointers: Sequence[int]) -> int:
-        """Rows of words one behind the other, with the same places in each."""
-        width = len(rows[0]) if rows else 0
-        flat = [word for row in rows for word in row]
-        return self.words(flat, [width * row + one for row in range(len(rows)) for one in pointers])
-
-    def placed(self) -> Bytes:
-        array: Bytes = np.frombuffer(bytearray(self._data), np.uint8)
-        base = address(array)
-        for place in self._pointers:
-            word = array[place : place + 8].view(np.int64)
-            word += base
-        return array
+    """A stage that this module has no program for."""
 
 
 def room_for(size: int) -> Bytes:
@@ -99,8 +64,16 @@ def room_for(size: int) -> Bytes:
 class StageProgram:
     """One step over a block of events: what an operation of ``project_stage`` does with its target in the pool."""
 
-    def __init__(self, operation: int, pool: Pool | None = None, target: int = 0, *, expanded: bool = False) -> None:
-        self._operation, self._expanded = operation, expanded
+    def __init__(
+        self,
+        operation: int,
+        pool: Pool | None = None,
+        target: int = 0,
+        *,
+        expanded: bool = False,
+        external: External | None = None,
+    ) -> None:
+        self._operation, self._expanded, self._external = operation, expanded, external
         self._pool = None if pool is None else pool.placed()
         self._target = 0 if self._pool is None else address(self._pool) + target
 
@@ -109,6 +82,7 @@ class StageProgram:
         count = run.verdict.size
         verdict = run.verdict.copy()
         given = np.ascontiguousarray(run.offsets, np.int64)
+        computed, memory = self._computed(run, verdict)
         offsets = np.zeros(count + 1, np.int64)
         places = np.zeros((count, 4), np.int64)
         spans = None if tokens is None else np.ascontiguousarray(np.stack([tokens.start, tokens.end], 1), np.int64)
@@ -128,12 +102,29 @@ class StageProgram:
             project_stage.TOKENS: 0 if spans is None else address(spans),
             project_stage.TOKEN_BASE: 0 if tokens is None else address(tokens.buffer),
             project_stage.PLACES: address(places),
+            project_stage.EXTERNAL_ROWS: address(computed),
+            project_stage.EXTERNAL_ROW: project.EXTERNAL_SIZE * computed.shape[1],
         }
         job = np.zeros(project_stage.JOB_SLOTS, np.int64)
         for slot, value in slots.items():
             job[slot // 8] = value
         out = _worked_through(job, state, out, verdict, offsets)
+        del memory
         return Run(out, offsets, verdict, None if tokens is None else places)
+
+    def _computed(self, run: Run, verdict: Bytes) -> tuple[Offsets, Bytes]:
+        """What the plain code computes for each event: int64[n, expressions, 3], and the memory that it leads to. An
+        event on which it raises is not known, and those that it has no room for are left."""
+        external = self._external
+        if external is None:
+            return np.zeros((1, 0, 3), np.int64), verdict
+        passing = np.flatnonzero(verdict == PASSES)
+        values, memory, failed = external.values(run.buffer, run.offsets[passing], run.offsets[passing + 1])
+        verdict[passing[failed]] = NOT_KNOWN
+        verdict[passing[len(values) :]] = LEFT
+        rows = np.zeros((verdict.size, external.count, 3), np.int64)
+        rows[passing[: len(values)]] = values
+        return rows, memory
 
 
 def _worked_through(job: Offsets, state: Offsets, out: Bytes, verdict: Bytes, offsets: Offsets) -> Bytes:
@@ -161,16 +152,19 @@ def _worked_through(job: Offsets, state: Offsets, out: Bytes, verdict: Bytes, of
 
 
 def stage_program(stage: Stage) -> StageProgram | None:
-    """The program of a projection or a replacement; ``None`` where a part of it has none."""
-    pool = Pool()
+    """The program of a projection or a replacement; ``None`` where it has none."""
+    pool, expressions = Pool(), _Expressions(stage.compilation.places)
     try:
         if isinstance(stage.parsed, Projection):
-            return StageProgram(project_stage.PROJECT, pool, _node(pool, stage.parsed, stage.places))
-        if stage.name in ("$replaceRoot", "$replaceWith") and isinstance(stage.parsed, Expression):
-            return StageProgram(project_stage.REPLACE, pool, _expression(pool, stage.parsed, stage.places))
+            operation, target = project_stage.PROJECT, _node(pool, stage.parsed, expressions)
+        elif stage.name in ("$replaceRoot", "$replaceWith") and isinstance(stage.parsed, Expression):
+            operation, target = project_stage.REPLACE, expressions.place(pool, stage.parsed)
+        else:
+            return None
     except _NotCompiledError:
-        pass
-    return None
+        return None
+    left = expressions.external
+    return StageProgram(operation, pool, target, external=External(stage.compilation, left) if left else None)
 
 
 def places_program(*, expanded: bool) -> StageProgram:
@@ -190,7 +184,7 @@ def copy_program() -> StageProgram:
     return StageProgram(project_stage.COPY)
 
 
-def _node(pool: Pool, node: Projection, places: bool) -> int:
+def _node(pool: Pool, node: Projection, expressions: _Expressions) -> int:
     names = {*node.names, *node.order}
     if len(names) > _NAMES_MAX:
         raise _NotCompiledError
@@ -198,9 +192,9 @@ def _node(pool: Pool, node: Projection, places: bool) -> int:
     for name in node.order:
         expression = node.expressions.get(name)
         if expression is not None:
-            what, target = project.EXPRESSION, _expression(pool, expression, places)
+            what, target = project.EXPRESSION, expressions.place(pool, expression)
         else:
-            what, target = project.CHILD, _node(pool, node.children[name], places)
+            what, target = project.CHILD, _node(pool, node.children[name], expressions)
         rows.append((pool.bytes(name), len(name), what, target))
     # A name without a target points nowhere in particular.
     rows += [(pool.bytes(name), len(name), project.NAMED, 0) for name in node.names - set(node.order)]
@@ -211,36 +205,42 @@ def _node(pool: Pool, node: Projection, places: bool) -> int:
     return pool.words(words, [5, 6])
 
 
-def _expression(pool: Pool, expression: Expression, places: bool) -> int:
-    rows: list[tuple[int, int, int, int]] = []
-    _write(pool, expression, places, rows)
-    rows.append((project.END, 0, 0, 0))
-    # The second operand of some instructions is a place.
-    flat = [word for row in rows for word in row]
-    pointers = [4 * number + _POINTER[row[0]] for number, row in enumerate(rows) if row[0] in _POINTER]
-    return pool.words(flat, pointers)
-
-
 #: Which word of an instruction is a place in the pool.
 _POINTER: Final = {project.CONSTANT: 2, project.PATH: 2, project.PART: 1}
 
 
-def _write(pool: Pool, expression: Expression, places: bool, rows: list[tuple[int, int, int, int]]) -> None:
-    """Append the instructions of an expression."""
-    if expression.kind == "constant":
-        kind, data = (project.MISSING, b"") if expression.value is None else expression.value
-        rows.append((project.CONSTANT, kind, pool.bytes(data), len(data)))
-    elif expression.kind == "field" and expression.name == "ROOT":
-        names = [(pool.bytes(name), len(name)) for name in expression.path]
-        rows.append((project.PATH, len(names), pool.table(names, [0]), 0))
-    elif expression.kind in ("object", "array"):
-        is_object = expression.kind == "object"
-        names_of = expression.names if is_object else [b"%d" % index for index in range(len(expression.args))]
-        rows.append((project.OPEN, 0, 0, 0))
-        for name, part in zip(names_of, expression.args, strict=True):
-            rows.append((project.PART, pool.bytes(name), len(name), 0))
-            _write(pool, part, places, rows)
-            rows.append((project.SETTLE, int(is_object and places), int(not is_object), 0))
-        rows.append((project.CLOSE, v.OBJECT if is_object else v.ARRAY, 0, 0))
-    else:
-        raise _NotCompiledError
+class _Expressions:
+    """The expressions of one stage as instructions; ``external`` are the parts that have none."""
+
+    def __init__(self, places: bool) -> None:
+        self._places = places
+        self.external: list[Expression] = []
+
+    def place(self, pool: Pool, expression: Expression) -> int:
+        """Where the instructions of an expression are in the pool."""
+        rows: list[tuple[int, int, int, int]] = []
+        self._write(pool, expression, rows)
+        rows.append((project.END, 0, 0, 0))
+        flat = [word for row in rows for word in row]
+        pointers = [4 * number + _POINTER[row[0]] for number, row in enumerate(rows) if row[0] in _POINTER]
+        return pool.words(flat, pointers)
+
+    def _write(self, pool: Pool, expression: Expression, rows: list[tuple[int, int, int, int]]) -> None:
+        if expression.kind == "constant":
+            kind, data = (project.MISSING, b"") if expression.value is None else expression.value
+            rows.append((project.CONSTANT, kind, pool.bytes(data), len(data)))
+        elif expression.kind == "field" and expression.name == "ROOT":
+            names = [(pool.bytes(name), len(name)) for name in expression.path]
+            rows.append((project.PATH, len(names), pool.table(names, [0]), 0))
+        elif expression.kind in ("object", "array"):
+            is_object = expression.kind == "object"
+            names_of = expression.names if is_object else [b"%d" % index for index in range(len(expression.args))]
+            rows.append((project.OPEN, 0, 0, 0))
+            for name, part in zip(names_of, expression.args, strict=True):
+                rows.append((project.PART, pool.bytes(name), len(name), 0))
+                self._write(pool, part, rows)
+                rows.append((project.SETTLE, int(is_object and self._places), int(not is_object), 0))
+            rows.append((project.CLOSE, v.OBJECT if is_object else v.ARRAY, 0, 0))
+        else:
+            rows.append((project.EXTERNAL, len(self.external), 0, 0))
+            self.external.append(expression)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.memory import load8, load64, store8, store64
 from tailrace.kernel.project import (
+    EXTERNALS,
     FRAMES,
     NO_ROOM,
     ROOT,
@@ -36,7 +37,9 @@ INDEX = 88  # the event to go on with
 TOKENS = 96  # int64[2 * count]: where each token is, its start and its end; 0 where this is not the last stage
 TOKEN_BASE = 104
 PLACES = 112  # int64[4 * count]: where the token and ``ns`` are, from OUT
-JOB_SLOTS = 15
+EXTERNAL_ROWS = 120  # int64[count, n, 3]: what the plain code has computed for each event
+EXTERNAL_ROW = 128  # the size of one event's
+JOB_SLOTS = 17
 
 # Operations.
 PROJECT = 0
@@ -52,9 +55,10 @@ NOT_KNOWN = 2
 
 
 @inner
-def _made(job: int, state: int, start: int, end: int, out: int) -> int:
+def _made(job: int, index: int, state: int, start: int, end: int, out: int) -> int:  # noqa: PLR0917
     """The event after the stage."""
     operation, target = load64(job + OPERATION), load64(job + TARGET)
+    store64(state + EXTERNALS, load64(job + EXTERNAL_ROWS) + index * load64(job + EXTERNAL_ROW))
     store64(state + ROOT, start)
     store64(state + ROOT_END, end)
     if operation == PROJECT:
@@ -98,7 +102,7 @@ def _make_stage(sources: int) -> Callable[[int], int]:
             start, end = base + load64(given + 8 * index), base + load64(given + 8 * index + 8)
             after = UNKNOWN
             if document_end(start, end) == end:
-                after = _made(job, state, start, end, out)
+                after = _made(job, index, state, start, end, out)
             if after == NO_ROOM:
                 store64(job + INDEX, index)
                 store64(job + NEXT, out)

@@ -100,11 +100,13 @@ class BlockStages:
         self._only_matches = all(stage.name == "$match" for stage in user.stages)
         self._finish = strip_program() if user.keeps_places else copy_program()
 
-    def run(self, buffer: Bytes, offsets: Offsets, token_start: Offsets, token_end: Offsets) -> StagedEvents:
+    def run(
+        self, buffer: Bytes, offsets: Offsets, token_start: Offsets | None, token_end: Offsets | None
+    ) -> StagedEvents:
         """What becomes of the events ``buffer[offsets[i] : offsets[i + 1]]``, whose resume tokens are where the others
-        say. An event of no bytes fails."""
+        say; without these, of documents that are no events. An event of no bytes fails."""
         given = Run(buffer, offsets, np.where(np.diff(offsets) > 0, PASSES, FAILS).astype(np.uint8))
-        tokens = Tokens(buffer, token_start, token_end)
+        tokens = None if token_start is None or token_end is None else Tokens(buffer, token_start, token_end)
         if self._ahead is not None:
             given.verdict[self._ahead.answers(buffer, offsets) == FAILS] = FAILS
         run, waiting = given, []
@@ -123,7 +125,7 @@ class BlockStages:
         verdict = np.where(run.verdict >= NOT_KNOWN, NOT_KNOWN, run.verdict).astype(np.uint8)
         return StagedEvents(verdict, run.buffer, run.offsets, run.places)
 
-    def _finished(self, run: Run, waiting: list[_Waiting], tokens: Tokens) -> Run:
+    def _finished(self, run: Run, waiting: list[_Waiting], tokens: Tokens | None) -> Run:
         """The events of a run and those that waited, in order, ready to be given."""
         verdict = run.verdict.copy()
         numbers, documents = self._plain(waiting, verdict)

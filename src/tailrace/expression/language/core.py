@@ -13,7 +13,15 @@ from typing import Final
 
 from tailrace.errors import TailraceError, UsageError
 from tailrace.expression.language import registry
-from tailrace.expression.language.expression import ROOT_SLOT, Bindings, Evaluate, Expression, Frame, constant
+from tailrace.expression.language.expression import (
+    NOT_LOOKED_UP,
+    ROOT_SLOT,
+    Bindings,
+    Evaluate,
+    Expression,
+    Frame,
+    constant,
+)
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import Order
 from tailrace.expression.values.value import Maybe, Value
@@ -209,7 +217,7 @@ def field_path(variable: str, names: tuple[bytes, ...], bindings: Bindings) -> E
         base = bindings.constants[variable]
         return constant(follow(base, names, 0))
     shown = "ROOT" if slot == ROOT_SLOT else variable
-    evaluate = _path_closure(slot, names)
+    evaluate = _path_closure(slot, names) if slot != ROOT_SLOT or not names else _root_path(names, bindings)
     if bindings.compilation.after_places:
         return Expression(lambda frame: _without_gaps(evaluate(frame)), "field", name=shown, path=names)
     return Expression(evaluate, "field", name=shown, path=names)
@@ -243,15 +251,43 @@ def _without_gaps(value: Maybe) -> Maybe:
 
 
 def _path_closure(slot: int, names: tuple[bytes, ...]) -> Evaluate:
-    lookup = v.field
     if not names:
         return lambda frame: frame[slot]
-    first = names[0]
-    if slot == ROOT_SLOT and len(names) == 1:
-        return lambda frame: lookup(frame[0][1], first)  # type: ignore[index]
-    if slot == ROOT_SLOT:
-        return lambda frame: follow(lookup(frame[0][1], first), names, 1)  # type: ignore[index]
-    return lambda frame: follow(frame[slot], names, 0)
+    if len(names) > 1:
+        return lambda frame: follow(frame[slot], names, 0)
+    lookup, first = v.field, names[0]
+
+    def evaluate(frame: Frame) -> Maybe:
+        value = frame[slot]
+        if value is not None and value[0] == v.OBJECT:
+            return lookup(value[1], first)
+        return follow(value, names, 0)
+
+    return evaluate
+
+
+def _root_path(names: tuple[bytes, ...], bindings: Bindings) -> Evaluate:
+    """The look-up of a path from the document's root: once for each document, however often it is asked for."""
+    lookup, first = v.field, names[0]
+    slot = bindings.compilation.path_slot(names)
+
+    def evaluate(frame: Frame) -> Maybe:
+        value = frame[slot]
+        if value is NOT_LOOKED_UP:
+            value = frame[slot] = lookup(frame[0][1], first)  # type: ignore[index]
+        return value
+
+    if len(names) == 1:
+        return evaluate
+    above = _root_path(names[:1], bindings)
+
+    def evaluate_below(frame: Frame) -> Maybe:
+        value = frame[slot]
+        if value is NOT_LOOKED_UP:
+            value = frame[slot] = follow(above(frame), names, 1)
+        return value
+
+    return evaluate_below
 
 
 def follow(value: Maybe, names: tuple[bytes, ...], index: int) -> Maybe:

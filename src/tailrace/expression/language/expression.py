@@ -9,12 +9,14 @@ from typing import Final, TypeAlias
 from tailrace.errors import UsageError
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import SIMPLE, Order
-from tailrace.expression.values.value import Maybe
+from tailrace.expression.values.value import Maybe, Value
 
 Frame: TypeAlias = list[Maybe]
 Evaluate: TypeAlias = Callable[[Frame], Maybe]
 
 ROOT_SLOT: Final = 0
+#: In a frame: the path of this slot was not followed yet. No value has this type.
+NOT_LOOKED_UP: Final[Value] = (-1, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,23 @@ class Compilation:
     order: Order = SIMPLE
     #: Errors of constant parts. The server parses everything before it evaluates constants, so these come second.
     failures: list[UsageError] = field(default_factory=list)
+    #: The slots of paths from the document's root. What was looked up once stays in the frame.
+    paths: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    _empty: Frame = field(default_factory=list)
+
+    def path_slot(self, names: tuple[bytes, ...]) -> int:
+        slot = self.paths.get(names)
+        if slot is None:
+            slot = self.paths[names] = self.new_slot()
+        return slot
+
+    def frame(self) -> Frame:
+        """A frame without a document, in which nothing was looked up."""
+        if len(self._empty) != self.slots:
+            self._empty = [None] * self.slots
+            for slot in self.paths.values():
+                self._empty[slot] = NOT_LOOKED_UP
+        return self._empty.copy()
 
     def new_slot(self) -> int:
         self.slots += 1
@@ -87,7 +106,7 @@ class Bindings:
         return replace(self, folding=False)
 
     def frame(self, document: bytes) -> Frame:
-        frame: Frame = [None] * self.compilation.slots
+        frame = self.compilation.frame()
         frame[ROOT_SLOT] = (v.OBJECT, document)
         return frame
 

@@ -155,15 +155,16 @@ _accumulator("$stdDevSamp", "3.2", _deviation(True))
 
 
 def _merge_objects(values: Iterable[Maybe]) -> Maybe:
-    fields: dict[bytes, Value] = {}
+    fields: dict[bytes, bytes] = {}
     for value in values:
         if value is None or value[0] in v.NULLISH:
             continue
         if value[0] != v.OBJECT:
             raise failure(40400, f"$mergeObjects requires object inputs, but an input is of type {v.type_name(value)}")
-        for name, kind, data in v.fields_of(value[1]):
-            fields[name] = (kind, data)
-    return v.object_of(fields.items())
+        document = value[1]
+        for name, start, _, end in v.spans_of(document):
+            fields[name] = document[start:end]
+    return v.document_of(list(fields.values()))
 
 
 _accumulator("$mergeObjects", "3.6", _merge_objects)

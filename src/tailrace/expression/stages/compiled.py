@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from tailrace.expression.language.core import parse_operand
-from tailrace.expression.language.expression import Bindings, Expression
+from tailrace.expression.language.expression import Bindings, Compilation, Expression
 from tailrace.expression.language.registry import failure, listed, parse_failure
 from tailrace.expression.match import tree
 from tailrace.expression.match.parse import parse_match
@@ -25,15 +25,15 @@ class Stage:
     """One compiled stage: its name, its specification as it was given, and what it does to an event.
 
     ``apply`` gives ``None`` for an event that is filtered out. ``parsed`` is the parsed form that a plan may look at:
-    the tree of a ``$match``, a ``Projection``, the ``Expression`` of a replacement or a ``$redact``. ``places`` says
-    whether fields that this stage drops keep their places for a later one.
+    the tree of a ``$match``, a ``Projection``, the ``Expression`` of a replacement or a ``$redact``.
+    ``compilation`` holds what its expressions share.
     """
 
     name: str
     specification: Value
     parsed: tree.Node | Projection | Expression | None
     apply: Apply
-    places: bool = False
+    compilation: Compilation = field(default_factory=Compilation)
 
 
 def _match(specification: Value, bindings: Bindings) -> tuple[tree.Node, Apply]:

@@ -171,7 +171,7 @@ class Compiler:
         parse = STAGES.get(name)
         if parse is not None:
             parsed, apply = parse(specification, bindings)
-            return Stage(name, specification, parsed, apply, bindings.compilation.places)
+            return Stage(name, specification, parsed, apply, bindings.compilation)
         self._other(name, specification, bindings, place)
         return None
 

@@ -153,6 +153,11 @@ def object_of(fields: Iterable[tuple[bytes, Value]]) -> Value:
 
 def document_of(elements: Iterable[bytes]) -> Value:
     """A document from the bytes of its elements."""
+    if isinstance(elements, list):
+        whole = b"".join(elements)
+        if len(whole) > CONTAINER_LIMIT:
+            too_large()
+        return (OBJECT, _I32.pack(len(whole) + 5) + whole + b"\x00")
     body = bytearray(4)
     for element in elements:
         body += element
