@@ -12,6 +12,7 @@ from tailrace.expression import CompiledPipeline, compile_stages
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Request
+from tailrace.stage.add_sort_key import AddSortKey
 from tailrace.stage.ensure_resume_token_present import EnsureResumeTokenPresent
 from tailrace.stage.handle_topology_change import HandleTopologyChange
 from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent
@@ -24,6 +25,7 @@ ROUTER_STAGES: Final = (
     GuardIdentifier,
     CheckEventSize,
     SplitLargeEvent,
+    AddSortKey,
 )
 
 #: What a stage with a ``process`` of (events, out) looks like; it may be a generator of requests.
@@ -35,24 +37,34 @@ class RouterPipeline:
 
     ``ensures``   the stream must meet the event that it is resumed from
     ``topology``  of a merged stream; ``None`` over a single oplog
+    ``adds_sort_key``  the stream is a shard's, and a router of the server's merges it
     """
 
-    def __init__(self, plan: Plan, *, ensures: bool, topology: HandleTopologyChange | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        ensures: bool,
+        topology: HandleTopologyChange | None = None,
+        adds_sort_key: bool = False,
+    ) -> None:
         self._ensure = EnsureResumeTokenPresent(token_of(plan)) if ensures else None
         user = compiled(plan.options, plan.options.pipeline)
-        stages: list[Stage] = []
-        if topology is not None:
-            stages.append(topology.process)
-        if self._ensure is not None:
-            stages.append(self._ensure.process)
         self._guards = user.replaces_id
+        made: dict[type, Any] = {}
+        if topology is not None:
+            made[HandleTopologyChange] = topology
+        if self._ensure is not None:
+            made[EnsureResumeTokenPresent] = self._ensure
         if user.replaces_id:
-            stages.append(GuardIdentifier().process)
+            made[GuardIdentifier] = GuardIdentifier()
         if user.split_large_event:
-            stages.append(SplitLargeEvent(plan.start_token).process)
+            made[SplitLargeEvent] = SplitLargeEvent(plan.start_token)
         else:
-            stages.append(CheckEventSize().process)
-        self.stages = tuple(stages)
+            made[CheckEventSize] = CheckEventSize()
+        if adds_sort_key:
+            made[AddSortKey] = AddSortKey()
+        self.stages: tuple[Stage, ...] = tuple(made[stage].process for stage in ROUTER_STAGES if stage in made)
 
     @property
     def searching(self) -> bool:

@@ -25,7 +25,6 @@ from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
 from tailrace.stage.add_post_image import AddPostImage
 from tailrace.stage.add_pre_image import AddPreImage
-from tailrace.stage.add_sort_key import AddSortKey
 from tailrace.stage.check_invalidate import CheckInvalidate
 from tailrace.stage.check_resumability import CheckResumability
 from tailrace.stage.check_topology_change import CheckTopologyChange
@@ -33,7 +32,7 @@ from tailrace.stage.match_classic_events import MatchClassicEvents
 from tailrace.stage.oplog_match import OplogMatch
 from tailrace.stage.transform import Transform
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
-from tailrace.stage.user_stages import MatchAhead, UserStages
+from tailrace.stage.user_stages import MatchAhead, MatchBehindImages, UserStages
 
 #: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those after the merge.
 SHARD_STAGES: Final = (
@@ -47,8 +46,8 @@ SHARD_STAGES: Final = (
     MatchAhead,
     AddPreImage,
     AddPostImage,
+    MatchBehindImages,
     UserStages,
-    AddSortKey,
 )
 
 #: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
@@ -104,37 +103,40 @@ class ChangeStreamPipeline:
         self.shard_part = shard_part
         # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
         ensures = searches and not plan.options.needs_merge
-        self._router = RouterPipeline(plan, ensures=ensures)
+        self._router = RouterPipeline(plan, ensures=ensures, adds_sort_key=plan.options.needs_merge)
         self._stages = self._build_stages()
 
     def _build_stages(self) -> tuple[Stage, ...]:
+        """The stages that this stream needs, in the order of the tuples: those of the shard that see events, and
+        without a merge those of the router."""
+        made = self._made()
+        own: list[Stage] = [made[stage].process for stage in SHARD_STAGES if stage in made]
+        return (*own, *(() if self.shard_part else self._router.stages))
+
+    def _made(self) -> dict[type, Any]:
         plan, options, user, pushdown = self.plan, self.plan.options, self.user_stages, self.pushdown
         # Without images and without stages to pass, the user's own stages do the same at the same cost.
         moves = options.full_document != "default" or options.full_document_before_change != "off"
         moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
         self._transform = Transform(plan)
-        stages: list[Stage] = [self._transform.process, self._check_invalidate.process]
+        made: dict[type, Any] = {Transform: self._transform, CheckInvalidate: self._check_invalidate}
         if not options.show_expanded_events:
-            stages.append(MatchClassicEvents().process)
+            made[MatchClassicEvents] = MatchClassicEvents()
         if self._resumability is not None:
-            stages.append(self._resumability.process)
+            made[CheckResumability] = self._resumability
         if options.needs_merge:
-            stages.append(CheckTopologyChange().process)
+            made[CheckTopologyChange] = CheckTopologyChange()
         if moves and pushdown.before_images:
-            stages.append(MatchAhead(pushdown.before_images, pushdown.order).process)
+            made[MatchAhead] = MatchAhead(pushdown.before_images, pushdown.order)
         if BEFORE_CHANGE in pushdown.looks_up:
-            stages.append(AddPreImage(options).process)
+            made[AddPreImage] = AddPreImage(options)
         if FULL_DOCUMENT in pushdown.looks_up:
-            stages.append(AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid).process)
+            made[AddPostImage] = AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid)
         if pushdown.behind_images:
-            stages.append(MatchAhead(pushdown.behind_images, pushdown.order).process)
+            made[MatchBehindImages] = MatchBehindImages(pushdown.behind_images, pushdown.order)
         if user.stages:
-            stages.append(UserStages(user).process)
-        if not self.shard_part:
-            stages.extend(self._router.stages)
-            if options.needs_merge:
-                stages.append(AddSortKey().process)
-        return tuple(stages)
+            made[UserStages] = UserStages(user)
+        return made
 
     @property
     def oplog_filter(self) -> bytes | None:

@@ -38,6 +38,10 @@ class MatchAhead:
                 out.append(event)
 
 
+class MatchBehindImages(MatchAhead):
+    """Those parts that ask for images, ahead of the user's other stages."""
+
+
 class UserStages:
     """Every stage of the user's pipeline, in order.
 
