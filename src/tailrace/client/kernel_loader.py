@@ -1,8 +1,10 @@
-"""The kernel comes to a program that watches: in the background, once enough was read to be worth it.
+"""The kernel comes to a program that watches once enough was read to be worth it.
 
-Loading the compiled code takes about a second, and compiling it some twenty, once for an installation. A stream begins
-with the plain stages, which give the same events, and goes over to the kernel when that is ready; one on which little
-happens never loads it. The compiling is another process's work, so that it does not hold this one up.
+Compiling it takes some twenty seconds, once for an installation: another process does that, and the plain stages give
+the same events meanwhile. Loading it takes well under a second, in the thread that reads: beside a thread that is busy
+making events the same imports take ten seconds (measured), since each gives up the interpreter's lock many times. The
+first reply always goes through the plain stages, so that a stream's first event does not wait for either. A stream on
+which little happens never loads the kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from tailrace import kernel
 BYTES_MIN: Final = 1 << 18
 
 _MODULES: Final = ("tailrace.kernel.reply", "tailrace.kernel.fast_path")
-_COMPILE: Final = f"import os, sys; os.nice(5); sys.path[:] = sys.argv[1:]; import {', '.join(_MODULES)}"
+#: Says where numba keeps what it compiled.
+_COMPILE: Final = (
+    f"import os, sys; os.nice(5); sys.path[:] = sys.argv[1:]; import {', '.join(_MODULES)};"
+    "from tailrace.kernel import transform; print(transform.transform.stats.cache_path)"
+)
 
 _log = logging.getLogger("tailrace.client")
 
@@ -37,53 +43,83 @@ class _KernelLoader:
         self.ready = False
         self.missing = False
         self._bytes = 0
+        self._begun = False
+        self._compiled = False
         self._thread: threading.Thread | None = None
         self._compiling: subprocess.Popen[bytes] | None = None
         self._ending = False
         self._lock = threading.Lock()
 
     def read(self, size: int) -> None:
-        """So many bytes were read."""
+        """So many bytes were read. What was read before decides whether the kernel is worth it."""
         with self._lock:
+            is_due = self._bytes >= BYTES_MIN and not self._begun
+            loads, self._compiled = self._compiled, False
+            self._begun |= is_due
             self._bytes += size
-            if self._thread is None and self._bytes >= BYTES_MIN:
-                self._thread = threading.Thread(target=self._load, name="tailrace-kernel", daemon=True)
-                self._thread.start()
-                atexit.register(self._end)
+        if is_due:
+            self._begin()
+        elif loads:
+            self._load()
+
+    def join(self) -> None:
+        """Wait for the compiling that is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self) -> None:
+        if not kernel.available():
+            self.missing = True
+            _log.warning(
+                "numba cannot be imported, so change events are made in plain Python: the same events, at about a "
+                "twentieth of the speed. Install the numba and numpy that tailrace names (pip install --upgrade "
+                "tailrace), for a version of Python that numba supports"
+            )
+            return
+        stamp = _stamp()
+        if stamp is not None and _is_compiled(stamp):
+            self._load()
+            return
+        self._thread = threading.Thread(target=self._prepare, args=(stamp,), name="tailrace-kernel", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def _prepare(self, stamp: Path | None) -> None:
+        """Compile in another process, and let the next batch load; where that cannot be done, compile here."""
+        try:
+            compiled = stamp is not None and self._compile(stamp)
+        except OSError:
+            compiled = False
+        if compiled:
+            with self._lock:
+                self._compiled = True
+        elif not self._ending:
+            self._load()
 
     def _load(self) -> None:
         try:
-            if not kernel.available():
-                self.missing = True
-                _log.warning(
-                    "numba cannot be imported, so change events are made in plain Python: the same events, at about a "
-                    "twentieth of the speed. Install the numba and numpy that tailrace names (pip install --upgrade "
-                    "tailrace), for a version of Python that numba supports"
-                )
-                return
-            stamp = _stamp()
-            if stamp is not None and not stamp.exists():
-                self._compile(stamp)
-            if not self._ending:
-                for module in _MODULES:
-                    import_module(module)
-                self.ready = True
+            for module in _MODULES:
+                import_module(module)
+            self.ready = True
         except Exception:  # noqa: BLE001  the plain stages go on; nobody else would hear of it
             _log.warning("the compiled code cannot be loaded, so change events are made in plain Python", exc_info=True)
 
-    def _compile(self, stamp: Path) -> None:
-        """Fill the cache of compiled code. Where that fails, this process compiles for itself."""
+    def _compile(self, stamp: Path) -> bool:
+        """Fill the cache of compiled code in another process. Whether that was done."""
         command = [sys.executable, "-c", _COMPILE, *sys.path]
         with self._lock:
             if self._ending:
-                return
+                return False
             self._compiling = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
-        if self._compiling.wait() == 0:
-            with suppress(OSError):
-                stamp.parent.mkdir(parents=True, exist_ok=True)
-                stamp.touch()
+        cache, _ = self._compiling.communicate()
+        if self._compiling.returncode != 0:
+            return False
+        with suppress(OSError):
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.write_bytes(cache)
+        return True
 
     def _end(self) -> None:
         """The program ends: wait for an import that is under way, since nothing may run in the middle of one then."""
@@ -91,16 +127,15 @@ class _KernelLoader:
             self._ending = True
             if self._compiling is not None and self._compiling.poll() is None:
                 self._compiling.terminate()
-        if self._thread is not None:
-            self._thread.join()
+        self.join()
 
 
 _loader = _KernelLoader()
 
 
 def is_ready(size: int) -> bool:
-    """Whether the kernel may work on a batch of ``size`` bytes. Where it is not loaded yet, that is begun when enough
-    was read."""
+    """Whether the kernel may work on a batch of ``size`` bytes. Where it is not loaded yet and enough was read, it is
+    loaded now, or compiled in another process first."""
     if not _loader.ready and size:
         _loader.read(size)
     return _loader.ready
@@ -111,9 +146,18 @@ def is_missing() -> bool:
     return _loader.missing
 
 
+def _is_compiled(stamp: Path) -> bool:
+    """Whether the cache that the stamp names still holds compiled code: caches are deleted too."""
+    try:
+        cache = stamp.read_text().strip()
+        return bool(cache) and any(Path(cache).glob("transform.*.nbi"))
+    except (OSError, ValueError):
+        return False
+
+
 def _stamp() -> Path | None:
-    """The file that says that the compiled code of this installation is in its cache; ``None`` where no other process
-    can fill the cache for this one."""
+    """The file that names the cache with the compiled code of this installation; ``None`` where no other process can
+    fill the cache for this one."""
     if not sys.executable or getattr(sys, "frozen", False):
         return None
     folder = os.environ.get("NUMBA_CACHE_DIR") or os.path.expanduser("~/.cache/tailrace/kernel")

@@ -1,0 +1,76 @@
+"""When a program that watches gets the kernel, and in which thread.
+
+The loader used to import in a thread of its own, which took ten seconds beside a busy reader in place of 0.65. No test
+saw it, since all of them waited for that thread before they looked.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tailrace.client import kernel_loader
+
+ENOUGH = kernel_loader.BYTES_MIN
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads in which modules of the kernel were imported, one for each module."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(kernel_loader, "import_module", lambda name: threads.append(threading.current_thread()))
+    monkeypatch.setattr(kernel_loader.kernel, "available", lambda: True)
+    return threads
+
+
+def test_compiled_code_is_loaded_by_the_thread_that_reads_after_the_first_reply(
+    imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: True)
+    loader = kernel_loader._KernelLoader()
+    loader.read(ENOUGH)
+    assert not loader.ready  # a stream's first event waits for nothing
+    loader.read(1)
+    assert loader.ready
+    assert set(imported) == {threading.current_thread()}
+
+
+def test_a_quiet_stream_never_loads_it(imported: list[threading.Thread]) -> None:
+    loader = kernel_loader._KernelLoader()
+    for _ in range(10):
+        loader.read(ENOUGH // 11)
+    assert not loader.ready
+    assert imported == []
+
+
+def test_what_is_not_compiled_is_compiled_elsewhere_and_loaded_by_the_next_batch(
+    imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = threading.Event()
+    monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: False)
+    monkeypatch.setattr(kernel_loader._KernelLoader, "_compile", lambda self, stamp: compiled.wait(60))
+    loader = kernel_loader._KernelLoader()
+    loader.read(ENOUGH)
+    loader.read(1)
+    loader.read(1)
+    assert not loader.ready
+    compiled.set()
+    loader.join()
+    assert not loader.ready
+    loader.read(1)
+    assert loader.ready
+    assert set(imported) == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("content", ["", "\0", "no such directory"])
+def test_a_stamp_whose_cache_is_gone_says_nothing(tmp_path: Path, content: str) -> None:
+    stamp = tmp_path / "stamp"
+    assert not kernel_loader._is_compiled(stamp)
+    stamp.write_text(content)
+    assert not kernel_loader._is_compiled(stamp)
+    stamp.write_text(f"{tmp_path}\n")
+    assert not kernel_loader._is_compiled(stamp)
+    (tmp_path / "transform.it.nbi").touch()
+    assert kernel_loader._is_compiled(stamp)
