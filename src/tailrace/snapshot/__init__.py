@@ -1,0 +1,1 @@
+"""The documents that were there before the first change."""

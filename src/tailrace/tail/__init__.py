@@ -1,0 +1,1 @@
+"""One read of a deployment, for the many streams of a process."""
