@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, Self
 import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
+from pymongo import MongoClient
 
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
@@ -23,7 +24,7 @@ from tailrace.errors import UsageError
 from tailrace.event.event_block import OPERATION_TYPES, EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.explain import explain
-from tailrace.pipeline.stream import ONE_OPLOG, open_stream
+from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
@@ -116,68 +117,41 @@ class ChangeStream(ABC):
         self.close()
 
 
-class OplogChangeStream(ChangeStream):
-    """Reads the oplog and makes the events here. Raises at once what the server's ``aggregate`` would raise.
+class BlockChangeStream(ChangeStream):
+    """A stream whose events are made in this process: they come in blocks, and are given one by one.
 
-    ``profile``      of the server version whose events to make; ``None``: the deployment's own
-    ``pushes_down``  whether scope and ``$match`` narrow what is read; without it the same events cost more
+    An event that is at hand is taken from an iterator of Python's own. Everything else (whose turn it is, the caller's
+    time limit, the end of the stream) is looked at once for a few hundred events.
+
+    ``client``   its ``timeoutMS`` bounds each call
+    ``stream``   what the events come from
+    ``release``  gives back what the stream reads from. It must not hold the stream itself
     """
 
     def __init__(
-        self,
-        source: MongodSource,
-        request: WatchRequest,
-        profile: ServerProfile | None = None,
-        *,
-        pushes_down: bool = True,
+        self, client: MongoClient[Any], request: WatchRequest, stream: Stream, release: Callable[[], None]
     ) -> None:
-        options = checked_options(request)
-        scope = options.scope
-        if scope.database is not None and scope.collection is not None:
-            source.refuse_view(scope.database, scope.collection)
-        self._source = source
+        self._client = client
         self._codec_options = request.codec_options
-        plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
-        self._stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
-        self._answers = answers_of(source)
         self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
-        self._tail = partial(
-            source.tail,
-            await_ms=max(1, int(self._await_s * 1000)),
-            batch_size=request.batch_size or _READ_ENTRIES,
-            comment=request.comment,
-        )
-        self._oplog_filter: bytes | None = None
-        self._filter_choice = FilterChoice(is_local=is_local(source.client))
-        self._batch = OplogBatch(b"", ClusterTime(0))
-        #: Events of that batch so far, and their bytes.
-        self._given, self._given_bytes = 0, 0
-        self._read_up_to = plan.read_after or ClusterTime(0)
-        #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
-        self._open: list[Generator[OplogBatch, None, None]] = []
-        self._turn = Turn(partial(_close_all, self._open))
+        self._stream = stream
+        self._token: bytes = stream.token.to_bson()
+        self._turn = Turn(release)
         weakref.finalize(self, self._turn.end)
         #: The block whose events are being given.
         self._events: BlockEvents | None = None
         #: An invalidation at the end of that block, which nothing may follow.
         self._last: EventBlock | None = None
         self._refilling = threading.RLock()
-        self._token: bytes = plan.first_token.to_bson()
 
-    def _begun(self, plan: Plan) -> Plan:
-        oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
-        for database, collection in collections_read(plan.options):
-            self._source.confirm_readable(database, collection)
-        if plan.read_after is None:
-            # The server begins one tick after what it has applied, committed or not.
-            return plan.start_after(self._source.operation_time())
-        plan.confirm_history(*oldest)
-        return plan
+    @abstractmethod
+    def _next_block(self) -> EventBlock | None:
+        """Let the stream go on with what it has until it gives events; ``None`` where it wants more."""
 
-    def explain(self) -> dict[str, Any]:
-        document = explain(self._stream.plan)
-        sent = None if document["oplogQuery"] is None else self._filter_choice.asks
-        return {**document, "oplogQuerySent": sent}
+    @abstractmethod
+    def _read_more(self, left_s: float) -> None:
+        """Wait for what the stream goes on with; ``left_s`` of the caller's wait are left. It is called again until
+        they are over. Raises TimeLimitError, and what ends the stream."""
 
     @property
     def resume_token(self) -> Any:
@@ -221,7 +195,7 @@ class OplogChangeStream(ChangeStream):
     def _awaited(self) -> Any | None:
         """The next event where none is ready, waited for once."""
         if not self._refill():
-            with self._turn, time_limit_of(self._source.client):
+            with self._turn, time_limit_of(self._client):
                 try:
                     last = self._look()
                     self._turn.check()
@@ -264,42 +238,18 @@ class OplogChangeStream(ChangeStream):
             if self._stream.invalidated:
                 self.close()
                 break
-            if has_read and time.monotonic() >= deadline:
+            left_s = max(0.0, deadline - time.monotonic())
+            if has_read and not left_s:
                 break
-            check_time_limit(self._source.name)
-            self._stream.feed(ONE_OPLOG, self._read())
+            self._read_more(left_s)
             has_read = True
         return None
 
-    def _read(self) -> OplogBatch:
-        """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
-        to read by, is opened anew after the last one."""
-        compiled = not kernel_loader.is_missing()
-        self._filter_choice.saw(self._batch.raw, self._given, self._given_bytes, compiled=compiled)
-        self._batch, self._given, self._given_bytes = OplogBatch(b"", self._read_up_to), 0, 0
-        wanted = self._stream.oplog_filter if self._filter_choice.asks else None
-        if self._open and wanted != self._oplog_filter:
-            _close_all(self._open)
-            self._open.clear()
-        if not self._open:
-            self._oplog_filter = wanted
-            self._open.append(self._tail(self._read_up_to, oplog_filter=wanted))
-        try:
-            batch = next(self._open[0])
-        except TimeLimitError:
-            self._open.clear()
-            raise
-        self._read_up_to = batch.high_water
-        self._batch = batch
-        return batch
-
     def _finish_block(self) -> bool:
-        """Let the stream go on with the batch it has until it gives events; False when the batch is done."""
-        block = next(drive(self._stream, self._answers), None)
+        """Take the stream's next block; False where it wants more first."""
+        block = self._next_block()
         if block is None:
             return False
-        self._given += len(block)
-        self._given_bytes += block.size
         ends = self._stream.invalidated or block.operation[-1] == _INVALIDATE
         count = len(block) - int(ends)
         # Whether the stream is over is known after the event that ends it.
@@ -327,6 +277,94 @@ class OplogChangeStream(ChangeStream):
         self._ready = iter(())
         self._last = None
         self._forget_block()
+
+
+class OplogChangeStream(BlockChangeStream):
+    """Reads the oplog and makes the events here. Raises at once what the server's ``aggregate`` would raise.
+
+    ``profile``      of the server version whose events to make; ``None``: the deployment's own
+    ``pushes_down``  whether scope and ``$match`` narrow what is read; without it the same events cost more
+    """
+
+    def __init__(
+        self,
+        source: MongodSource,
+        request: WatchRequest,
+        profile: ServerProfile | None = None,
+        *,
+        pushes_down: bool = True,
+    ) -> None:
+        options = checked_options(request)
+        scope = options.scope
+        if scope.database is not None and scope.collection is not None:
+            source.refuse_view(scope.database, scope.collection)
+        self._source = source
+        plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
+        stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
+        #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
+        self._open: list[Generator[OplogBatch, None, None]] = []
+        super().__init__(source.client, request, stream, partial(_close_all, self._open))
+        self._answers = answers_of(source)
+        self._tail = partial(
+            source.tail,
+            await_ms=max(1, int(self._await_s * 1000)),
+            batch_size=request.batch_size or _READ_ENTRIES,
+            comment=request.comment,
+        )
+        self._oplog_filter: bytes | None = None
+        self._filter_choice = FilterChoice(is_local=is_local(source.client))
+        self._batch = OplogBatch(b"", ClusterTime(0))
+        #: Events of that batch so far, and their bytes.
+        self._given, self._given_bytes = 0, 0
+        self._read_up_to = plan.read_after or ClusterTime(0)
+
+    def _begun(self, plan: Plan) -> Plan:
+        oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
+        for database, collection in collections_read(plan.options):
+            self._source.confirm_readable(database, collection)
+        if plan.read_after is None:
+            # The server begins one tick after what it has applied, committed or not.
+            return plan.start_after(self._source.operation_time())
+        plan.confirm_history(*oldest)
+        return plan
+
+    def explain(self) -> dict[str, Any]:
+        document = explain(self._stream.plan)
+        sent = None if document["oplogQuery"] is None else self._filter_choice.asks
+        return {**document, "oplogQuerySent": sent}
+
+    def _next_block(self) -> EventBlock | None:
+        block = next(drive(self._stream, self._answers), None)
+        if block is not None:
+            self._given += len(block)
+            self._given_bytes += block.size
+        return block
+
+    def _read_more(self, left_s: float) -> None:
+        check_time_limit(self._source.name)
+        self._stream.feed(ONE_OPLOG, self._read())
+
+    def _read(self) -> OplogBatch:
+        """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
+        to read by, is opened anew after the last one."""
+        compiled = not kernel_loader.is_missing()
+        self._filter_choice.saw(self._batch.raw, self._given, self._given_bytes, compiled=compiled)
+        self._batch, self._given, self._given_bytes = OplogBatch(b"", self._read_up_to), 0, 0
+        wanted = self._stream.oplog_filter if self._filter_choice.asks else None
+        if self._open and wanted != self._oplog_filter:
+            _close_all(self._open)
+            self._open.clear()
+        if not self._open:
+            self._oplog_filter = wanted
+            self._open.append(self._tail(self._read_up_to, oplog_filter=wanted))
+        try:
+            batch = next(self._open[0])
+        except TimeLimitError:
+            self._open.clear()
+            raise
+        self._read_up_to = batch.high_water
+        self._batch = batch
+        return batch
 
 
 def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:

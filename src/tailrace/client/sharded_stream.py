@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-import weakref
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import bson
 from pymongo import MongoClient
 
-from tailrace.client.change_stream import ChangeStream, checked_options, collections_read
+from tailrace.client import kernel_loader
+from tailrace.client.change_stream import BlockChangeStream, checked_options, collections_read
 from tailrace.client.request import WatchRequest
-from tailrace.client.turn import Turn
 from tailrace.errors import InternalError, SourceError, TailraceError, on_shard
-from tailrace.event.event_block import OPERATION_TYPES
+from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.explain import explain
@@ -37,16 +34,15 @@ from tailrace.plan.request import (
 )
 from tailrace.source.drive import drive
 from tailrace.source.membership import Beginning, beginning
-from tailrace.source.mongod import AWAIT_MS, MongodSource
+from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.sharded import ShardedSource, ShardStatistics
-from tailrace.source.time_limit import TimeLimitError, check_time_limit, remaining_s, time_limit_of
+from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
 from tailrace.source.worker import Worker
 
 #: An event that has waited for a shard this long is worth a line in the log, and again after as long.
 _REPORT_S: Final = 10.0
-_INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 
 _log = logging.getLogger("tailrace.client")
 
@@ -98,7 +94,7 @@ class _ShardAnswers:
         self.worker.close()
 
 
-class ShardedChangeStream(ChangeStream):
+class ShardedChangeStream(BlockChangeStream):
     """Raises at once what a mongos would raise on ``aggregate``. Reads ahead on threads of its own until it is closed;
     what a look finds there is worked on in the thread that looks.
 
@@ -110,26 +106,17 @@ class ShardedChangeStream(ChangeStream):
         self, cluster: Cluster, client: MongoClient[Any], request: WatchRequest, profile: ServerProfile | None = None
     ) -> None:
         options = checked_options(request)
-        self._cluster = cluster
-        self._client = client
-        self._codec_options = request.codec_options
-        self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
         _refuse_view(cluster, options.scope)
         plan = build_plan(options, profile or profile_for(cluster.server_version()))
         view = cluster.open_view()
         plan, begun = _begun(cluster, plan, view)
-        self._plan = plan
+        self._cluster = cluster
         self._merged = _merged(plan, begun)
-        self._token = plan.first_token.to_bson()
         self._opened_at = view.time
-        #: Events that wait to be given, and their tokens; whether the last one is an invalidate.
-        self._events: deque[tuple[bytes, bytes]] = deque()
-        self._may_end = False
         self._parts: dict[str, _ShardAnswers] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment)
-        self._turn = Turn(partial(_close, self._source, self._parts))
-        weakref.finalize(self, self._turn.end)
+        super().__init__(client, request, self._merged, partial(_close, self._source, self._parts))
         for member in begun.members:
             self._read(*member)
         if begun.config_after is not None:
@@ -142,19 +129,7 @@ class ShardedChangeStream(ChangeStream):
 
     def explain(self) -> dict[str, Any]:
         """The plan of each shard's part; the merge and the router's stages come after it."""
-        return explain(self._plan, reads="shards")
-
-    @property
-    def resume_token(self) -> Any:
-        return bson.decode(self._token, codec_options=self._codec_options)
-
-    @property
-    def alive(self) -> bool:
-        return not self._turn.ended
-
-    @property
-    def has_next(self) -> bool:
-        return bool(self._events)
+        return explain(self._merged.plan, reads="shards")
 
     @property
     def statistics(self) -> StreamStatistics:
@@ -171,66 +146,18 @@ class ShardedChangeStream(ChangeStream):
             self._merged.statistics.unknown_operations,
         )
 
-    def try_next(self) -> Any | None:
-        event = self.next_event()
-        return None if event is None else self._decoded(event)
-
-    def next_event(self) -> bytes | None:
-        """Like ``try_next``, but the event's BSON."""
-        with self._turn, time_limit_of(self._client):
-            try:
-                event = self._look()
-                self._turn.check()
-            except TimeLimitError:
-                raise
-            except BaseException:
-                self.close()
-                raise
-        return event
-
-    def _look(self) -> bytes | None:
-        """The next event, waited for once."""
-        deadline = time.monotonic() + self._await_s
-        while self.alive:
-            if self._events:
-                return self._give()
-            self._advance()
-            if self._events:
-                continue
-            self._token = self._merged.token.to_bson()
-            if self._merged.invalidated:
-                self.close()
-                break
-            again_s = self._request_promises()
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            check_time_limit("the cluster")
-            self._wait(min(seconds for seconds in (left_s, again_s, remaining_s()) if seconds is not None))
-        return None
-
-    def _give(self) -> bytes:
-        event, self._token = self._events.popleft()
-        if not self._events and self._may_end:
-            self._advance()
-            if not self._events and self._merged.invalidated:
-                self._token = self._merged.token.to_bson()
-                self.close()
-        return event
-
     # -- driving the merge ------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _next_block(self) -> EventBlock | None:
         """Work on everything that was read or answered, until there are events to give."""
         while True:
             has_fed = self._feed()
-            for block in drive(self._merged, self._answer):
-                self._events.extend(zip(block.events(), block.tokens(), strict=True))
-                self._may_end = bool(block.operation[-1] == _INVALIDATE)
-                return
+            block = next(drive(self._merged, self._answer), None)
+            if block is not None:
+                return block
             self._forget_closed()
             if not has_fed:
-                return
+                return None
 
     def _feed(self) -> bool:
         """Give the merge what was read, where it wants more; False where there is nothing."""
@@ -277,6 +204,11 @@ class ShardedChangeStream(ChangeStream):
             part.close()
 
     # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def _read_more(self, left_s: float) -> None:
+        again_s = self._request_promises()
+        check_time_limit("the cluster")
+        self._wait(min(seconds for seconds in (left_s, again_s, remaining_s()) if seconds is not None))
 
     def _request_promises(self) -> float | None:
         """Ask the shards that hold back an event for promises; the seconds after which to look again."""
@@ -330,7 +262,7 @@ class ShardedChangeStream(ChangeStream):
         return False
 
     def close(self) -> None:
-        self._turn.end()
+        super().close()
         with self._source.changed:
             self._source.changed.notify_all()
 
@@ -395,7 +327,7 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginnin
 
 def _merged(plan: Plan, begun: Beginning) -> MergedStream:
     from_start = [member.name for member in begun.members if member.after == plan.read_after]
-    merged = MergedStream(plan, from_start, config_after=begun.config_after)
+    merged = MergedStream(plan, from_start, config_after=begun.config_after, kernel=kernel_loader.is_ready)
     for member in begun.members:
         merged.open_shard(member.name, member.after.tick())
     return merged
