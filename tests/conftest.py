@@ -30,7 +30,7 @@ def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
 
 #: The folders whose files take longest come first: a file is run by one process, so a long one that begins last would
 #: leave the others without work.
-SLOWEST_FIRST = ("spark", "docs", "sharded", "differential", "embedded", "golden", "property")
+SLOWEST_FIRST = ("spark", "docs", "sharded", "differential", "spec", "embedded", "golden", "property")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
