@@ -7,8 +7,8 @@ result is awaited where it can be.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,7 +175,8 @@ class Run:
         error: Exception | None = None
         result: Any = None
         try:
-            result = await perform(operation["object"], dict(operation.get("arguments", {})))
+            # A copy: PyMongo adds an _id to the documents that it inserts.
+            result = await perform(operation["object"], copy.deepcopy(operation.get("arguments", {})))
         except (TailraceError, PyMongoError) as raised:
             error = raised
         if "expectError" in operation:
@@ -278,8 +279,3 @@ async def _awaited(value: Any) -> Any:
 def run(flavour: Flavour, case: Case, admin: MongoClient[Any]) -> None:
     """Run one case. Raises AssertionError, or the error that the case does not expect."""
     asyncio.run(Run(flavour, case).all(admin))
-
-
-def dumped(document: Any) -> str:
-    """For messages."""
-    return json.dumps(document, default=str)
