@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import bson
+import numpy as np
 import pytest
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -21,6 +22,7 @@ from pymongo.errors import PyMongoError
 from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError
+from tailrace.event.image import CollectionLookups, DocumentRuns, PreImageKeys
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import entry_time
@@ -467,6 +469,12 @@ def test_pre_images_come_in_the_order_asked(replica_set: ReplicaSet) -> None:
         assert answers[-1] is None
         assert [bson.decode(image) for image in answers[1:-1] if image] == [expected[key] for key in keys]
         assert source.pre_images([]) == []
+        # As the kernel asks: the keys in columns.
+        assert list(source.pre_images(PreImageKeys.of([nowhere, *keys, keys[5], nowhere]))) == [
+            *answers[:-1],
+            answers[6],
+            None,
+        ]
 
 
 def test_current_documents_are_found_as_the_server_compares_keys(replica_set: ReplicaSet) -> None:
@@ -494,6 +502,37 @@ def test_current_documents_are_found_as_the_server_compares_keys(replica_set: Re
         assert source.documents([lookup(1, "absent"), lookup("missing")]) == [None, None]
         many = source.documents([lookup(f"many{number}") for number in range(1100)])
         assert [bson.decode(each)["_id"] for each in many if each] == [f"many{number}" for number in range(1100)]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param([1, 2, 9, 1], id="one type"),
+        pytest.param([1, 2.0, 3], id="numbers"),
+        pytest.param([3.0, 9.0], id="equal to another type"),
+        pytest.param(["a", "missing", True, b"x", None], id="by bytes"),
+        pytest.param([{"a": 1, "b": [1.5]}, {"a": 1.0, "b": [1.5]}], id="documents"),
+    ],
+)
+@pytest.mark.parametrize("name", ["c", "loose", "absent", "a..b"])
+def test_a_look_up_in_bulk_finds_what_single_ones_find(replica_set: ReplicaSet, name: str, asked: list[Any]) -> None:
+    """The kernel's requests hold their keys in one buffer, and are answered in compiled code where bytes decide."""
+    with closing(MongodSource(replica_set.uri)) as source:
+        database = source.client.source_bulk
+        if not database.list_collection_names():
+            database.create_collection("loose", collation={"locale": "en", "strength": 2})
+            keys = [1, 2.0, bson.Int64(3), "A", {"a": 1, "b": [1.5]}, True, b"x", None]
+            for collection in ("c", "loose"):
+                database[collection].insert_many([{"_id": key, "n": number} for number, key in enumerate(keys)])
+            database.command("insert", "a..b", documents=[{"_id": 1}, {"_id": "a"}])
+        documents = [bson.encode({"_id": key}) for key in asked]
+        ends = np.cumsum([len(document) for document in documents])
+        starts = ends - [len(document) for document in documents]
+        runs = DocumentRuns(np.frombuffer(b"".join(documents), np.uint8), starts, ends)
+        now = source.newest()
+        lookups = CollectionLookups("source_bulk", name, runs, np.full(len(asked), int(now), np.uint64), None)
+        assert list(source.documents(lookups)) == list(source.documents(list(lookups)))
+        assert any(source.documents(lookups)) or name in ("absent", "a..b")
 
 
 def test_current_documents_of_another_collection_under_the_name_are_none_when_the_uuid_is_given(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -284,7 +285,7 @@ class _Answers:
         self._source.interrupt()
         self._owners.interrupt()
 
-    def answer(self, request: Request) -> list[bytes | None]:
+    def answer(self, request: Request) -> Sequence[bytes | None]:
         """The answer to a request of the shard's part. Raises TailraceError."""
         if isinstance(request, NeedEntries | NeedPreImages):
             self._source.wait_until_reachable()

@@ -37,6 +37,81 @@ class DocumentLookup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DocumentRuns(Sequence[bytes]):
+    """Many documents in one buffer, uint8: document ``i`` is ``data[start[i] : end[i]]``, int64[n] each."""
+
+    data: npt.NDArray[np.uint8]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> DocumentRuns: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | DocumentRuns:
+        if isinstance(index, slice):
+            return DocumentRuns(self.data, self.start[index], self.end[index])
+        return self.data[self.start[index] : self.end[index]].tobytes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundDocuments(Sequence[bytes | None]):
+    """The answer to many look-ups in one buffer, uint8: document ``i`` is ``data[start[i] : end[i]]``, int64[n] each;
+    ``None``, and -1 in both, where there is none."""
+
+    data: npt.NDArray[np.uint8]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> FoundDocuments: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | FoundDocuments | None:
+        if isinstance(index, slice):
+            return FoundDocuments(self.data, self.start[index], self.end[index])
+        start = self.start[index]
+        return None if start < 0 else self.data[start : self.end[index]].tobytes()
+
+    @classmethod
+    def of(cls, documents: Sequence[bytes | None]) -> FoundDocuments:
+        """The same of any answer."""
+        if isinstance(documents, FoundDocuments):
+            return documents
+        sizes = np.array([-1 if document is None else len(document) for document in documents], np.int64)
+        ends = np.cumsum(np.maximum(sizes, 0))
+        data = np.frombuffer(b"".join(document for document in documents if document) or b"\0", np.uint8)
+        return cls(data, np.where(sizes < 0, -1, ends - sizes), np.where(sizes < 0, -1, ends))
+
+    @classmethod
+    def gathered(
+        cls, count: int, parts: Sequence[tuple[npt.NDArray[np.int64], Sequence[bytes | None]]]
+    ) -> FoundDocuments:
+        """One answer to ``count`` look-ups of the answers to some of them, each with their numbers; the others find
+        nothing."""
+        start, end = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        buffers = [np.zeros(0, np.uint8)]
+        size = 0
+        for numbers, answer in parts:
+            found = cls.of(answer)
+            start[numbers] = np.where(found.start < 0, -1, found.start + size)
+            end[numbers] = np.where(found.start < 0, -1, found.end + size)
+            buffers.append(found.data)
+            size += found.data.size
+        return cls(buffers[-1] if len(parts) == 1 else np.concatenate(buffers), start, end)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PreImageKeys(Sequence[PreImageKey]):
     """Many keys as columns: ``uuids`` int64[n, 2] (the 16 bytes of each), ``times`` uint64[n], ``indexes`` int64[n]."""
 
@@ -70,12 +145,12 @@ class PreImageKeys(Sequence[PreImageKey]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectionLookups(Sequence[DocumentLookup]):
-    """Many look-ups in one collection: what they share once, ``document_keys``, and ``times`` (uint64[n]), the cluster
-    times to read after."""
+    """Many look-ups in one collection: what they share once, ``document_keys`` (BSON), and ``times`` (uint64[n]),
+    the cluster times to read after."""
 
     database: str
     collection: str
-    document_keys: list[bytes]
+    document_keys: Sequence[bytes]
     times: npt.NDArray[np.uint64]
     collection_uuid: bytes | None
     by_uuid: bool = False

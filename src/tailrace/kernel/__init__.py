@@ -84,7 +84,7 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = ("tailrace.kernel.reply", "tailrace.kernel.batch", "tailrace.kernel.arrays", "tailrace.kernel.fast_path")
+_MODULES = tuple(f"tailrace.kernel.{name}" for name in ("reply", "batch", "arrays", "fast_path", "look_up"))
 
 
 def available() -> bool:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, TailraceError, invariant
 from tailrace.event.event_block import OPERATION_TYPES
-from tailrace.event.image import CollectionLookups, PreImageKeys
+from tailrace.event.image import CollectionLookups, DocumentRuns, FoundDocuments, PreImageKeys
 from tailrace.kernel import event_record, fragments, image_splice, post_image
 from tailrace.kernel.batch import Bytes, KernelBatch, Offsets, Step, address
 from tailrace.oplog.update_delta import apply_diff
@@ -36,8 +36,9 @@ _UPDATE: Final = OPERATION_TYPES.index("update")
 _HAVE_PRE_IMAGES: Final = [OPERATION_TYPES.index(name) for name in ("update", "replace", "delete")]
 _ENTRY: Final = event_record.ENTRY // 8
 _UUID: Final = slice(event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8 + 1)
-_START: Final = event_record.START // 8
-_END: Final = event_record.END // 8
+_NS: Final = slice(event_record.NS_START // 8, event_record.NS_END // 8 + 1)
+_KEY_START: Final = event_record.KEY_START // 8
+_KEY_END: Final = event_record.KEY_END // 8
 _TIME: Final = event_record.CLUSTER_TIME // 8
 _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 _NOTHING: Bytes = np.zeros(1, np.uint8)
@@ -125,41 +126,32 @@ class AddImages:
         """The current documents, asked for collection by collection."""
         numbers = np.flatnonzero(updates)
         records = made.records[numbers]
-        first = int(records[0, _START]) if numbers.size else 0
-        events = made.events[first : records[-1, _END] if numbers.size else 0].tobytes()
-        keys = [events[start:end] for start, end in _places(records, event_record.KEY_START, first)]
+        keys = DocumentRuns(made.events, records[:, _KEY_START], records[:, _KEY_END])
         times = records[:, _TIME].astype(np.uint64)
-        images: list[bytes | None] = [None] * len(keys)
-        for namespace, uuid, chosen in self._collections(events, first, records):
+        parts: list[tuple[Offsets, Sequence[bytes | None]]] = []
+        for namespace, uuid, chosen in self._collections(made.events, records):
+            of_one = keys if chosen.size == len(keys) else DocumentRuns(keys.data, keys.start[chosen], keys.end[chosen])
             uuid_ = uuid if self._match_uuid else None
-            whole = len(chosen) == len(keys)
-            of_one = keys if whole else [keys[index] for index in chosen]
             answer = yield NeedDocuments(
                 CollectionLookups(*self._name_of(namespace), of_one, times[chosen], uuid_, self._by_uuid)
             )
-            found = _checked(answer, len(chosen))
-            if whole:
-                images = found
-                break
-            for index, image in zip(chosen, found, strict=True):
-                images[index] = image
-        return Field.holding(len(made), numbers, images)
+            parts.append((numbers[chosen], _checked(answer, len(of_one))))
+        return Field.holding(len(made), parts)
 
-    def _collections(self, events: bytes, first: int, records: Offsets) -> Iterator[tuple[bytes, bytes, Sequence[int]]]:
-        """The namespaces and UUIDs, each with the places of its records; ``events`` begins at offset ``first``."""
+    def _collections(self, events: Bytes, records: Offsets) -> Iterator[tuple[bytes, bytes, Offsets]]:
+        """The namespaces and UUIDs, each with the places of its records."""
         uuids = np.ascontiguousarray(records[:, _UUID])
         together = uuids.tobytes()
-        spans = _places(records, event_record.NS_START, first)
         if self._one_namespace and len(records) and bool((uuids == uuids[0]).all()):
-            start, end = next(spans)
-            yield events[start:end], together[:16], range(len(records))
+            start, end = records[0, _NS]
+            yield events[start:end].tobytes(), together[:16], np.arange(len(records))
             return
         places: dict[tuple[bytes, bytes], list[int]] = {}
-        for index, (start, end) in enumerate(spans):
-            name = events[start:end], together[16 * index : 16 * index + 16]
+        for index, (start, end) in enumerate(records[:, _NS].tolist()):
+            name = events[start:end].tobytes(), together[16 * index : 16 * index + 16]
             places.setdefault(name, []).append(index)
         for (namespace, uuid), chosen in places.items():
-            yield namespace, uuid, chosen
+            yield namespace, uuid, np.array(chosen)
 
     def _name_of(self, namespace: bytes) -> tuple[str, str]:
         """Database and collection of the document ``ns``."""
@@ -187,14 +179,14 @@ class Field(NamedTuple):
         return cls(_NOTHING, np.full(count, -1, np.int64), np.full(count, -1, np.int64))
 
     @classmethod
-    def holding(cls, count: int, numbers: Offsets, images: list[bytes | None]) -> Field:
-        """The field of ``count`` events, of which those with these numbers have these images."""
-        ends = np.cumsum([0 if image is None else len(image) for image in images], dtype=np.int64)
-        field = cls.absent(count)
-        field.end[numbers] = ends
-        field.start[numbers] = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: ends.size]
-        data = b"".join(image for image in images if image)
-        return field._replace(data=np.frombuffer(data or b"\0", np.uint8))
+    def holding(cls, count: int, parts: Sequence[tuple[Offsets, Sequence[bytes | None]]]) -> Field:
+        """The field of ``count`` events: the images of those with these numbers, part by part."""
+        found = FoundDocuments.gathered(count, parts)
+        asked = np.zeros(count, np.bool_)
+        for numbers, _ in parts:
+            asked[numbers] = True
+        is_null = asked & (found.start < 0)
+        return cls(found.data, np.where(is_null, 0, found.start), np.where(is_null, 0, found.end))
 
     def of(self, events: Chosen, *, cut: bool = False) -> Field:
         """The field for these events alone; with ``cut`` there are no others any more."""
@@ -238,7 +230,7 @@ def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer,
     times = records[:, event_record.IMAGE_TIME // 8].astype(np.uint64)
     keys = PreImageKeys(records[:, _UUID], times, records[:, event_record.IMAGE_INDEX // 8])
     answer = yield NeedPreImages(keys)
-    return Field.holding(len(made), numbers, _checked(answer, len(keys)))
+    return Field.holding(len(made), [(numbers, _checked(answer, len(keys)))])
 
 
 def after_deltas(made: KernelBatch, images: Field) -> tuple[Field, Chosen]:
@@ -299,13 +291,7 @@ def _delta_of(raw: memoryview, place: int) -> bytes:
     return raw_bson.value(update, diff)
 
 
-def _places(records: Offsets, slot: int, first: int) -> Iterator[tuple[int, int]]:
-    """Start and end of a part of the events, whose columns stand side by side, counted from ``first``."""
-    columns = records[:, slot // 8 : slot // 8 + 2] - first
-    return zip(columns[:, 0].tolist(), columns[:, 1].tolist(), strict=True)
-
-
-def _checked(answer: Answer, count: int) -> list[bytes | None]:
+def _checked(answer: Answer, count: int) -> Sequence[bytes | None]:
     invariant(answer is not None and len(answer) == count, "a request for images was not answered in full")
     return answer or []
 

@@ -55,14 +55,15 @@ class NeedEntries:
 
 @dataclass(frozen=True, slots=True)
 class NeedPreImages:
-    """Ask for pre-images. Answer: ``list[bytes | None]``, the ``preImage`` documents in the order asked."""
+    """Ask for pre-images. Answer: ``Sequence[bytes | None]``, the ``preImage`` documents in the order asked; a
+    ``FoundDocuments`` where many come together."""
 
     keys: Sequence[PreImageKey]
 
 
 @dataclass(frozen=True, slots=True)
 class NeedDocuments:
-    """Ask for current documents. Answer: ``list[bytes | None]`` in the order asked."""
+    """Ask for current documents. Answer: ``Sequence[bytes | None]`` in the order asked, as for pre-images."""
 
     lookups: Sequence[DocumentLookup]
 
@@ -110,5 +111,5 @@ class Emit:
 
 
 Request: TypeAlias = NeedEntries | NeedPreImages | NeedDocuments | NeedShardKeys | NeedShard
-Answer: TypeAlias = "list[bytes | None] | None"
+Answer: TypeAlias = "Sequence[bytes | None] | None"
 Running: TypeAlias = Generator[Request | Emit, Answer, None]

@@ -98,12 +98,12 @@ class OplogSource(Protocol):
         (any more). Times may repeat."""
         ...
 
-    def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
+    def pre_images(self, keys: Sequence[PreImageKey]) -> Sequence[bytes | None]:
         """The documents before these operations, as BSON, in the order asked; ``None`` for one that was not kept, or
         is kept no longer. Keys may repeat. Raises SourceError 13 where this user may not read them."""
         ...
 
-    def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+    def documents(self, lookups: Sequence[DocumentLookup]) -> Sequence[bytes | None]:
         """The current documents, as BSON, in the order asked: each at least as new as its event (``after``). ``None``
         for one that is not there, or where the collection is another by now. Lookups may repeat. A source without
         current documents answers ``None`` to all.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -54,7 +54,7 @@ def answers_of(source: OplogSource) -> AnswerTo:
     return partial(_answer, source)
 
 
-def _answer(source: OplogSource, need: Need) -> list[bytes | None]:
+def _answer(source: OplogSource, need: Need) -> Sequence[bytes | None]:
     request: Request = need.request
     if isinstance(request, NeedEntries):
         return source.entries(request.times)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,15 @@ from pymongo.errors import InvalidName, OperationFailure
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, SourceError
-from tailrace.event.image import CollectionLookups, PreImageKeys
+from tailrace.event.image import CollectionLookups, DocumentRuns, FoundDocuments, PreImageKeys
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import DocumentLookup, PreImageKey
 from tailrace.source.connection import Connection
 from tailrace.source.failure import is_transient
 from tailrace.source.raw_reply import RawReplyCursor
+
+if TYPE_CHECKING:
+    from tailrace.kernel.look_up import Keys
 
 #: So many are asked for at a time, and so many bytes of document keys.
 _CHUNK: Final = 1_000
@@ -44,10 +47,12 @@ _PRE_IMAGE_ID: Final = raw_bson.encode_document(
     raw_bson.encode_element(raw_bson.TIMESTAMP, b"ts", bytes(8)),
     raw_bson.encode_element(raw_bson.INT64, b"applyOpsIndex", bytes(8)),
 )
-_UUID_AT: Final = 17
-_TIME_AT: Final = 37
-_INDEX_AT: Final = 60
+_PRE_IMAGE_KEY: Final = raw_bson.encode_document(raw_bson.encode_element(raw_bson.OBJECT, b"_id", _PRE_IMAGE_ID))
 _PRE_IMAGE_ID_AT: Final = 9
+_UUID_AT: Final = _PRE_IMAGE_ID_AT + 17
+_TIME_AT: Final = _PRE_IMAGE_ID_AT + 37
+_INDEX_AT: Final = _PRE_IMAGE_ID_AT + 60
+_PRE_IMAGES: Final = ("config", "system.preimages")
 _PRE_IMAGE_HEAD: Final = b"\x09operationTime\x00"
 _PRE_IMAGE_NAME: Final = b"\x03preImage\x00"
 _BEFORE_PRE_IMAGE: Final = _PRE_IMAGE_HEAD + bytes(8) + _PRE_IMAGE_NAME
@@ -75,28 +80,29 @@ _ID_SIZES: Final = {
 }
 
 
-def stored_pre_images(connection: Connection, keys: Sequence[PreImageKey]) -> list[bytes | None]:
+def stored_pre_images(connection: Connection, keys: Sequence[PreImageKey]) -> Sequence[bytes | None]:
     """The ``preImage`` documents of ``config.system.preimages`` for ``keys``; ``None`` where there is none."""
     if not keys:
         return []
     columns = PreImageKeys.of(keys)
-    ids = _pre_image_ids(columns)
-    found: dict[bytes, bytes] = {}
+    in_bulk = columns is keys  # the kernel asks
+    found: list[tuple[npt.NDArray[np.int64], Sequence[bytes | None]]] = []
     for chosen in _pre_image_chunks(columns):
-        chunk = [ids[index] for index in chosen.tolist()]
-        after = ClusterTime(int(columns.times[chosen].max()))
-        found.update(connection.retrying(partial(_find_pre_images, connection, chunk, after)))
-    return [found.get(id_) for id_ in ids]
+        chunk = PreImageKeys(columns.uuids[chosen], columns.times[chosen], columns.indexes[chosen])
+        find = partial(_find_pre_images, connection, chunk, in_bulk=in_bulk)
+        found.append((chosen, connection.retrying(find)))
+    gathered = FoundDocuments.gathered(len(keys), found)
+    return gathered if in_bulk else list(gathered)
 
 
-def _pre_image_ids(keys: PreImageKeys) -> list[bytes]:
-    """The ``_id`` under which the server files each."""
-    rows = np.tile(np.frombuffer(_PRE_IMAGE_ID, np.uint8), (len(keys), 1))
+def _pre_image_ids(keys: PreImageKeys) -> DocumentRuns:
+    """``{_id: ...}`` for the ``_id`` under which the server files each."""
+    rows = np.tile(np.frombuffer(_PRE_IMAGE_KEY, np.uint8), (len(keys), 1))
     for place, column in ((_UUID_AT, keys.uuids), (_TIME_AT, keys.times), (_INDEX_AT, keys.indexes)):
         data = np.ascontiguousarray(column).view(np.uint8).reshape(len(keys), -1)
         rows[:, place : place + data.shape[1]] = data
-    together, size = rows.tobytes(), len(_PRE_IMAGE_ID)
-    return [together[place : place + size] for place in range(0, len(together), size)]
+    start = np.arange(len(keys), dtype=np.int64) * len(_PRE_IMAGE_KEY)
+    return DocumentRuns(rows.reshape(-1), start, start + len(_PRE_IMAGE_KEY))
 
 
 def _pre_image_chunks(keys: PreImageKeys) -> Iterator[npt.NDArray[np.int64]]:
@@ -109,12 +115,20 @@ def _pre_image_chunks(keys: PreImageKeys) -> Iterator[npt.NDArray[np.int64]]:
             yield together[start : start + _CHUNK]
 
 
-def _find_pre_images(connection: Connection, ids: Sequence[bytes], after: ClusterTime) -> Iterator[tuple[bytes, bytes]]:
+def _find_pre_images(connection: Connection, keys: PreImageKeys, *, in_bulk: bool) -> Sequence[bytes | None]:
+    after = ClusterTime(int(keys.times.max()))
+    filed = _pre_image_ids(keys)
+    if in_bulk:
+        asked = _keys_in_bulk(filed)
+        run = b"".join(_read(connection, _PRE_IMAGES, _in_array(asked.elements), after, count=asked.different))
+        found = asked.among(run, within=True)
+        if found is not None:
+            return found
+    ids = [key[_PRE_IMAGE_ID_AT:-1] for key in filed]
     elements = b"".join(chain.from_iterable(zip(repeat(b"\x03"), _ARRAY_NAMES, ids)))
-    values = _BSON_LENGTH.pack(len(elements) + 5) + elements + b"\x00"
-    query = RawBSONDocument(_document(b"_id", _document(b"$in", values, raw_bson.ARRAY)))
-    documents = _find(connection, ("config", "system.preimages"), query, after, count=len(ids))
-    return map(_filed_pre_image, documents)
+    documents = _find(connection, _PRE_IMAGES, _in_array(elements), after, count=len(ids))
+    images = dict(map(_filed_pre_image, documents))
+    return [images.get(id_) for id_ in ids]
 
 
 def _filed_pre_image(stored: bytes) -> tuple[bytes, bytes]:
@@ -128,7 +142,7 @@ def _filed_pre_image(stored: bytes) -> tuple[bytes, bytes]:
     ):
         return stored[_PRE_IMAGE_ID_AT:end], stored[image:-1]
     key, document = pre_image(stored)
-    return _pre_image_ids(PreImageKeys.of([key]))[0], document
+    return _pre_image_ids(PreImageKeys.of([key]))[0][_PRE_IMAGE_ID_AT:-1], document
 
 
 def pre_image(stored: bytes) -> tuple[PreImageKey, bytes]:
@@ -151,7 +165,7 @@ def pre_image(stored: bytes) -> tuple[PreImageKey, bytes]:
         raise OplogFormatError(f"a stored pre-image whose _id has no {missing}") from None
 
 
-def current_documents(connection: Connection, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+def current_documents(connection: Connection, lookups: Sequence[DocumentLookup]) -> Sequence[bytes | None]:
     """The current document of each lookup, by namespace or by UUID; ``None`` where there is none or the collection is
     another.
 
@@ -178,11 +192,11 @@ def by_collection(lookups: Sequence[DocumentLookup]) -> list[list[int]]:
     return [places[name] for name in sorted(places, key=repr)]
 
 
-def _of_collection(connection: Connection, lookups: CollectionLookups) -> list[bytes | None]:
+def _of_collection(connection: Connection, lookups: CollectionLookups) -> Sequence[bytes | None]:
     return _by_uuid(connection, lookups) if lookups.by_uuid else _by_name(connection, lookups)
 
 
-def _by_name(connection: Connection, lookups: CollectionLookups) -> list[bytes | None]:
+def _by_name(connection: Connection, lookups: CollectionLookups) -> Sequence[bytes | None]:
     look = partial(_look_up_collection, connection, lookups.database, {"name": lookups.collection})
     target = connection.retrying(look)
     if target is None or lookups.collection_uuid not in (None, target.uuid):
@@ -190,7 +204,7 @@ def _by_name(connection: Connection, lookups: CollectionLookups) -> list[bytes |
     return _in_chunks(connection, target, lookups)
 
 
-def _by_uuid(connection: Connection, lookups: CollectionLookups) -> list[bytes | None]:
+def _by_uuid(connection: Connection, lookups: CollectionLookups) -> Sequence[bytes | None]:
     """The documents of the collection that has the UUID. A query by UUID would need a right that few users have, so its
     name is looked up before and after: if it is the same by both looks, the documents are that collection's."""
     uuid = Binary(lookups.collection_uuid or b"", _UUID_SUBTYPE)
@@ -210,14 +224,17 @@ def _by_uuid(connection: Connection, lookups: CollectionLookups) -> list[bytes |
     )
 
 
-def _in_chunks(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
-    documents: list[bytes | None] = []
-    largest = max(map(len, lookups.document_keys))
+def _in_chunks(connection: Connection, target: _Target, lookups: CollectionLookups) -> Sequence[bytes | None]:
+    keys = lookups.document_keys
+    largest = int((keys.end - keys.start).max()) if isinstance(keys, DocumentRuns) else max(map(len, keys))
     size = max(1, min(_CHUNK, _QUERY_BYTES // largest))
+    numbers = np.arange(len(lookups))
+    found = []
     for start in range(0, len(lookups), size):
         chunk = lookups[start : start + size]
-        documents += connection.retrying(partial(_find_or_refuse, connection, target, chunk))
-    return documents
+        documents = connection.retrying(partial(_find_or_refuse, connection, target, chunk))
+        found.append((numbers[start : start + size], documents))
+    return found[0][1] if len(found) == 1 else FoundDocuments.gathered(len(lookups), found)
 
 
 def refuse_view(connection: Connection, database: str, collection: str) -> None:
@@ -262,14 +279,35 @@ def _look_up_collection(connection: Connection, database: str, query: dict[str, 
     return None
 
 
-def _find_or_refuse(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
+def _find_or_refuse(connection: Connection, target: _Target, lookups: CollectionLookups) -> Sequence[bytes | None]:
     """As ``_find_documents``; what the server has against the query itself ends the stream as its own would end."""
     try:
-        return _find_documents(connection, target, lookups)
+        found = _find_in_bulk(connection, target, lookups)
+        return _find_documents(connection, target, lookups) if found is None else found
     except OperationFailure as error:
         if is_transient(error) or error.code in (None, *_RIGHTS_CODES):
             raise
         raise ServerError(str((error.details or {}).get("errmsg", error)), code=error.code) from None
+
+
+def _find_in_bulk(connection: Connection, target: _Target, lookups: CollectionLookups) -> FoundDocuments | None:
+    """The documents by ``$in`` on ``_id``, where the kernel asks and equal ids have equal bytes; else ``None``."""
+    if not isinstance(lookups.document_keys, DocumentRuns):
+        return None
+    keys = _keys_in_bulk(lookups.document_keys)
+    if not keys.decided or any(
+        _may_equal_other_bytes(type_, len(keys.types & _NUMBERS) > 1, target.has_collation) for type_ in keys.types
+    ):
+        return None
+    namespace = (target.database, target.collection)
+    run = b"".join(_read(connection, namespace, _in_array(keys.elements), lookups.after, count=keys.different))
+    return keys.among(run)
+
+
+def _keys_in_bulk(keys: DocumentRuns) -> Keys:
+    from tailrace.kernel.look_up import Keys  # noqa: PLC0415  loaded by then: it is the kernel that asks
+
+    return Keys(keys)
 
 
 def _find_documents(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
@@ -328,7 +366,12 @@ def _in_query(ids: Sequence[bytes]) -> RawBSONDocument:
     if len(ids) == 1:
         return _equal_query(raw_bson.encode_document(ids[0]))
     values = b"".join([id_[:1] + name + id_[5:] for id_, name in zip(ids, _ARRAY_NAMES, strict=False)])
-    array = _BSON_LENGTH.pack(len(values) + 5) + values + b"\x00"
+    return _in_array(values)
+
+
+def _in_array(elements: bytes) -> RawBSONDocument:
+    """``{_id: {$in: [...]}}`` of an array's elements."""
+    array = _BSON_LENGTH.pack(len(elements) + 5) + elements + b"\x00"
     return RawBSONDocument(_document(b"_id", _document(b"$in", array, raw_bson.ARRAY)))
 
 
@@ -361,7 +404,22 @@ def _find(
     limit: int = 0,
     count: int = 1,
 ) -> list[bytes]:
-    """The documents that match, read at majority on a member that has reached ``after``; ``count`` are expected."""
+    """The documents that match; see ``_read``."""
+    runs = _read(connection, namespace, query, after, limit=limit, count=count)
+    return [document for run in runs for document in _split(run)]
+
+
+def _read(
+    connection: Connection,
+    namespace: tuple[str, str],
+    query: Any,
+    after: ClusterTime,
+    *,
+    limit: int = 0,
+    count: int = 1,
+) -> list[bytes]:
+    """The documents that match, as runs of BSON, read at majority on a member that has reached ``after``; ``count`` are
+    expected."""
     try:
         collection = connection.majority(*namespace)
     except InvalidName:
@@ -372,7 +430,7 @@ def _find(
         connection.session_after(after) as session,
         closing(RawReplyCursor(collection, query, session=session, **options)) as cursor,
     ):
-        return [document for reply in cursor for document in _split(reply)]
+        return list(cursor)
 
 
 def _split(run: bytes) -> Iterator[bytes]:

@@ -211,11 +211,11 @@ class MongodSource:
         """The entries at exactly these times, ``None`` where the oplog has none."""
         return self._connection.retrying(lambda: [self._entry(time) for time in times])
 
-    def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
+    def pre_images(self, keys: Sequence[PreImageKey]) -> Sequence[bytes | None]:
         """The documents before the operations, from ``config.system.preimages`` (semantics 5)."""
         return stored_pre_images(self._connection, keys)
 
-    def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
+    def documents(self, lookups: Sequence[DocumentLookup]) -> Sequence[bytes | None]:
         """The current documents, read at majority after the events; ServerError 166 where the name is a view now."""
         return current_documents(self._connection, lookups)
 

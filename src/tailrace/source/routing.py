@@ -125,7 +125,9 @@ class OwnerLookup:
     def _config(self) -> Connection:
         return self._to(self._cluster.config_client(), self._retry_seconds)
 
-    def _of_collection(self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None]:
+    def _of_collection(
+        self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]
+    ) -> Sequence[bytes | None]:
         """The documents of one collection, which ``query`` finds in ``config.collections`` where it is sharded."""
         namespace = f"{database}.{lookups[0].collection}"
         deadline = time.monotonic() + self._retry_seconds
@@ -150,13 +152,15 @@ class OwnerLookup:
             _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)
             time.sleep(_PAUSE_S * moved)
 
-    def _once(self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+    def _once(
+        self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]
+    ) -> Sequence[bytes | None] | None:
         """The documents; ``None`` where what they were read by changed meanwhile."""
         placement = self._placement(database, query)
         if placement.primary is None:
             return [None] * len(lookups)
         if placement.collection is None:
-            found = self._read(placement.primary, lookups)
+            found: Sequence[bytes | None] | None = self._read(placement.primary, lookups)
         else:
             found = self._of_owners(placement.collection, lookups)
         return found if self._placement(database, query) == placement else None
@@ -174,7 +178,7 @@ class OwnerLookup:
 
         return self._retrying(read)
 
-    def _read(self, shard: str, lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+    def _read(self, shard: str, lookups: list[DocumentLookup]) -> Sequence[bytes | None] | None:
         """The documents that a shard holds; ``None`` where no shard has the name any more. Raises SourceError, with the
         label of what a resume heals, where it cannot be asked at the moment."""
         self.asking = shard

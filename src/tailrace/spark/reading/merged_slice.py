@@ -7,7 +7,7 @@ for anything. What the merge waits for is read next, so no shard is far ahead of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -114,7 +114,7 @@ class _ShardOfSlice:
             raise on_shard(error, self._name) from None
 
 
-def _answer(parts: dict[str, _ShardOfSlice], need: Need) -> list[bytes | None]:
+def _answer(parts: dict[str, _ShardOfSlice], need: Need) -> Sequence[bytes | None]:
     """Oplog entries and pre-images are the shard's own; documents and shard keys the cluster's."""
     part, request = parts[need.participant], need.request
     if isinstance(request, NeedEntries):
