@@ -29,6 +29,9 @@ _EXTRAS: Final = {
     "fiftyone": "embedded",
     "duckdb": "dev",
     "pandas": "dev",
+    "redis": "redis",
+    "nats": "nats",
+    "confluent_kafka": "kafka",
 }
 _INTERRUPTED: Final = 130
 _DESCRIPTION = """\

@@ -1,0 +1,108 @@
+"""What a publisher promises, and the two ways in which it can fail: the server is away, or a message is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tailrace.errors import SinkError
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message for a broker.
+
+    ``id``       the resume token's ``_data``: the same change gives the same id however often it is published, and the
+                 ids of one stream sort as its changes do
+    ``topic``    the Redis stream, the NATS subject or the Kafka topic
+    ``body``     what the message carries
+    ``key``      what must stay in order among itself: of a change, its document; ``None`` where it concerns no document
+    ``headers``  names and values beside the body
+    """
+
+    id: str
+    topic: str
+    body: bytes
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class PublisherAway(SinkError):  # noqa: N818 - as the other errors are named
+    """The server cannot be reached, or takes nothing at the moment: the same message may be taken later."""
+
+
+class MessageRefused(SinkError):  # noqa: N818
+    """This message will never be taken as it is: it is too large, its topic has no valid name, or it cannot be made."""
+
+
+class Publisher(Protocol):
+    """Where messages go. Several threads may publish at a time.
+
+    ``keeps_order``  a call's messages are stored in their order and without a gap. Where it is false, a message may be
+                     stored although an earlier one of its call was not; messages of one key then go in calls of their
+                     own (``runs``)
+    """
+
+    keeps_order: bool
+
+    def publish(self, messages: Sequence[Message]) -> int:
+        """Send messages, in order, and wait until the server has stored them. Returns how many, counted from the first,
+        are stored: one or more. The rest may be stored or not; it is to be published again.
+
+        Raises PublisherAway or MessageRefused, of the first message, where not even that is stored. The text names the
+        server without any secret.
+        """
+
+    def close(self) -> None:
+        """Give the connection up. It may be called again."""
+
+
+def runs(messages: Sequence[Message], size_max: int, *, keeps_order: bool) -> Iterator[Sequence[Message]]:
+    """``messages`` cut, in order, into what may be published in one call.
+
+    Where the publisher does not keep order by itself, no call has two messages of one key.
+    """
+    start = 0
+    keys: set[str | None] = set()
+    for index, message in enumerate(messages):
+        # What concerns no document stands between those before it and those after it.
+        barrier = message.key is None or None in keys
+        if index - start == size_max or (not keeps_order and index > start and (barrier or message.key in keys)):
+            yield messages[start:index]
+            start, keys = index, set()
+        keys.add(message.key)
+    if start < len(messages):
+        yield messages[start:]
+
+
+class MemoryPublisher:
+    """Keeps messages in ``stored``, for tests. ``away`` and ``refused`` make it fail: with the server out of reach, and
+    for the ids of messages that it does not take."""
+
+    keeps_order = True
+
+    def __init__(self) -> None:
+        self.stored: list[Message] = []
+        self.refused: set[str] = set()
+        self.away = False
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def publish(self, messages: Sequence[Message]) -> int:
+        """See ``Publisher``."""
+        with self._lock:
+            if self.away or self.closed:
+                raise PublisherAway(f"the memory is {'closed' if self.closed else 'away'}")
+            for count, message in enumerate(messages):
+                if message.id in self.refused:
+                    if count:
+                        return count
+                    raise MessageRefused(f"the message {message.id} is refused")
+                self.stored.append(message)
+            return len(messages)
+
+    def close(self) -> None:
+        """See ``Publisher``."""
+        self.closed = True

@@ -1,0 +1,112 @@
+"""The handler that publishes: one change, its message, the acknowledgement; then the next change."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from pymongo.collection import Collection
+from pymongo.write_concern import WriteConcern
+
+from tailrace.consumer.messages.making import RawChange
+from tailrace.consumer.messages.publisher import Message, Publisher, PublisherAway, runs
+from tailrace.errors import UsageError
+from tailrace.source.failure import Backoff
+
+RETRY_SECONDS: Final = 600.0
+#: While a server is away, the log says so again this often.
+_REMIND_S: Final = 60.0
+
+_log = logging.getLogger("tailrace.consumer")
+
+
+class MessageRelay:
+    """A listener's handler that publishes a message for each change and waits for the acknowledgement, so that the next
+    change is handled, and a position committed, only after it. Messages come at least once and in order.
+
+    ``make``           gives the message of a change, or ``None``: ``ChangeMessages`` or ``Outbox``
+    ``retry_seconds``  how long a server that is away is waited for; then PublisherAway ends the listener, which has
+                       committed nothing of it
+    ``delete_from``    the outbox collection: a document is deleted when its message is acknowledged
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        make: Callable[[RawChange], Message | None],
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        delete_from: Collection[Any] | None = None,
+    ) -> None:
+        if retry_seconds < 0:
+            raise UsageError("retry_seconds is a number of seconds from 0 on")
+        self._publisher = publisher
+        self._make = make
+        self._retry_seconds = retry_seconds
+        self._delete_from = None
+        if delete_from is not None:
+            self._delete_from = delete_from.with_options(write_concern=WriteConcern("majority"))
+
+    def __call__(self, change: Any) -> None:
+        """Publish the message of a change. Raises MessageRefused, and PublisherAway where waiting was in vain."""
+        message = self._make(change)
+        if message is None:
+            return
+        publish_all(self._publisher, [message], retry_seconds=self._retry_seconds)
+        if self._delete_from is not None:
+            self._delete_from.delete_one({"_id": change.document_key["_id"]})
+
+
+def publish_all(
+    publisher: Publisher,
+    messages: Sequence[Message],
+    *,
+    retry_seconds: float = RETRY_SECONDS,
+    size_max: int = 500,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Publish ``messages`` in order, each call of the publisher after the acknowledgement of the one before, and try
+    again while the server is away, for ``retry_seconds`` without progress or until ``stopped``.
+
+    Raises PublisherAway, and MessageRefused of the first message that is not acknowledged.
+    """
+    backoff = Backoff(give_up_s=retry_seconds)
+    for run in runs(messages, size_max, keeps_order=publisher.keeps_order):
+        waiting = run
+        outage = _Outage(retry_seconds)
+        while waiting:
+            try:
+                waiting = waiting[publisher.publish(waiting) :]
+            except PublisherAway as error:
+                if backoff.exhausted or stopped():
+                    raise
+                outage.goes_on(error, len(waiting))
+                backoff.wait()
+            else:
+                backoff.progress()
+        outage.is_over()
+
+
+class _Outage:
+    """What the log says while a server is away: when it begins, every minute, and when it is over."""
+
+    def __init__(self, retry_seconds: float) -> None:
+        self._retry_seconds = retry_seconds
+        self._since: float | None = None
+        self._said = 0.0
+
+    def goes_on(self, error: PublisherAway, waiting: int) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif now - self._said < _REMIND_S:
+            return
+        self._said = now
+        what = "1 message waits" if waiting == 1 else f"{waiting} messages wait"
+        _log.warning("%s: %s, and is tried again for up to %.0f s", error.message, what, self._retry_seconds)
+
+    def is_over(self) -> None:
+        if self._since is not None:
+            _log.warning("messages are published again after %.0f s", time.monotonic() - self._since)
