@@ -84,7 +84,9 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = tuple(f"tailrace.kernel.{name}" for name in ("reply", "batch", "arrays", "fast_path", "look_up"))
+_MODULES = tuple(
+    f"tailrace.kernel.{name}" for name in ("reply", "entry_index", "batch", "arrays", "fast_path", "look_up")
+)
 
 
 def available() -> bool:

@@ -99,6 +99,11 @@ class MongodSource:
         ``name`` does."""
         self._connection.wait_for_hello()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether ``interrupt`` was called."""
+        return self._connection.interrupted
+
     def interrupt(self) -> None:
         """End ``tail`` for good, from any thread: it ends or raises SourceError as soon as its wait is over. A server's
         wait for entries cannot be cut short, by killCursors neither (6.0.27)."""

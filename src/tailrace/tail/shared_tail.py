@@ -1,0 +1,295 @@
+"""One deployment's tail: the reader, the window, and who reads from it (docs/design/tail.md)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pymongo import MongoClient
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.request import OplogBatch
+from tailrace.tail.interest import key_of
+from tailrace.tail.reader import TailReader
+from tailrace.tail.segment import Segment, TailPlace
+from tailrace.tail.shared_window import SharedWindow, Taken
+
+#: What the window may hold where nobody says otherwise.
+WINDOW_BYTES: Final = 32 << 20
+#: What a stream takes at a time: as much as stays in the processor's cache on its way through the kernel.
+_TAKE_BYTES: Final = 1 << 20
+#: A stream whose own read gave less than this has come to the end of the oplog, about.
+_END_BYTES: Final = 256 << 10
+#: As many streams are worth a reader of their own.
+_STREAMS_MIN: Final = 2
+_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class TailStatistics:
+    """How the shared read of a deployment is doing.
+
+    ``streams``       streams that read, in whatever way
+    ``joined``        those of them that read from the window; the others read the oplog themselves
+    ``waiting``       streams of the joined ones that have something to take
+    ``window_bytes``, ``window_bytes_max``, ``window_entries``  what the window holds, and how much it may
+    ``reads``, ``entries``, ``bytes``  replies that were read for all, and what they held
+    ``fallbacks``     how often a stream was too slow, and read for itself from there on
+    ``rejoins``       how often such a stream came back
+    ``lag_seconds``   how far, in cluster time, the slowest stream is behind what was read
+    ``trouble``       why the deployment cannot be read at the moment, in words; ``None`` while it can
+    """
+
+    streams: int = 0
+    joined: int = 0
+    waiting: int = 0
+    window_bytes: int = 0
+    window_bytes_max: int = 0
+    window_entries: int = 0
+    reads: int = 0
+    entries: int = 0
+    bytes: int = 0
+    fallbacks: int = 0
+    rejoins: int = 0
+    lag_seconds: int = 0
+    trouble: str | None = None
+
+
+class SharedTail:
+    """Reads the oplog of ``client``'s replica set once for all streams that ``enter``.
+
+    ``window_bytes``  how much of the oplog's end is kept for streams that have not taken theirs yet
+    ``on_read``       told of each reply's size
+
+    The reader is started when a second stream is there, and ends with the last one. For use by many threads.
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        *,
+        window_bytes: int = WINDOW_BYTES,
+        on_read: Callable[[int], object] = lambda size: None,
+    ) -> None:
+        self._client = client
+        self._on_read = on_read
+        self._window_bytes = window_bytes
+        self._closed = False
+        self._begin()
+        _tails.add(self)
+
+    def _begin(self) -> None:
+        """Nothing is read, and nobody is there: at first, and in a child process, which has none of the threads."""
+        self._lock = threading.Lock()
+        self._window = SharedWindow(self._window_bytes)
+        self._places: set[TailPlace] = set()
+        self._reader: TailReader | None = None
+        self._not_before = 0.0
+        self._reads = self._entries = self._bytes = 0
+        #: What was read since a stream was joined last.
+        self._unused_bytes = 0
+
+    # -- what a stream does -----------------------------------------------------------------------------------------
+
+    def enter(self, scope: Scope, position: ClusterTime, on_ready: Callable[[], None] | None = None) -> TailPlace:
+        """A stream of ``scope`` reads, after ``position``. Where that is in the window, it is joined at once."""
+        place = TailPlace(key_of(scope), position, on_ready)
+        with self._lock:
+            self._places.add(place)
+            self._window.join(place)
+        return place
+
+    def leave(self, place: TailPlace) -> None:
+        """The stream reads no more."""
+        with self._lock:
+            self._places.discard(place)
+            self._window.drop(place)
+            place.wake()
+
+    def turn_out(self, place: TailPlace) -> None:
+        """The stream is to read from the window no longer; if it waits there, its wait is over."""
+        with self._lock:
+            self._window.drop(place)
+            place.wake()
+
+    def reached(self, place: TailPlace, position: ClusterTime, size: int) -> bool:
+        """The stream, which reads for itself, has come to ``position``; its last reply had ``size`` bytes. Whether it
+        is joined from here on."""
+        with self._lock:
+            place.position = position
+            if place not in self._places:  # after a fork
+                self._places.add(place)
+            if self._window.join(place):
+                return True
+            starts = (
+                self._reader is None
+                and not self._closed
+                and size < _END_BYTES
+                and len(self._places) >= _STREAMS_MIN
+                and time.monotonic() >= self._not_before
+            )
+            reader = self._reader = TailReader(self._client, self, self._on_read) if starts else self._reader
+        if starts and reader is not None:
+            reader.start()
+        return False
+
+    def poll(self, place: TailPlace) -> OplogBatch | None:
+        """What has come for a stream that is joined: its entries, or none and how far was read. ``None``: it is joined
+        no longer. Does not wait."""
+        with self._lock:
+            if not place.joined:
+                return None
+            taken = self._window.take(place, _TAKE_BYTES)
+        return self._batch(taken, place.key)
+
+    def wait(self, place: TailPlace, seconds: float) -> OplogBatch | None:
+        """As ``poll``, but waits for entries, so many seconds at most."""
+        waiter = None
+        with self._lock:
+            if not place.joined:
+                return None
+            if not place.pending:
+                waiter = place.waiter = threading.Lock()
+                waiter.acquire()
+        if waiter is not None:
+            waiter.acquire(timeout=max(0.0, seconds))
+            with self._lock:
+                place.waiter = None
+        return self.poll(place)
+
+    def await_time(self, place: TailPlace, until: ClusterTime | None) -> None:
+        """Call the stream's ``on_ready`` when everything up to ``until`` was read, too."""
+        with self._lock:
+            self._window.await_time(place, until)
+
+    def has_come(self, place: TailPlace) -> bool:
+        """Whether there is something to take, or to be told."""
+        with self._lock:
+            return bool(place.pending) or not place.joined
+
+    def entry(self, time: ClusterTime) -> bytes | None:
+        """The oplog's entry of exactly this time, where the window holds it."""
+        with self._lock:
+            return self._window.entry(time)
+
+    def _batch(self, taken: Taken, key: bytes) -> OplogBatch:
+        batch = taken.batch(key)
+        if any(segment.uncounted for segment in taken.segments):
+            with self._lock:
+                self._window.count(taken.segments)
+        return batch
+
+    # -- what the reader tells --------------------------------------------------------------------------------------
+
+    def begun(self, reader: TailReader, after: ClusterTime) -> bool:
+        with self._lock:
+            if self._reader is not reader:
+                return False
+            self._window.open(after)
+            self._unused_bytes = 0
+            return True
+
+    def received(self, reader: TailReader, segment: Segment) -> bool:
+        with self._lock:
+            if not self._is_wanted(reader):
+                return False
+            self._reads += 1
+            self._entries += segment.entries
+            self._bytes += len(segment.raw)
+            self._unused_bytes = 0 if self._window.joined else self._unused_bytes + len(segment.raw)
+            ready = self._told(self._window.add(segment))
+        _call(ready)
+        return True
+
+    def promised(self, reader: TailReader, high_water: ClusterTime) -> bool:
+        with self._lock:
+            if not self._is_wanted(reader):
+                return False
+            ready = self._told(self._window.promise(high_water))
+        _call(ready)
+        return True
+
+    def ended(self, reader: TailReader) -> None:
+        with self._lock:
+            if self._reader is not reader:
+                return
+            self._reader = None
+            self._not_before = time.monotonic() + _RETRY_S
+            ready = self._told(self._window.close())
+        _call(ready)
+
+    def _is_wanted(self, reader: TailReader) -> bool:
+        """Whether the reader is still the one, and there is somebody for whom it reads: not if all streams are so far
+        back that a whole window went by unused."""
+        is_used = self._unused_bytes <= self._window.bytes_max
+        return self._reader is reader and bool(self._places) and is_used and not self._closed
+
+    def _told(self, places: list[TailPlace]) -> list[Callable[[], None]]:
+        for place in places:
+            place.wake()
+        return [place.on_ready for place in places if place.on_ready is not None]
+
+    # -- what others see --------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the reader cannot read at the moment, in words; ``None`` while it can, or does not read."""
+        reader = self._reader
+        return None if reader is None else reader.source.trouble
+
+    @property
+    def statistics(self) -> TailStatistics:
+        with self._lock:
+            window = self._window
+            behind = [place.position for place in self._places if place.pending or not place.joined]
+            newest = window.high_water.seconds
+            return TailStatistics(
+                streams=len(self._places),
+                joined=window.joined,
+                waiting=sum(bool(place.pending) for place in self._places),
+                window_bytes=window.bytes,
+                window_bytes_max=window.bytes_max,
+                window_entries=window.entries,
+                reads=self._reads,
+                entries=self._entries,
+                bytes=self._bytes,
+                fallbacks=window.falls,
+                rejoins=window.rejoins,
+                lag_seconds=max(0, newest - min((one.seconds for one in behind), default=newest)),
+                trouble=self.trouble,
+            )
+
+    def close(self) -> None:
+        """Read no further. Streams that are still open read for themselves, with what that brings."""
+        with self._lock:
+            self._closed = True
+            reader, self._reader = self._reader, None
+            ready = self._told(self._window.close())
+        if reader is not None:
+            reader.source.interrupt()
+        _call(ready)
+
+
+def _call(ready: list[Callable[[], None]]) -> None:
+    for callback in ready:
+        callback()
+
+
+_tails: weakref.WeakSet[SharedTail] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tail in list(_tails):
+        for place in tail._places:
+            place.joined, place.pending, place.waiter = False, [], None
+        tail._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
