@@ -1,1 +1,34 @@
 """Acting on every change, in order, once at a time: leases, listeners, lanes, views and messages."""
+
+from tailrace.consumer.change import Change
+from tailrace.consumer.fence import Fence
+from tailrace.consumer.lease import Lease, LeaseStore
+from tailrace.consumer.listener import Listener
+from tailrace.consumer.memory_lease_store import MemoryLeaseStore
+from tailrace.consumer.mongo_lease_store import MongoLeaseStore
+from tailrace.consumer.rules.errors import (
+    Fenced,
+    HandlerFailed,
+    HandlerForked,
+    LeaseDocumentError,
+    LeaseLost,
+    LeaseStoreUnavailable,
+    OwnerNotUnique,
+)
+
+__all__ = [
+    "Change",
+    "Fence",
+    "Fenced",
+    "HandlerFailed",
+    "HandlerForked",
+    "Lease",
+    "LeaseDocumentError",
+    "LeaseLost",
+    "LeaseStore",
+    "LeaseStoreUnavailable",
+    "Listener",
+    "MemoryLeaseStore",
+    "MongoLeaseStore",
+    "OwnerNotUnique",
+]

@@ -27,7 +27,7 @@ _COMMANDS: Final = ("admin.$cmd", "config.$cmd")
 _log = logging.getLogger("tailrace.source")
 
 
-class Change(NamedTuple):
+class ShardChange(NamedTuple):
     """A shard was added, at ``host``, or removed (``host`` is ``None``). ``wall`` is the config server's own clock."""
 
     time: ClusterTime
@@ -64,7 +64,7 @@ class Beginning(NamedTuple):
     config_after: ClusterTime | None
 
 
-def changes(config: Connection, after: ClusterTime) -> list[Change]:
+def changes(config: Connection, after: ClusterTime) -> list[ShardChange]:
     """What happened to ``config.shards`` after ``after``, as far back as the config server's oplog reaches."""
     query = {
         "ts": {"$gt": after.to_timestamp()},
@@ -85,11 +85,11 @@ def changes(config: Connection, after: ClusterTime) -> list[Change]:
             if operation.get("ns") == _SHARDS and operation["op"] in ("i", "d"):
                 host = str(operation["o"]["host"]) if operation["op"] == "i" else None
                 time = ClusterTime.from_timestamp(entry["ts"])
-                found.append(Change(time, str(operation["o"]["_id"]), host, entry.get("wall")))
+                found.append(ShardChange(time, str(operation["o"]["_id"]), host, entry.get("wall")))
     return found
 
 
-def added_shards(found: Iterable[Change]) -> dict[str, ClusterTime]:
+def added_shards(found: Iterable[ShardChange]) -> dict[str, ClusterTime]:
     """The cluster time at which each shard was added, of several the first. One whose entry has left the config
     server's oplog is not in it."""
     added: dict[str, ClusterTime] = {}
@@ -99,10 +99,10 @@ def added_shards(found: Iterable[Change]) -> dict[str, ClusterTime]:
     return added
 
 
-def removed_shards(config: Connection, found: Iterable[Change]) -> list[Removed]:
+def removed_shards(config: Connection, found: Iterable[ShardChange]) -> list[Removed]:
     """The shards that were removed, in the order of their removals."""
     removed: list[Removed] = []
-    open_: dict[str, Change] = {}
+    open_: dict[str, ShardChange] = {}
     for change in found:
         if change.host is not None:
             open_.setdefault(change.name, change)
@@ -113,7 +113,7 @@ def removed_shards(config: Connection, found: Iterable[Change]) -> list[Removed]
     return removed
 
 
-def _remembered_host(config: Connection, removal: Change) -> str | None:
+def _remembered_host(config: Connection, removal: ShardChange) -> str | None:
     """Where a shard was that has been removed: ``config.shards`` has forgotten it, the change log has not."""
     query: dict[str, Any] = {"what": "addShard", "details.name": removal.name}
     if removal.wall is not None:

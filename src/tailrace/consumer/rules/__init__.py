@@ -1,1 +1,1 @@
-"""The rules of leases, commits and lanes, without input or output: what the simulation drives."""
+"""What leases, listeners and lanes decide: pure rules, which a thread, asyncio and the simulation drive."""

@@ -24,7 +24,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.connection import Connection
-from tailrace.source.membership import Change, Removed, added_shards, changes, reachable, removed_shards
+from tailrace.source.membership import Removed, ShardChange, added_shards, changes, reachable, removed_shards
 from tailrace.source.merged_outline import MergedOutline
 from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import PromiseRequester
@@ -82,7 +82,7 @@ class _History(NamedTuple):
 
     after: ClusterTime
     settled: ClusterTime
-    changes: Sequence[Change]
+    changes: Sequence[ShardChange]
     removed: Sequence[Removed]
 
     def first_removed(self, name: str) -> Removed | None:

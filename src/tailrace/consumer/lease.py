@@ -1,0 +1,55 @@
+"""Where leases live: what a store promises, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
+from tailrace.consumer.rules.lease import Lease
+
+__all__ = ["Lease", "LeaseLost", "LeaseStore", "LeaseStoreUnavailable", "OwnerNotUnique"]
+
+
+@runtime_checkable
+class LeaseStore(Protocol):
+    """One record a resource: who holds its lease, the fencing token, the committed position. Methods may be called from
+    several threads at a time.
+
+    Each call is one atomic step on the record, judged by the store's own clock, durable when it returns. What is not
+    known to be done is LeaseStoreUnavailable: the caller asks again. ``tailrace.testing.check_lease_store`` asks a
+    store whether it keeps these promises.
+    """
+
+    def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
+        """The lease for ``seconds``, with a version one above the one before; ``None`` while another owner holds it
+        unexpired. Under the id that holds it, it is acquired again."""
+
+    def refresh(self, lease: Lease, seconds: float) -> Lease:
+        """Hold it for ``seconds`` from now, version unchanged. Raises LeaseLost where owner and version are no longer
+        those of ``lease``; OwnerNotUnique where only the version differs."""
+
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        """Write ``position`` and hold it for ``seconds``, in one step. Raises as ``refresh``, and writes nothing
+        then."""
+
+    def release(self, lease: Lease) -> bool:
+        """Give it back if it is still held: others need not wait. Whether it was; the position and the version stay."""
+
+    def transaction(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> AbstractContextManager[Any]:
+        """``with ... as session``: what is written with ``session`` and the commit of ``position``, both or neither.
+        Raises as ``refresh``, and UsageError where the store has no transactions."""
+
+    def read(self, resource: str) -> Lease | None:
+        """The record as it is; ``None`` where there is none."""
+
+    def leases(self) -> Iterable[Lease]:
+        """All records, by resource."""
+
+    def revoke(self, resource: str) -> Lease | None:
+        """Take the lease from whoever holds it. The record as it was; ``None`` where there is none."""
+
+    def now(self) -> datetime:
+        """The store's clock, UTC."""

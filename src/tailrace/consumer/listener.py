@@ -1,0 +1,298 @@
+"""``Listener``: the rules of ``rules.listener``, driven by threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from pymongo.errors import PyMongoError
+
+from tailrace.consumer.change import Change, Hands
+from tailrace.consumer.fence import FENCE_FIELD
+from tailrace.consumer.lease import LeaseStore
+from tailrace.consumer.rules import lease as lease_rules
+from tailrace.consumer.rules.commit_policy import CommitPolicy
+from tailrace.consumer.rules.errors import HandlerForked, LeaseLost
+from tailrace.consumer.rules.keeper import keep
+from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings, OnHistoryLost, OnInvalidate
+from tailrace.consumer.rules.need import (
+    AcquireLease,
+    CommitPosition,
+    Decision,
+    HandleChange,
+    JudgeError,
+    KeepLease,
+    Need,
+    Outcome,
+    Pause,
+    RefreshLease,
+    ReleaseLease,
+    Start,
+)
+from tailrace.consumer.watching import Watched, Watching
+from tailrace.errors import TailraceError, UsageError
+
+Handler = Callable[[Change], Any]
+OnError = Literal["stop"] | Callable[[Change, Exception, int], Decision]
+
+_log = logging.getLogger("tailrace.consumer")
+_TRANSIENT: Final = "TransientTransactionError"
+#: A transaction that another writer got in the way of is tried again so often before the error policy hears of it.
+_TRANSIENT_TRIES: Final = 100
+_HANDLER_STOPS: Final = (KeyboardInterrupt, SystemExit)
+
+
+def new_owner() -> str:
+    """An owner id that no other listener has: host, process and a random part."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+class Listener:
+    """Calls ``handler`` with every change of ``watchable``, in order, in one process at a time.
+
+    ``watchable``        what to watch, of ``tailrace.connect()``: a client, a database or a collection
+    ``handler``          called with a ``Change``; when it returns, the change counts as handled
+    ``resource``         the lease's name: listeners with the same one take turns
+    ``store``            where leases and positions are kept (``MongoLeaseStore``)
+    ``commit_every``     commit after so many changes. With n, up to n - 1 handled changes are handled again after a
+                         crash, and the effects of each must bear it
+    ``commit_interval``  commit after so many seconds too
+    ``start``            where to begin without a position: "oldest" entry of the oplog, "now", or "snapshot"
+    ``on_history_lost``  "fail" (the position stays), "gap" (go on at the oldest entry; the position keeps the gap on
+                         record), "snapshot" (copy again)
+    ``on_invalidate``    when what is watched is dropped or renamed: "fail", or "resume" and watch its name again
+    ``on_error``         "stop" when the handler raises; or a function of change, error and attempt (from 1) that
+                         returns "retry", "skip" (it has written the change down elsewhere) or "stop"
+    ``retries``          how often a change is tried again before ``on_error`` is asked
+    ``handler_timeout``  seconds after which a handler is taken to hang and the lease is given to others; ``None``: the
+                         lease is kept however long it takes
+    ``lease_seconds``    how long after a crash others wait before they take over
+    ``owner``            this listener's id; must be nobody else's
+    ``fence_field``      where targets of ``change.fence`` carry the fencing token
+
+    Other keyword arguments are those of ``watch()``. A listener runs once: ``run()``, or ``start()`` and ``join()``.
+    """
+
+    def __init__(
+        self,
+        watchable: Watched,
+        handler: Handler,
+        *,
+        resource: str,
+        store: LeaseStore,
+        partitions: int = 1,
+        commit_every: int = 1,
+        commit_interval: float | None = None,
+        start: Start = "oldest",
+        on_history_lost: OnHistoryLost = "fail",
+        on_invalidate: OnInvalidate = "fail",
+        on_error: OnError = "stop",
+        retries: int = 0,
+        handler_timeout: float | None = None,
+        lease_seconds: float = 30.0,
+        owner: str | None = None,
+        fence_field: str = FENCE_FIELD,
+        pipeline: Sequence[Mapping[str, Any]] | None = None,
+        full_document: str | None = None,
+        **watch: Any,
+    ) -> None:
+        if partitions != 1:
+            raise UsageError(f"a listener with {partitions} partitions is not available yet", hint="partitions=1")
+        if on_error != "stop" and not callable(on_error):
+            raise UsageError(f'on_error must be "stop" or a function, not {on_error!r}')
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise UsageError(f"retries must be a whole number, 0 or more, not {retries!r}")
+        if not callable(handler):
+            raise UsageError(f"the handler must be a function of one change, not {type(handler).__name__}")
+        self.owner = new_owner() if owner is None else owner
+        lease_rules.check_arguments(resource, self.owner, lease_seconds)
+        self.resource = resource
+        self._logic = ListenerLogic(
+            ListenerSettings(
+                resource=resource,
+                lease_seconds=lease_seconds,
+                start=start,
+                on_history_lost=on_history_lost,
+                on_invalidate=on_invalidate,
+                commits=CommitPolicy(commit_every, commit_interval),
+            )
+        )
+        self._watching = Watching(watchable, store, pipeline=pipeline, full_document=full_document, **watch)
+        self._handler = handler
+        self._store = store
+        self._on_error = on_error
+        self._retries = retries
+        self._handler_timeout = handler_timeout
+        self._lease_seconds = lease_seconds
+        self._fence_field = fence_field
+        self._hands: Hands | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._begun = False
+        self._process = os.getpid()
+
+    @property
+    def statistics(self) -> Any:
+        """What was counted so far (``rules.listener.ListenerStatistics``)."""
+        return self._logic.statistics
+
+    def run(self) -> None:
+        """Listen in this thread until ``stop()``. Raises what ends it: HandlerFailed, StreamInvalidated,
+        ChangeStreamHistoryLost, OwnerNotUnique, or what the stream or the store raise."""
+        if self._begun:
+            raise UsageError("a listener runs once", hint="Make a new one")
+        self._begun = True
+        self._drive(self._logic.steps(), self._perform)
+
+    def start(self) -> Self:
+        """Listen in a thread of its own."""
+        if self._thread is not None or self._begun:
+            raise UsageError("a listener runs once", hint="Make a new one")
+        self._thread = threading.Thread(target=self._run_quietly, name=f"listener {self.resource}", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask it to end: the change in hand is finished and committed, the lease released. From any thread, from a
+        signal's handler, and from the listener's own handler."""
+        self._logic.stopping = True
+        self._stopped.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end of a started listener, ``timeout`` seconds at most. Whether it has ended; raises what ended
+        it."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        if error is None:
+            self.join()
+        elif self._thread is not None:
+            self._thread.join()
+
+    def _run_quietly(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001  join() raises it
+            self._error = error
+
+    def _drive(self, steps: Generator[Need, Outcome, Any], perform: Callable[[Any], Any]) -> None:
+        """Answer needs until there are none left."""
+        try:
+            need = next(steps)
+            while True:
+                asked = time.monotonic()
+                value, error = None, None
+                try:
+                    value = perform(need)
+                except BaseException as raised:  # noqa: BLE001  the logic judges, and raises it again
+                    error = raised
+                need = steps.send(Outcome(asked, time.monotonic(), value, error))
+        except StopIteration:
+            return
+
+    def _perform(self, need: Need) -> Any:
+        match need:
+            case HandleChange():
+                return self._handle(need)
+            case Pause():
+                return self._pause(need)
+            case JudgeError():
+                return self._judge(need)
+            case KeepLease():
+                return self._keep(need)
+            case AcquireLease():
+                return self._store.acquire(self.resource, self.owner, self._lease_seconds)
+            case RefreshLease():
+                return self._store.refresh(need.lease, self._lease_seconds)
+            case CommitPosition():
+                return self._store.commit(need.lease, need.position.to_document(), self._lease_seconds)
+            case ReleaseLease():
+                return self._release(need)
+            case _:
+                return self._watching.perform(need)
+
+    def _handle(self, need: HandleChange) -> bool:
+        if self._hands is None:
+            raise UsageError("a change without a lease")
+        change = Change(need.event, need.position, self._hands)
+        try:
+            self._handler(change)
+        finally:
+            if os.getpid() != self._process:
+                raise HandlerForked(
+                    f"the handler of {self.resource!r} forked, and its child came back into the listener",
+                    hint="End the child with os._exit(), or start it with subprocess",
+                )
+        return change.is_committed
+
+    def _pause(self, need: Pause) -> None:
+        _log.debug("%s: waiting: %s", self.resource, need.reason)
+        seconds = need.seconds * random.uniform(0.75, 1.25)  # listeners must not come all at once
+        if need.always:
+            time.sleep(seconds)
+        else:
+            self._stopped.wait(seconds)
+
+    def _judge(self, need: JudgeError) -> Decision:
+        if isinstance(need.error, PyMongoError) and need.error.has_error_label(_TRANSIENT):
+            if need.attempt <= _TRANSIENT_TRIES:
+                return "retry"
+        elif need.attempt <= self._retries:
+            return "retry"
+        if self._hands is None or not callable(self._on_error):
+            return "stop"
+        decision = self._on_error(
+            Change(need.change.event, need.change.position, self._hands), need.error, need.attempt
+        )
+        if decision not in ("retry", "skip", "stop"):
+            raise UsageError(f'on_error must return "retry", "skip" or "stop", not {decision!r}')
+        return decision
+
+    def _keep(self, need: KeepLease) -> None:
+        """A thread that keeps the lease, however long the handler takes."""
+        owned = need.ownership
+        self._hands = Hands(
+            owned,
+            self._store,
+            self._lease_seconds,
+            fence_field=self._fence_field,
+            codec_options=self._watching.codec_options,
+        )
+        threading.Thread(
+            target=self._keep_quietly,
+            args=(keep(owned, self._lease_seconds, self._handler_timeout), owned),
+            name=f"lease {self.resource}",
+            daemon=True,
+        ).start()
+
+    def _keep_quietly(self, steps: Generator[Need, Outcome, Any], owned: Any) -> None:
+        try:
+            self._drive(steps, self._perform)
+        except Exception as error:  # noqa: BLE001  a lease that is not kept is lost, and the listener hears of it
+            said = error.message if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"
+            owned.lose(LeaseLost(f"the lease on {self.resource!r} cannot be kept: {said}"))
+
+    def _release(self, need: ReleaseLease) -> None:
+        try:
+            self._store.release(need.lease)
+        except TailraceError as error:
+            _log.warning("%s: the lease was not released and will run out: %s", self.resource, error.message)

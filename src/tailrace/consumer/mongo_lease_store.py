@@ -1,0 +1,288 @@
+"""Leases as documents of a MongoDB collection: one a resource, judged by the server's clock, written at majority.
+
+What ``rules.lease`` decides is said here in the server's language: each step is one ``findAndModify`` whose update is a
+pipeline that leaves the document as it is where the answer is no. A condition in the query would not do: the server
+takes no ``$expr``, and so no ``$$NOW``, in the query of an upsert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pymongo
+from bson import CodecOptions
+from bson.errors import BSONError
+from bson.int64 import Int64
+from pymongo import ReadPreference, ReturnDocument, WriteConcern
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from tailrace.consumer.rules import lease as rules
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
+from tailrace.consumer.rules.lease import Lease
+from tailrace.errors import SinkError, TailraceError, UsageError
+from tailrace.source.failure import is_transient
+
+_MAJORITY: Final = WriteConcern("majority")
+#: A call that has no answer after this time counts as unanswered.
+TIMEOUT_S: Final = 10.0
+_VERSION_MAX: Final = 1 << 53
+_FIELDS: Final = {"_id", "owner", "version", "position", "expiresAt", "acquiredAt", "committedAt"}
+_DATES: Final = ("expiresAt", "acquiredAt", "committedAt")
+_WRITE_CONFLICT: Final = 112
+_TRANSIENT: Final = "TransientTransactionError"
+_UNKNOWN: Final = "UnknownTransactionCommitResult"
+
+
+class MongoLeaseStore:
+    """A LeaseStore in ``collection``, a PyMongo collection of a replica set or a sharded cluster.
+
+    Writes and reads go to the primary at majority, whatever the collection itself is set to; a standalone server, whose
+    writes can be lost, is refused. Use a collection that holds leases alone; it needs no index but that on ``_id``.
+
+    ``timeout_s``  how long one call may take, retries included, before it counts as unanswered
+    """
+
+    def __init__(self, collection: Collection[Any], *, timeout_s: float = TIMEOUT_S) -> None:
+        if not isinstance(collection, Collection):
+            raise UsageError(
+                f"a lease store needs a PyMongo collection, not {type(collection).__name__}",
+                hint='For example MongoLeaseStore(client.pymongo["tailrace"]["leases"])',
+            )
+        self._plain: Collection[Any] = collection
+        self._leases: Collection[Any] = collection.with_options(
+            codec_options=CodecOptions(tz_aware=True, tzinfo=UTC),
+            read_preference=ReadPreference.PRIMARY,
+            write_concern=_MAJORITY,
+            read_concern=ReadConcern("majority"),
+        )
+        self._timeout_s = timeout_s
+        self._checked = False
+
+    def __repr__(self) -> str:
+        return f"MongoLeaseStore({self._plain.full_name})"
+
+    def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
+        """See LeaseStore. Raises LeaseDocumentError where the document was edited into something else."""
+        rules.check_arguments(resource, owner, seconds)
+        try:
+            with self._answering(f"acquire the lease on {resource!r}"):
+                self._check_deployment()
+                document = self._leases.find_one_and_update(
+                    {"_id": resource},
+                    [{"$replaceWith": _acquired(owner, seconds)}],
+                    upsert=True,
+                    return_document=ReturnDocument.AFTER,
+                )
+        except DuplicateKeyError:
+            return None  # somebody else made the document in the same moment
+        lease = self._read(document or {})
+        return lease if lease.owner == owner else None
+
+    def refresh(self, lease: Lease, seconds: float) -> Lease:
+        """See LeaseStore."""
+        return self._held(lease, _held(seconds), f"refresh the lease on {lease.resource!r}")
+
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        """See LeaseStore."""
+        return self._held(lease, _committed(position, seconds), f"commit to the lease on {lease.resource!r}")
+
+    def release(self, lease: Lease) -> bool:
+        """See LeaseStore."""
+        with self._answering(f"release the lease on {lease.resource!r}"):
+            result = self._leases.update_one(_of(lease), {"$set": {"owner": None, "expiresAt": None}})
+        return result.matched_count == 1
+
+    @contextmanager
+    def transaction(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Iterator[ClientSession]:
+        """See LeaseStore. The lease's document is written first: from then on until the transaction ends nobody can
+        take the lease, and the server ends the transaction if this process does not (after 60 s by default)."""
+        what = f"commit to the lease on {lease.resource!r} in a transaction"
+        with self._leases.database.client.start_session() as session:
+            session.start_transaction(ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
+            try:
+                with self._answering(what):
+                    found = self._leases.find_one_and_update(_of(lease), _committed(position, seconds), session=session)
+                if found is None:
+                    raise rules.lost(self.read(lease.resource), lease)
+                yield session
+            except BaseException:
+                if session.in_transaction:
+                    session.abort_transaction()
+                raise
+            self._commit_transaction(session, what)
+
+    def _commit_transaction(self, session: ClientSession, what: str) -> None:
+        """Commit, and ask again for as long as the answer is unknown. Raises LeaseStoreUnavailable where it stays so:
+        whether the transaction took place is then known only by the position in the store."""
+        if not session.in_transaction:
+            raise UsageError(
+                "the handler has ended the transaction of change.transaction() itself",
+                hint="Leave the with block instead: the commit of the position is part of it",
+            )
+        tries = 5
+        while True:
+            tries -= 1
+            try:
+                session.commit_transaction()
+            except PyMongoError as error:
+                if error.has_error_label(_UNKNOWN):
+                    if tries:
+                        continue
+                    raise LeaseStoreUnavailable(f"cannot {what}: {error}") from error
+                raise
+            return
+
+    def read(self, resource: str) -> Lease | None:
+        """See LeaseStore."""
+        with self._answering(f"read the lease on {resource!r}"):
+            document = self._leases.find_one({"_id": resource})
+        return None if document is None else self._read(document)
+
+    def leases(self) -> list[Lease]:
+        """See LeaseStore. Raises LeaseDocumentError at the first document that is not a lease."""
+        with self._answering("list the leases"):
+            documents = list(self._leases.find({}, sort=[("_id", 1)]))
+        return [self._read(document) for document in documents]
+
+    def revoke(self, resource: str) -> Lease | None:
+        """See LeaseStore."""
+        with self._answering(f"take the lease on {resource!r}"):
+            document = self._leases.find_one_and_update(
+                {"_id": resource}, {"$set": {"owner": None, "expiresAt": None}}, return_document=ReturnDocument.BEFORE
+            )
+        return None if document is None else self._read(document)
+
+    def now(self) -> datetime:
+        """See LeaseStore: the primary's clock."""
+        with self._answering("ask for the time"):
+            hello = self._leases.database.command("hello")
+        local: datetime = hello["localTime"]
+        return local if local.tzinfo is not None else local.replace(tzinfo=UTC)
+
+    def _held(self, lease: Lease, update: list[dict[str, Any]], what: str) -> Lease:
+        with self._answering(what):
+            document = self._leases.find_one_and_update(_of(lease), update, return_document=ReturnDocument.AFTER)
+        if document is None:
+            raise rules.lost(self.read(lease.resource), lease)
+        return self._read(document)
+
+    def _check_deployment(self) -> None:
+        """Refuse a standalone server: nothing it writes is safe from being rolled back, and it has no stream."""
+        if self._checked:
+            return
+        hello = self._leases.database.command("hello")
+        if "setName" not in hello and hello.get("msg") != "isdbgrid":
+            raise UsageError(
+                f"{self!r} is on a standalone server, which cannot write with majority write concern",
+                hint="Keep leases in a replica set or a sharded cluster: a lease that can be lost protects nothing",
+            )
+        self._checked = True
+
+    @contextmanager
+    def _answering(self, what: str) -> Iterator[None]:
+        try:
+            with pymongo.timeout(self._timeout_s):
+                yield
+        except DuplicateKeyError:
+            raise
+        except BSONError as error:
+            raise UsageError(f"cannot {what}: {error}") from None
+        except PyMongoError as error:
+            raise _store_error(f"cannot {what} in {self._plain.full_name}: {error}", error) from error
+
+    def _read(self, document: Mapping[str, Any]) -> Lease:
+        """The lease that a document holds. Raises LeaseDocumentError where it is not one that this store writes."""
+        owner, version, position = (document.get(name) for name in ("owner", "version", "position"))
+        wrong = _wrong_field(document)
+        if wrong is not None:
+            raise LeaseDocumentError(
+                f"the lease document {document.get('_id')!r} in {self._plain.full_name} cannot be used: {wrong}",
+                hint="Somebody has edited it. Put it right; its version must be above every version before",
+            )
+        dates = [document.get(name) for name in _DATES]
+        return Lease(document["_id"], owner, int(version), position, *dates)  # type: ignore[arg-type]
+
+
+def _wrong_field(document: Mapping[str, Any]) -> str | None:
+    for name, value in document.items():
+        if name not in _FIELDS:
+            return f"it has a field {name!r}"
+        if name in _DATES and not (value is None or isinstance(value, datetime)):
+            return f"{name} is not a date: {value!r}"
+    version = document.get("version")
+    if isinstance(version, bool) or not isinstance(version, (int, float)) or not 0 <= version < _VERSION_MAX:
+        return f"version is not a whole number, 0 or more: {version!r}"
+    if version != int(version):
+        return f"version is not a whole number: {version!r}"
+    if not isinstance(document.get("_id"), str):
+        return "its _id is not a text"
+    if not (document.get("owner") is None or isinstance(document["owner"], str)):
+        return f"owner is not a text: {document['owner']!r}"
+    if not (document.get("position") is None or isinstance(document["position"], Mapping)):
+        return f"position is not a document: {document['position']!r}"
+    return None
+
+
+def _store_error(message: str, error: PyMongoError) -> TailraceError:
+    """LeaseStoreUnavailable where it is worth asking again."""
+    unanswered = error.timeout or isinstance(error, ConnectionFailure) or is_transient(error)
+    if unanswered or error.has_error_label(_TRANSIENT) or error.has_error_label("RetryableWriteError"):
+        return LeaseStoreUnavailable(message)
+    code = error.code if isinstance(error, OperationFailure) else None
+    if code == _WRITE_CONFLICT:
+        return LeaseStoreUnavailable(message, code=code)
+    return SinkError(message, code=code, hint="Check the rights on the collection of leases: find, insert and update")
+
+
+def _of(lease: Lease) -> dict[str, Any]:
+    return {"_id": lease.resource, "owner": lease.owner, "version": Int64(lease.version)}
+
+
+def _later(seconds: float) -> dict[str, Any]:
+    return {"$add": ["$$NOW", Int64(round(seconds * 1000))]}
+
+
+def _held(seconds: float) -> list[dict[str, Any]]:
+    return [{"$set": {"expiresAt": _later(seconds)}}]
+
+
+def _committed(position: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
+    fields = {"position": {"$literal": position}, "committedAt": "$$NOW", "expiresAt": _later(seconds)}
+    return [{"$set": fields}]
+
+
+def _acquired(owner: str, seconds: float) -> dict[str, Any]:
+    """The document after ``owner`` asked: taken where it is free or is under this id already, as it was otherwise, and
+    where somebody has edited it into something that is no lease."""
+    is_new = {"$eq": [{"$objectToArray": "$$ROOT"}, [{"k": "_id", "v": "$_id"}]]}
+    is_whole = {"$eq": ["$version", {"$trunc": "$version"}]}
+    is_number = {"$in": [{"$type": "$version"}, ["int", "long", "double"]]}
+    in_range = {"$and": [{"$gte": ["$version", 0]}, {"$lt": ["$version", Int64(_VERSION_MAX)]}]}
+    types_fit = [
+        {"$in": [{"$type": f"${name}"}, [kind, "null", "missing"]]}
+        for name, kind in (("owner", "string"), ("position", "object"), *((name, "date") for name in _DATES))
+    ]
+    nobody = {"$eq": [{"$ifNull": ["$owner", None]}, None]}
+    expired = {"$lte": [{"$ifNull": ["$expiresAt", None]}, "$$NOW"]}
+    mine = {"$eq": ["$owner", {"$literal": owner}]}
+    taken = {
+        "owner": {"$literal": owner},
+        "version": {"$toLong": {"$add": [{"$ifNull": ["$version", 0]}, 1]}},
+        "expiresAt": _later(seconds),
+        "acquiredAt": "$$NOW",
+    }
+    is_free = {"$and": [is_number, in_range, is_whole, *types_fit, {"$or": [nobody, expired, mine]}]}
+    # A $switch takes its first branch that fits, and evaluates none after it.
+    after: dict[str, Any] = {"$mergeObjects": ["$$ROOT", taken]}
+    branches = [
+        {"case": is_new, "then": after},
+        {"case": {"$not": is_number}, "then": "$$ROOT"},
+        {"case": is_free, "then": after},
+    ]
+    return {"$switch": {"branches": branches, "default": "$$ROOT"}}

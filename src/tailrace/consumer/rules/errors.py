@@ -1,0 +1,37 @@
+"""What goes wrong between a listener, its lease and its handler."""
+
+from __future__ import annotations
+
+from tailrace.errors import SinkError, TailraceError, UsageError
+
+
+class LeaseLost(TailraceError):
+    """The lease belongs to somebody else, or to nobody: what this owner wanted to do was not done. Raised by a store
+    for whoever has lost a lease, and by ``change.fence`` and ``change.transaction()`` inside a handler that runs on
+    one. A handler lets it pass: the listener acquires the lease again and reads the position back."""
+
+
+class OwnerNotUnique(LeaseLost):
+    """Another listener has taken the lease under the same owner id. Two listeners must not share an id."""
+
+
+class LeaseDocumentError(UsageError):
+    """A lease document does not have the form that a store writes. Somebody edits it back, or chooses another
+    resource; nothing was changed."""
+
+
+class LeaseStoreUnavailable(SinkError):
+    """The store did not answer, or not in time: whether it has done what it was asked for is not known."""
+
+
+class Fenced(LeaseLost):
+    """A target carries the fencing token of a newer owner: the write changed nothing."""
+
+
+class HandlerFailed(TailraceError):
+    """The handler raised, and the error policy says stop. The position stands before the change in question, so that
+    the next run begins with it; ``__cause__`` is the handler's error."""
+
+
+class HandlerForked(UsageError):
+    """A child process that the handler forked came back into the listener, where it has no business."""

@@ -1,0 +1,114 @@
+"""Who may hold a lease: decisions on a record and a time, the same for every store.
+
+What may live here: the record, and what acquire, refresh, commit and release make of it. ``MemoryLeaseStore`` and the
+simulation call these; ``MongoLeaseStore`` says the same in the server's language, and one check holds them together
+(``tailrace.testing.check_lease_store``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from tailrace.consumer.rules.errors import LeaseLost, OwnerNotUnique
+from tailrace.errors import UsageError
+
+LEASE_SECONDS_MIN: Final = 0.1
+LEASE_SECONDS_MAX: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease as it stands in a store.
+
+    ``resource``      what is leased: a name that the listeners agree on
+    ``owner``         the id of the listener that holds it; ``None`` once it was released
+    ``version``       the fencing token: grows by one each time the lease is acquired, never otherwise
+    ``position``      what was committed last, a document; ``None`` before the first commit
+    ``expires_at``    when anybody may take it, by the store's clock (UTC); ``None`` where nobody holds it
+    ``acquired_at``   since when this owner has held it, by the store's clock
+    ``committed_at``  when ``position`` was written, by the store's clock
+    """
+
+    resource: str
+    owner: str | None
+    version: int
+    position: Mapping[str, Any] | None = None
+    expires_at: datetime | None = None
+    acquired_at: datetime | None = None
+    committed_at: datetime | None = None
+
+    def is_free(self, now: datetime) -> bool:
+        """Whether anybody may take it at ``now``, a time of the store's clock."""
+        return self.owner is None or self.expires_at is None or self.expires_at <= now
+
+
+def check_arguments(resource: str, owner: str, seconds: float) -> None:
+    """Raises UsageError where a lease could not be asked for with these."""
+    for name, value in (("resource", resource), ("owner", owner)):
+        if not isinstance(value, str) or not value or len(value) > 500 or "\0" in value:
+            raise UsageError(f"the {name} of a lease must be a text of 1 to 500 characters, not {value!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise UsageError(f"lease_seconds must be a number, not {seconds!r}")
+    if not LEASE_SECONDS_MIN <= seconds <= LEASE_SECONDS_MAX:
+        raise UsageError(f"lease_seconds must lie between {LEASE_SECONDS_MIN} and {LEASE_SECONDS_MAX:.0f}: {seconds}")
+
+
+def acquired(record: Lease | None, resource: str, owner: str, seconds: float, now: datetime) -> Lease | None:
+    """The record after ``owner`` asked for the lease; ``None`` where somebody else holds it.
+
+    Whoever asks under the id that holds the lease gets it, with a new version: a process that was restarted under its
+    old id need not wait, and if two share an id, the one before finds its version gone.
+    """
+    if record is not None and record.owner != owner and not record.is_free(now):
+        return None
+    return Lease(
+        resource,
+        owner,
+        version=1 if record is None else record.version + 1,
+        position=None if record is None else record.position,
+        expires_at=now + timedelta(seconds=seconds),
+        acquired_at=now,
+        committed_at=None if record is None else record.committed_at,
+    )
+
+
+def held(record: Lease | None, lease: Lease) -> Lease:
+    """``record``, if it still says what ``lease`` says: owner and version, both. Raises LeaseLost.
+
+    A lease that has expired, and that nobody has taken since, is still held: its version is the newest.
+    """
+    if record is not None and (record.owner, record.version) == (lease.owner, lease.version):
+        return record
+    raise lost(record, lease)
+
+
+def lost(record: Lease | None, lease: Lease) -> LeaseLost:
+    """How the lease was lost, in words."""
+    mine = f"the lease on {lease.resource!r}, version {lease.version}, is lost"
+    if record is None:
+        return LeaseLost(f"{mine}: its record is gone", hint="Never delete lease records: versions would start over")
+    if record.owner == lease.owner:
+        return OwnerNotUnique(
+            f"{mine}: version {record.version} was taken under the same owner id {lease.owner!r}",
+            hint="Each listener needs an owner id of its own: leave owner out",
+        )
+    who = "it was released" if record.owner is None else f"{record.owner!r} holds it"
+    return LeaseLost(f"{mine}: {who}, version {record.version}")
+
+
+def refreshed(record: Lease | None, lease: Lease, seconds: float, now: datetime) -> Lease:
+    """The record held for ``seconds`` from ``now``. Raises LeaseLost."""
+    return replace(held(record, lease), expires_at=now + timedelta(seconds=seconds))
+
+
+def committed(record: Lease | None, lease: Lease, position: Mapping[str, Any], seconds: float, now: datetime) -> Lease:
+    """The record with ``position``, and held for ``seconds`` from ``now``. Raises LeaseLost."""
+    return replace(refreshed(record, lease, seconds, now), position=position, committed_at=now)
+
+
+def released(record: Lease | None, lease: Lease) -> Lease:
+    """The record without an owner. Raises LeaseLost."""
+    return replace(held(record, lease), owner=None, expires_at=None)
