@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.event.event_block import EventBlock
+from tailrace.kernel import merge_blocks
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.waiting import Place as Bound
 from tailrace.pipeline.waiting import WaitingEvents, merged_blocks, merged_events
 from tailrace.pipeline.waiting import events_of as events_of_block
 
 Place = tuple[int, int]
+
+#: Of the year 2057: as a number with a sign it is negative.
+SECONDS = 0xA4_00_00_00
 
 #: For each shard the events' places: an increment, and what follows in the token. Few of each, so that many are equal.
 shards = st.lists(
@@ -23,7 +27,7 @@ shards = st.lists(
 
 
 def token(place: Place) -> str:
-    return f"82{1700:08X}{place[0]:08X}2B{place[1]:02X}"
+    return f"82{SECONDS:08X}{place[0]:08X}2B{place[1]:02X}" + "04" * (place[1] % 2)
 
 
 def event(place: Place, shard: int, number: int) -> bytes:
@@ -31,7 +35,7 @@ def event(place: Place, shard: int, number: int) -> bytes:
         {
             "_id": {"_data": token(place)},
             "operationType": "insert",
-            "clusterTime": Timestamp(1700, place[0]),
+            "clusterTime": Timestamp(SECONDS, place[0]),
             "from": f"{shard}.{number}" + "x" * number,
         }
     )
@@ -43,15 +47,22 @@ def events_of(places: list[list[Place]]) -> list[list[bytes]]:
 
 @given(shards, st.data())
 def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[list[Place]], data: st.DataObject) -> None:
-    """In blocks, and as events one by one."""
+    """In blocks, in compiled code too, and as events one by one."""
     made = events_of(places)
     keyed = [(place, one) for own, mine in zip(places, made, strict=True) for place, one in zip(own, mine, strict=True)]
-    blocks = [EventBlock.of_bson(own) for own in made if own]
+    # Cut out of larger ones, as those that wait are.
+    blocks = [EventBlock.of_bson([own[-1], *own, own[0]]).cut(1, len(own) + 1) for own in made if own]
     if not blocks:
         return
     # Python's sort is stable, and the events stand in the order of their shards.
     expected = [one for _, one in sorted(keyed, key=lambda pair: pair[0])]
-    assert merged_blocks(blocks).events() == expected
+    merged = merged_blocks(blocks)
+    assert merged.events() == expected
+    compiled = merge_blocks(blocks)
+    assert compiled.events() == expected
+    for name in EventBlock.__slots__ if len(blocks) > 1 else ():  # a single block stays as it is
+        assert getattr(compiled, name).tolist() == getattr(merged, name).tolist(), name
+        assert getattr(compiled, name).dtype == getattr(merged, name).dtype, name
     parts = [[block, events_of_block(block)][data.draw(st.integers(0, 1))] for block in blocks]
     assert [one.to_bson() for one in merged_events([[part] for part in parts])] == expected
 
@@ -67,7 +78,7 @@ def test_what_is_taken_up_to_ascending_bounds_is_all_of_it_once(
             waiting.add(events_of_block(block) if in_lists else block)
         taken: list[bytes] = []
         for bound in [*bounds, (7, 4)]:
-            time = ClusterTime.of(1700, bound[0])
+            time = ClusterTime.of(SECONDS, bound[0])
             # 4 stands for all that has this time.
             limit = Bound.behind(time) if bound[1] == 4 else Bound(time, token(bound).encode())
             pieces = waiting.take(limit)

@@ -26,7 +26,7 @@ from tailrace import kernel
 #: Oplog read by all streams until the kernel is asked for: what the plain stages do in some ten milliseconds.
 BYTES_MIN: Final = 1 << 18
 
-_MODULES: Final = tuple(f"tailrace.kernel.{name}" for name in ("reply", "look_up", "entry_index", "fast_path"))
+_MODULES: Final = tuple(f"tailrace.kernel.{name}" for name in ("reply", "look_up", "entry_index", "fast_path", "merge"))
 #: Says where numba keeps what it compiled.
 _COMPILE: Final = (
     f"import os, sys; os.nice(5); sys.path[:] = sys.argv[1:]; import {', '.join(_MODULES)};"

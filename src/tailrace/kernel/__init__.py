@@ -30,6 +30,10 @@ From a pipeline's batches to events
     that from a source. Behind the transform stand block steps: images, the user's stages, the limit of an event's
     size. Afterwards the pipeline stands where its own ``process`` leaves it.
 
+From the blocks of several shards to one
+    ``merge_blocks(blocks)`` gives their events in the order of their resume tokens, as
+    ``tailrace.pipeline.waiting.merged_blocks`` does.
+
 From events to columns
     ``locate(buffer, offsets, wanted) -> {name: Part}`` finds the parts of finished events, whatever made them (this
     kernel, the plain stages, a user's ``$project``) as runs of the one buffer. ``gather(buffer, start, end)`` makes a
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     )
     from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
     from tailrace.kernel.fast_path import process_batch, settings_for
+    from tailrace.kernel.merge import merge_blocks
 
 __all__ = [
     "EVENT",
@@ -78,6 +83,7 @@ __all__ = [
     "gather",
     "is_utf8",
     "locate",
+    "merge_blocks",
     "process_batch",
     "settings_for",
     "transform_batch",
@@ -85,7 +91,16 @@ __all__ = [
 ]
 
 _MODULES = tuple(
-    f"tailrace.kernel.{name}" for name in ("reply", "entry_index", "batch", "arrays", "fast_path", "look_up")
+    f"tailrace.kernel.{name}"
+    for name in (
+        "reply",
+        "entry_index",
+        "batch",
+        "arrays",
+        "fast_path",
+        "look_up",
+        "merge",
+    )
 )
 
 

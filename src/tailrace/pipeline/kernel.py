@@ -1,14 +1,16 @@
-"""Which of the two works on a batch: the kernel where it is there and the batch is worth it, else the plain stages."""
+"""Who works on a batch, and merges: the kernel where it is there and it is worth it, else plain Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final, Literal, TypeAlias
 
 from tailrace import kernel
+from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.pipeline.task import Working
+from tailrace.pipeline.waiting import merged_blocks
 from tailrace.plan.request import OplogBatch
 
 #: A smaller batch (some ten entries) is done by the plain stages before the kernel is set up; a stream on which little
@@ -27,6 +29,16 @@ def working_on(pipeline: ChangeStreamPipeline, batch: OplogBatch, use: KernelUse
     if batch.raw and _can_work(pipeline) and _is_used(use, len(batch.raw)) and _available():
         return kernel.process_batch(pipeline, batch)
     return pipeline.process(batch)
+
+
+def merge_with(blocks: Sequence[EventBlock], use: KernelUse) -> EventBlock:
+    """The events of several participants' blocks in the order of their tokens; of equal tokens the block that is named
+    first goes first."""
+    # Somebody else's say is about what was read; nothing more was.
+    size = 0 if callable(use) else sum(block.size for block in blocks)
+    if len(blocks) > 1 and _is_used(use, size) and _available():
+        return kernel.merge_blocks(blocks)
+    return merged_blocks(blocks)
 
 
 def _can_work(pipeline: ChangeStreamPipeline) -> bool:

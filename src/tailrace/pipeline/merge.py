@@ -19,12 +19,12 @@ from tailrace.event.event_block import EventBlock
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.pipeline.kernel import KernelUse
+from tailrace.pipeline.kernel import KernelUse, merge_with
 from tailrace.pipeline.participant import Participant
 from tailrace.pipeline.router import RouterPipeline, must_search
 from tailrace.pipeline.stream import Statistics, Stream
 from tailrace.pipeline.task import Need, Task, Working
-from tailrace.pipeline.waiting import Piece, Place, merged_blocks, merged_events
+from tailrace.pipeline.waiting import Piece, Place, merged_events
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.request import Emit, NeedShard, OplogBatch
@@ -263,7 +263,7 @@ class MergedStream(Stream):
         blocks = [EventBlock.join(own) for own in map(_blocks_of, parts) if own is not None]
         if len(blocks) < len(parts) or self._router.sees_events:
             return merged_events(parts)
-        return merged_blocks(blocks)
+        return merge_with(blocks, self._kernel)
 
     def _bound(self) -> Place:
         """Up to where nothing is missing of any participant, and not behind the stream's end."""
