@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.client import ChangeStream, Client, connect
+    from tailrace.client import ChangeStream, Client, MongoClient, connect
     from tailrace.errors import (
         ChangeStreamFatal,
         ChangeStreamHistoryLost,
@@ -32,6 +32,7 @@ __all__ = [
     "Client",
     "InternalError",
     "InvalidResumeToken",
+    "MongoClient",
     "NonResumableError",
     "OplogFormatError",
     "ServerError",
@@ -42,7 +43,7 @@ __all__ = [
     "connect",
 ]
 
-_CLIENT = frozenset({"ChangeStream", "Client", "connect"})
+_CLIENT = frozenset({"ChangeStream", "Client", "MongoClient", "connect"})
 
 
 def __dir__() -> list[str]:

@@ -20,9 +20,9 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
     """A client, the database of this test, and its lease store."""
     name = f"consumer_{abs(hash(request.node.nodeid)) % 10**9}"
     with tailrace.connect(replica_set.uri) as client:
-        database = client.pymongo[name]
+        database = client[name]
         yield client, database, MongoLeaseStore(database["leases"])
-        client.pymongo.drop_database(name)
+        client.drop_database(name)
 
 
 def run_until(listener: Listener, ended: threading.Event, timeout: float = 60) -> None:

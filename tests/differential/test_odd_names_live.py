@@ -17,8 +17,10 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
+from tailrace.client import watch_scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError, UsageError
+from tailrace.oplog.namespace import Scope
 from tests.differential.test_watch_live import both, note
 from tests.differential.wire import CommandError, Wire
 
@@ -52,9 +54,9 @@ def of_the_server(uri: str, database: str, collection: str | None) -> Outcome:
 
 def of_ours(uri: str, database: Any, collection: Any) -> Outcome:
     with tailrace.connect(uri) as client:
-        target: Any = client[database] if collection is None else client[database][collection]
+        scope = Scope.of_database(database) if collection is None else Scope.of_collection(database, collection)
         try:
-            target.watch().close()
+            watch_scope(client, scope).close()
         except TailraceError as error:
             return error.code, error.message
         return None
@@ -72,14 +74,14 @@ def test_a_name_is_taken_or_refused_in_the_servers_words(
 @pytest.mark.parametrize("engine", ["oplog", "server"])
 def test_a_name_that_is_no_text_is_a_usage_error(replica_set: ReplicaSet, name: Any, engine: Any) -> None:
     with tailrace.connect(replica_set.uri, engine=engine) as client:
-        for target in (client[name], client["x"][name]):
+        for scope in (Scope.of_database(name), Scope.of_collection("x", name)):
             with pytest.raises(UsageError):
-                target.watch()
+                watch_scope(client, scope)
 
 
 def test_a_name_that_only_the_driver_refuses_is_a_usage_error_of_the_server_engine(replica_set: ReplicaSet) -> None:
     with tailrace.connect(replica_set.uri, engine="server") as client, pytest.raises(UsageError):
-        client["x"]["$c"].watch()
+        watch_scope(client, Scope.of_collection("x", "$c"))
 
 
 def test_no_stream_is_opened_on_a_view_or_a_time_series(replica_set: ReplicaSet) -> None:

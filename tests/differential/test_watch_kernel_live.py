@@ -141,8 +141,8 @@ def test_threads_that_share_a_stream_get_each_event_once(
 @pytest.mark.usefixtures("kernel_at_work")
 def test_an_event_that_cannot_be_decoded_fails_at_its_place(replica_set: ReplicaSet) -> None:
     with tailrace.connect(replica_set.uri) as client:
-        start = note(client.pymongo)
-        collection = client.pymongo.watch_kernel.undecodable
+        start = note(client)
+        collection = client.watch_kernel.undecodable
         collection.insert_many([{"_id": number} for number in range(50)])
         raw = bson.encode({"_id": 50, "text": "cut"}).replace(b"cut", b"\xff\xfe\xfd")
         collection.insert_one(bson.raw_bson.RawBSONDocument(raw))

@@ -160,13 +160,13 @@ def test_a_token_of_ours_resumes_the_servers_stream_and_the_other_way_round(
 
 def test_a_stream_without_a_start_begins_now_and_follows(replica_set: ReplicaSet) -> None:
     with tailrace.connect(replica_set.uri) as client:
-        collection = client.pymongo.watch_now.c
+        collection = client.watch_now.c
         collection.insert_one({"_id": "before"})
         with client["watch_now"]["c"].watch(max_await_time_ms=100) as stream:
             first = stream.resume_token
             assert stream.try_next() is None
-            note(client.pymongo)
-            note(client.pymongo)
+            note(client)
+            note(client)
             assert stream.try_next() is None
             quiet = stream.resume_token
             assert ResumeToken.parse(bson.encode(quiet)) > ResumeToken.parse(bson.encode(first))
@@ -184,7 +184,7 @@ def test_a_stream_without_a_start_begins_now_and_follows(replica_set: ReplicaSet
 
 def test_an_invalidation_ends_the_stream_after_its_event(replica_set: ReplicaSet) -> None:
     with tailrace.connect(replica_set.uri) as client:
-        database = client.pymongo.watch_invalid
+        database = client.watch_invalid
         database.c.insert_one({"_id": 1})
         with client.watch_invalid.c.watch(max_await_time_ms=100) as stream:
             database.c.insert_one({"_id": 2})
@@ -202,9 +202,9 @@ def test_an_invalidation_ends_the_stream_after_its_event(replica_set: ReplicaSet
 
 def test_codec_options_are_honoured(replica_set: ReplicaSet) -> None:
     with tailrace.connect(replica_set.uri, tz_aware=True) as client:
-        start = note(client.pymongo)
+        start = note(client)
         moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
-        client.pymongo.watch_codec.c.insert_one({"_id": moment})
+        client.watch_codec.c.insert_one({"_id": moment})
 
         def first(**options: Any) -> Any:
             with client.watch_codec.c.watch(start_at_operation_time=start, **options) as stream:
@@ -246,8 +246,8 @@ def test_both_engines_raise_the_same_errors(replica_set: ReplicaSet, engine: Any
             client.shop.c.watch(full_document="maybe")
         assert caught.value.code == 2
         name = f"watch_errors_{engine}"
-        written, watched = client.pymongo[name], client[name]
-        start = note(client.pymongo)
+        written, watched = client[name], client[name]
+        start = note(client)
         written.c.insert_many([{"_id": 1}, {"_id": 2}])
         with watched.c.watch(start_at_operation_time=start) as stream:
             token = bson.decode(bson.encode(stream.next()["_id"]))
@@ -287,7 +287,7 @@ def test_bad_parameters_are_usage_errors(replica_set: ReplicaSet) -> None:
         for wrong in parameters:
             with pytest.raises(UsageError):
                 client.shop.c.watch(**wrong)
-    for wrong_uri in (None, 5, [], [5], [None], b"mongodb://127.0.0.1", {replica_set.uri}):
+    for wrong_uri in (5, [], [5], [None], b"mongodb://127.0.0.1"):
         with pytest.raises(UsageError):
             tailrace.connect(wrong_uri)  # type: ignore[arg-type]
     with pytest.raises(UsageError):
@@ -300,7 +300,7 @@ def test_closing_a_stream_closes_its_cursor_on_the_server(replica_set: ReplicaSe
     with tailrace.connect(replica_set.uri) as client:
 
         def cursors() -> int:
-            operations = client.pymongo.admin.aggregate([{"$currentOp": {"idleCursors": True}}])
+            operations = client.admin.aggregate([{"$currentOp": {"idleCursors": True}}])
             return sum(
                 each.get("cursor", {}).get("originatingCommand", {}).get("comment") == "this one" for each in operations
             )
@@ -316,7 +316,7 @@ def test_closing_a_stream_closes_its_cursor_on_the_server(replica_set: ReplicaSe
 def test_a_stream_goes_on_over_a_step_down(start_replica_set: Any) -> None:
     replica_set = start_replica_set(3)
     with tailrace.connect(replica_set.uri, heartbeatFrequencyMS=500) as client:
-        collection = client.pymongo.watch_election.c
+        collection = client.watch_election.c
         with client.watch_election.c.watch(max_await_time_ms=200) as stream:
             for number in range(3):
                 collection.insert_one({"_id": number})

@@ -47,16 +47,9 @@ def flavour_named(name: str, uri: str) -> Flavour:
         return Flavour(name, lambda **options: MongoClient[Any](uri, **options), lambda entity: entity)
     engine, _, version = name.partition(" ")
     more = {"server_version": version} if version else {}
-    return Flavour(name, lambda **options: tailrace.connect(uri, engine, **more, **options), _pymongos)  # type: ignore[arg-type]
-
-
-def _pymongos(entity: Any) -> Any:
-    """PyMongo's object behind one of ours."""
-    if isinstance(entity, tailrace.Client):
-        return entity.pymongo
-    scope = entity._scope
-    database = entity._client.pymongo[scope.database]
-    return database if scope.collection is None else database[scope.collection]
+    return Flavour(
+        name, lambda **options: tailrace.connect(uri, engine=engine, **more, **options), lambda entity: entity
+    )  # type: ignore[arg-type]
 
 
 def _parameters() -> Iterator[Any]:

@@ -46,7 +46,7 @@ def test_a_wrong_version_is_refused_before_anything_connects() -> None:
     with pytest.raises(UsageError, match="is not a server version"):
         connect("mongodb://127.0.0.1:1", server_version="newest")
     with pytest.raises(UsageError, match="server's own streams"):
-        connect("mongodb://127.0.0.1:1", "server", server_version="6.0")
+        connect("mongodb://127.0.0.1:1", engine="server", server_version="6.0")
 
 
 def test_the_command_line_refuses_a_wrong_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
-    from tailrace.client import ChangeStream, Client
+    from tailrace.client import ChangeStream
 
 _DESCRIPTION = """\
 Print the change events of a cluster, a database or a collection as they come. They are made here, from the oplog,
@@ -70,21 +70,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
     from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
-    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
+    from tailrace.client import connect, operation_time, watch_scope  # noqa: PLC0415  so that --help does not load it
 
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
-    with connect(find_uri(args.uri), args.engine, server_version=args.server_version) as client:
+    with connect(find_uri(args.uri), engine=args.engine, server_version=args.server_version) as client:
         if args.until == "now":
-            until.time = client.operation_time()
+            until.time = operation_time(client)
         await_ms = args.max_await_time_ms
         if await_ms is None and until.time is not None:
             await_ms = _AWAIT_MS_WITH_END
         parameters = {_PARAMETERS[name]: stage.pop(name) for name in list(stage) if name in _PARAMETERS}
         with closing(
-            _target(client, scope).watch(
-                pipeline,
+            watch_scope(
+                client,
+                scope,
+                pipeline=pipeline,
                 document_class=RawBSONDocument,
                 options=stage or None,
                 max_await_time_ms=await_ms,
@@ -98,14 +100,6 @@ def run(args: argparse.Namespace) -> int:
             else:
                 _print_events(stream, writer, until, str(scope) if args.namespace else "the whole deployment")
     return 0
-
-
-def _target(client: Client, scope: Scope) -> Client:
-    target = client
-    for name in (scope.database, scope.collection):
-        if name is not None:
-            target = target[name]  # type: ignore[assignment]
-    return target
 
 
 def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what: str) -> None:

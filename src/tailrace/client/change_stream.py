@@ -30,6 +30,7 @@ from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import answers_of, drive
+from tailrace.source.driver_error import as_driver_error, at_the_border
 from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
@@ -102,10 +103,11 @@ class ChangeStream(ABC):
 
     def _refuse_to_decode(self, error: Exception) -> NoReturn:
         self.close()
-        raise UsageError(
+        refused = UsageError(
             f"an event cannot be decoded: {error}",
             hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
-        ) from None
+        )
+        raise as_driver_error(refused, type(error)) from None
 
     def __iter__(self) -> Self:
         return self
@@ -192,6 +194,7 @@ class BlockChangeStream(ChangeStream):
             self._refuse_to_decode(error)
         return self._awaited()
 
+    @at_the_border
     def _awaited(self) -> Any | None:
         """The next event where none is ready, waited for once."""
         if not self._refill():
@@ -385,6 +388,4 @@ def _close_all(opened: list[Generator[OplogBatch, None, None]]) -> None:
 def checked_options(request: WatchRequest) -> StreamOptions:
     """The stream that a request asks for. Raises what the server's ``aggregate`` would raise, and UsageError for what
     has no meaning here."""
-    if request.session is not None:
-        raise UsageError("a session has no meaning for the oplog", hint='Leave it out, or use engine="server"')
     return StreamOptions.parse(request.scope, request.stage(), request.stages(), collation=request.collation_document())

@@ -1,126 +1,124 @@
-"""``connect()``: a deployment whose changes can be watched, with PyMongo's names, so that code moves by one line."""
+"""``connect()``: PyMongo's client, with streams of our own. What is not about streams is PyMongo's implementation.
+
+Client, Database and Collection derive from PyMongo's classes: ``watch`` is ours, and what gives a database or a
+collection gives one of ours. docs/reference/pymongo.md lists every public name.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Generic, Self, cast
 
-from bson.codec_options import CodecOptions
-from bson.raw_bson import RawBSONDocument
+from bson.codec_options import CodecOptions, TypeRegistry
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collation import Collation
+from pymongo.read_concern import ReadConcern
+from pymongo.synchronous import collection as pymongo_collection
+from pymongo.synchronous import database as pymongo_database
+from pymongo.typings import _DocumentType
+from pymongo.write_concern import WriteConcern
 
-from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
-from tailrace.client.request import WatchRequest
-from tailrace.client.server_stream import ServerChangeStream
-from tailrace.client.sharded_stream import ShardedChangeStream
-from tailrace.errors import UsageError
+from tailrace.client.arguments import Arguments, Unshown
+from tailrace.client.change_stream import ChangeStream
+from tailrace.client.deployment import Engine, Readers, WatchedDeployment
+from tailrace.client.request import WatchRequest, watch_codec_options
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.plan.profile import chosen_profile
-from tailrace.source.connection import open_client
-from tailrace.source.mongod import MongodSource
-from tailrace.source.topology import Cluster
-from tailrace.source.uri import URI_EXAMPLE, ClientOptions, ConnectionString, hide
+from tailrace.source.driver_error import driver_errors
+from tailrace.source.uri import ClientOptions, ConnectionString, redact_repr
 
-Engine = Literal["oplog", "server"]
-ENGINES: tuple[Engine, ...] = ("oplog", "server")
+Host = str | ConnectionString | Sequence[str | ConnectionString] | None
+_Pipeline = Sequence[Mapping[str, Any]]
+_Codec = CodecOptions[Any] | None
 
 
-def connect(
-    uri: str | ConnectionString | Sequence[str | ConnectionString],
-    engine: Engine = "oplog",
+def connect(  # noqa: PLR0917  PyMongo's order
+    host: Host = None,
+    port: int | None = None,
+    document_class: type[Any] | None = None,
+    tz_aware: bool | None = None,
+    connect: bool | None = None,
+    type_registry: TypeRegistry | None = None,
     *,
+    engine: Engine = "oplog",
     server_version: str | None = None,
-    **options: Any,
-) -> Client:
-    """A client for the replica set or the sharded cluster at ``uri``.
+    **kwargs: Any,
+) -> Client[Any]:
+    """A client for a replica set or a sharded cluster: takes what ``pymongo.MongoClient`` takes, in the same order.
 
-    ``uri``      of a replica set; of a cluster's config server or of its mongos, and its shards are found and followed;
-                 or a list of URIs, one for each shard of a cluster (docs/how-to/sharded-clusters.md)
+    ``host``     a URI, a host, or a list of hosts: of a replica set, or of a cluster's config server or mongos, and its
+                 shards are found and followed; or a list of URIs, one for each shard of a cluster
+                 (docs/how-to/sharded-clusters.md). By default ``localhost``
     ``engine``   "oplog": the events are made here, from the oplog; "server": the server's own change stream is read
     ``server_version``  engine "oplog": whose events to make, such as "7.0"; by default those of the deployment's own
                         version (docs/reference/server-versions.md)
-    ``options``  PyMongo's client options (``tz_aware``, ``serverSelectionTimeoutMS``, ``tls``, ...)
+    ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 
-    Like PyMongo's, it connects at first use. Raises UsageError where the URI or an option cannot be used; it never
-    holds the password.
+    Raises what PyMongo raises where the URI or an option cannot be used, as UsageError too; no error holds a password.
     """
-    uri, options = _hidden(uri), ClientOptions(options)
-    return Client(uri, engine, server_version=server_version, **options)
-
-
-def _hidden(uri: Any) -> Any:
-    """The URI or URIs without their secrets showing: what a traceback prints of a frame's locals holds none then."""
-    if isinstance(uri, (str, ConnectionString)):
-        return hide(uri)
-    if isinstance(uri, Sequence) and uri and all(isinstance(one, (str, ConnectionString)) for one in uri):
-        return [hide(one) for one in uri]
-    raise UsageError(
-        "the connection URI must be a string, or a list of strings with one for each shard", hint=URI_EXAMPLE
+    host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
+    return Client(
+        host,
+        port,
+        document_class,
+        tz_aware,
+        connect,
+        type_registry,
+        engine=engine,
+        server_version=server_version,
+        **kwargs,
     )
 
 
 class _Watchable:
-    """What can be watched: a cluster, a database, a collection."""
+    """What can be watched: a deployment, a database, a collection."""
 
-    def __init__(self, client: Client, scope: Scope, codec_options: CodecOptions[Any]) -> None:
-        self._client = client
-        self._scope = scope
-        self._codec_options = codec_options
-
-    @property
-    def codec_options(self) -> CodecOptions[Any]:
-        """How events are decoded where ``watch`` does not say otherwise."""
-        return self._codec_options
-
-    def watch(
+    def watch(  # noqa: PLR0917
         self,
-        pipeline: Sequence[Mapping[str, Any]] | None = None,
+        pipeline: _Pipeline | None = None,
         full_document: str | None = None,
-        *,
-        full_document_before_change: str | None = None,
         resume_after: Mapping[str, Any] | None = None,
-        start_after: Mapping[str, Any] | None = None,
-        start_at_operation_time: Timestamp | None = None,
         max_await_time_ms: int | None = None,
         batch_size: int | None = None,
         collation: Collation | Mapping[str, Any] | None = None,
-        comment: Any = None,
+        start_at_operation_time: Timestamp | None = None,
+        session: ClientSession | None = None,
+        start_after: Mapping[str, Any] | None = None,
+        comment: Any | None = None,
+        full_document_before_change: str | None = None,
         show_expanded_events: bool | None = None,
+        *,
         document_class: type[Any] | None = None,
         codec_options: CodecOptions[Any] | None = None,
-        session: ClientSession | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> ChangeStream:
-        """A change stream, with PyMongo's parameters.
+        """A change stream, with PyMongo's parameters in PyMongo's order.
 
-        ``document_class``     of the events; the client's (``dict``) by default. ``RawBSONDocument`` gives exact bytes
         ``max_await_time_ms``  how long ``try_next`` waits for an event (default 1000)
         ``batch_size``         how many oplog entries are read at a time (engine "server": events)
-        ``options``            further options of the ``$changeStream`` stage by the server's own names, such as
-                               ``{"showSystemEvents": True}``
         ``collation``          how the stages of ``pipeline`` compare strings; one other than the simple one needs the
                                extra ``icu``, and engine "oplog": PyMongo does not send it with a change stream
-        ``session``            engine "server" only
+        ``session``            a session of this client that has not ended. The oplog is read without it
 
-        Raises what the server's ``aggregate`` would raise, by its code, and SourceError where the oplog cannot be read.
+        The rest is ours, and given by name:
+
+        ``document_class``     of the events; that of the client, database or collection by default. ``RawBSONDocument``
+                               gives exact bytes
+        ``codec_options``      how events are decoded, in place of those of the client, database or collection
+        ``options``            further options of the ``$changeStream`` stage by the server's own names, such as
+                               ``{"showSystemEvents": True}``
+
+        Raises what PyMongo's ``watch`` raises, which is a TailraceError too: by the server's code where its
+        ``aggregate`` would refuse the stream, and SourceError where the oplog cannot be read.
         """
-        chosen = codec_options or self._codec_options
-        if not isinstance(chosen, CodecOptions):
-            raise UsageError(f"codec_options must be CodecOptions, not {type(chosen).__name__}")
-        if document_class is not None:
-            try:
-                chosen = chosen.with_options(document_class=document_class)
-            except (TypeError, ValueError) as error:
-                raise UsageError(str(error)) from None
-        return self._client._open(
-            WatchRequest(
-                scope=self._scope,
-                codec_options=chosen,
+        target, client = cast(Any, self), self._watched_client()
+        with driver_errors():
+            request = WatchRequest(
+                scope=self._watched_scope(),
+                codec_options=watch_codec_options(target.codec_options, codec_options, document_class),
                 pipeline=[] if pipeline is None else pipeline,
                 full_document=full_document,
                 full_document_before_change=full_document_before_change,
@@ -134,142 +132,247 @@ class _Watchable:
                 comment=comment,
                 session=session,
                 options=options,
+                read_preference=target.read_preference,
+                target=target,
+                client=client,
             )
-        )
+        return client._deployment.open(client, request)
+
+    def _watched_scope(self) -> Scope:
+        raise NotImplementedError
+
+    def _watched_client(self) -> Client[Any]:
+        raise NotImplementedError
 
 
-class Client(_Watchable):
-    """A replica set or a cluster. ``client["shop"]`` or ``client.shop`` is a database, ``client["shop"]["orders"]`` a
-    collection.
+class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+    """``pymongo.MongoClient`` whose ``watch``, and that of its databases and collections, is ours.
 
-    A client and its streams belong to one thread; ``pymongo`` is PyMongo's client for everything else, and may be
-    used from any.
+    ``connect`` says what it takes. Use it from any thread; a stream belongs to one thread at a time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
-        uri: str | ConnectionString | Sequence[str | ConnectionString],
-        engine: Engine = "oplog",
+        host: Host = None,
+        port: int | None = None,
+        document_class: type[_DocumentType] | None = None,
+        tz_aware: bool | None = None,
+        connect: bool | None = None,
+        type_registry: TypeRegistry | None = None,
         *,
+        engine: Engine = "oplog",
         server_version: str | None = None,
-        **options: Any,
+        **kwargs: Any,
     ) -> None:
-        uri, options = _hidden(uri), ClientOptions(options)
-        self._uris: list[ConnectionString] = uri if isinstance(uri, list) else [uri]  # type: ignore[list-item]
-        self._one_uri = not isinstance(uri, list)
-        if engine not in ENGINES:
-            raise UsageError(f"there is no engine {engine!r}", hint=f"One of: {', '.join(ENGINES)}")
-        if server_version is not None and engine == "server":
-            raise UsageError(
-                "a server version cannot be chosen for the server's own streams",
-                hint='Leave it out, or use engine="oplog"',
-            )
-        if not self._one_uri and engine == "server":
-            raise UsageError("a server's own stream is opened at one URI", hint="Give that of the mongos")
-        self._options = options if isinstance(options, ClientOptions) else ClientOptions(options)
-        self._cluster: Cluster | None = None
-        self._discovered = False
-        self._profile = None if server_version is None else chosen_profile(server_version)
-        self.engine: Engine = engine
-        self.pymongo: MongoClient[Any] = open_client(self._uris[0], **options)
-        self._native: MongoClient[Any] | None = None
-        if engine == "server":
-            self._native = open_client(self._uris[0], **{**options, "document_class": RawBSONDocument})
-        self._source = MongodSource(self.pymongo)
-        super().__init__(self, Scope.cluster(), self.pymongo.codec_options)
+        host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
+        arguments = Arguments(host, port, kwargs)
+        self._deployment = WatchedDeployment(arguments, engine, server_version)
+        arguments.construct(
+            super().__init__,
+            document_class=document_class,
+            tz_aware=tz_aware,
+            connect=connect,
+            type_registry=type_registry,
+        )
+        for name in ("_init_kwargs", "_resolve_srv_info"):
+            if isinstance(vars(self).get(name), dict):
+                setattr(self, name, Unshown(vars(self)[name]))
 
     def __repr__(self) -> str:
-        if "pymongo" not in vars(self):
+        try:
+            return redact_repr(super().__repr__())
+        except (AttributeError, KeyError):  # its constructor has failed, and a traceback shows what there is
             return f"{type(self).__name__}(...)"
-        inside = repr(self.pymongo).partition("(")[2].removesuffix(")")
-        return f"{type(self).__name__}({inside}, engine={self.engine!r})"
-
-    def get_database(self, name: str, codec_options: CodecOptions[Any] | None = None) -> Database:
-        """A database to watch, with codec options of its own if given."""
-        return Database(self, Scope.of_database(name), codec_options or self._codec_options)
-
-    def __getitem__(self, name: str) -> Database:
-        return self.get_database(name)
-
-    def __getattr__(self, name: str) -> Database:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self.get_database(name)
-
-    def _open(self, request: WatchRequest) -> ChangeStream:
-        if self._native is not None:
-            return ServerChangeStream(self._native, request)
-        checked_options(request)  # what is wrong with the call is said without connecting
-        if self.cluster is not None:
-            return ShardedChangeStream(self.cluster, self.pymongo, request, self._profile)
-        return OplogChangeStream(self._source, request, self._profile)
-
-    def operation_time(self) -> ClusterTime:
-        """A cluster time that everything written before this call, to any shard, is at or before."""
-        if self._native is None and self.cluster is not None:
-            return self.cluster.open_view().time
-        return self._source.operation_time()
 
     @property
-    def cluster(self) -> Cluster | None:
-        """The sharded cluster that this is, ``None`` for a replica set. The first use connects."""
-        if not self._discovered:
-            if self._one_uri:
-                self._cluster = Cluster.discover(self.pymongo, self._uris[0], self._options)
-            else:
-                self._cluster = Cluster.of_shards(self._uris, self._options)
-            self._discovered = True
-        return self._cluster
+    def pymongo(self) -> Self:
+        """This client. Deprecated: it once was PyMongo's client for everything but streams."""
+        warnings.warn(
+            "client.pymongo is the client itself, which is a pymongo.MongoClient; leave .pymongo out",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self
+
+    def _watched_scope(self) -> Scope:
+        return Scope.cluster()
+
+    def _watched_client(self) -> Client[Any]:
+        return self
+
+    def __getitem__(self, name: str) -> Database[_DocumentType]:
+        return Database(self, name)
+
+    def __getattr__(self, name: str) -> Database[_DocumentType]:
+        return cast(Database[_DocumentType], super().__getattr__(name))
+
+    def get_database(
+        self,
+        name: str | None = None,
+        codec_options: _Codec = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> Database[Any]:
+        """As PyMongo's."""
+        return Database._of(super().get_database(name, codec_options, read_preference, write_concern, read_concern))
+
+    def get_default_database(
+        self,
+        default: str | None = None,
+        codec_options: _Codec = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> Database[Any]:
+        """As PyMongo's."""
+        return Database._of(
+            super().get_default_database(default, codec_options, read_preference, write_concern, read_concern)
+        )
 
     def close(self) -> None:
-        """Close the connections. Streams still open end with an error."""
-        if self._cluster is not None:
-            self._cluster.close()
-        self.pymongo.close()
-        if self._native is not None:
-            self._native.close()
+        """As PyMongo's. Streams still open end with an error."""
+        if "_deployment" in vars(self):
+            self._deployment.close()
+        super().close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+
+Client.__name__ = MongoClient.__name__  # PyMongo's texts and ``repr`` name the class
 
 
-class Database(_Watchable):
-    """A database of the replica set."""
+class Database(_Watchable, pymongo_database.Database[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+    """``pymongo.database.Database`` whose ``watch``, and that of its collections, is ours."""
 
-    def __repr__(self) -> str:
-        return f"Database({self._client!r}, {self.name!r})"
+    @classmethod
+    def _of(cls, theirs: pymongo_database.Database[Any]) -> Database[Any]:
+        """PyMongo's database as one of ours."""
+        return cls(
+            theirs.client,
+            theirs.name,
+            theirs.codec_options,
+            theirs.read_preference,
+            theirs.write_concern,
+            theirs.read_concern,
+        )
 
-    @property
-    def name(self) -> str:
-        return str(self._scope)
+    def _watched_scope(self) -> Scope:
+        return Scope.of_database(self.name)
 
-    def get_collection(self, name: str, codec_options: CodecOptions[Any] | None = None) -> Collection:
-        """A collection to watch, with codec options of its own if given."""
-        return Collection(self._client, Scope.of_collection(self.name, name), codec_options or self._codec_options)
+    def _watched_client(self) -> Client[Any]:
+        return cast(Client[Any], self.client)
 
-    def __getitem__(self, name: str) -> Collection:
-        return self.get_collection(name)
+    def __getitem__(self, name: str) -> Collection[_DocumentType]:
+        return Collection(self, name)
 
-    def __getattr__(self, name: str) -> Collection:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self.get_collection(name)
+    def __getattr__(self, name: str) -> Collection[_DocumentType]:
+        return cast(Collection[_DocumentType], super().__getattr__(name))
+
+    def get_collection(
+        self,
+        name: str,
+        codec_options: _Codec = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> Collection[Any]:
+        """As PyMongo's."""
+        return Collection(self, name, False, codec_options, read_preference, write_concern, read_concern)
+
+    def with_options(
+        self,
+        codec_options: _Codec = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> Database[Any]:
+        """As PyMongo's."""
+        return Database._of(super().with_options(codec_options, read_preference, write_concern, read_concern))
+
+    def create_collection(  # noqa: PLR0917
+        self,
+        name: str,
+        codec_options: _Codec = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+        session: ClientSession | None = None,
+        check_exists: bool | None = True,
+        **kwargs: Any,
+    ) -> Collection[Any]:
+        """As PyMongo's."""
+        return Collection._of(
+            self,
+            super().create_collection(
+                name, codec_options, read_preference, write_concern, read_concern, session, check_exists, **kwargs
+            ),
+        )
 
 
-class Collection(_Watchable):
-    """A collection of the replica set. ``orders["archive"]`` is the collection ``orders.archive``."""
+class Collection(_Watchable, pymongo_collection.Collection[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+    """``pymongo.collection.Collection`` whose ``watch`` is ours. ``orders["archive"]`` is the collection
+    ``orders.archive``."""
 
-    def __repr__(self) -> str:
-        database = Database(self._client, Scope.of_database(self._scope.database or ""), self._codec_options)
-        return f"Collection({database!r}, {self._scope.collection!r})"
+    @classmethod
+    def _of(
+        cls, database: pymongo_database.Database[Any], theirs: pymongo_collection.Collection[Any]
+    ) -> Collection[Any]:
+        """PyMongo's collection as one of ours."""
+        options = (theirs.codec_options, theirs.read_preference, theirs.write_concern, theirs.read_concern)
+        return cls(database, theirs.name, False, *options)
 
-    @property
-    def full_name(self) -> str:
-        return str(self._scope)
+    def _watched_scope(self) -> Scope:
+        return Scope.of_collection(self.database.name, self.name)
 
-    def __getitem__(self, name: str) -> Collection:
-        scope = Scope.of_collection(self._scope.database or "", f"{self._scope.collection}.{name}")
-        return Collection(self._client, scope, self._codec_options)
+    def _watched_client(self) -> Client[Any]:
+        return cast(Client[Any], self.database.client)
+
+    def __getitem__(self, name: str) -> Collection[_DocumentType]:
+        return Collection._of(self.database, super().__getitem__(name))
+
+    def __getattr__(self, name: str) -> Collection[_DocumentType]:
+        return cast(Collection[_DocumentType], super().__getattr__(name))
+
+    def with_options(
+        self,
+        codec_options: _Codec = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> Collection[Any]:
+        """As PyMongo's."""
+        theirs = super().with_options(codec_options, read_preference, write_concern, read_concern)
+        return Collection._of(self.database, theirs)
+
+
+def operation_time(client: Client[Any]) -> ClusterTime:
+    """A cluster time that everything written before this call, to any shard of the client's deployment, is at or
+    before."""
+    return client._deployment.operation_time(client)
+
+
+def client_of(watchable: Any) -> Client[Any] | None:
+    """The client of a client, database or collection of ours; ``None`` for anything else."""
+    return watchable._watched_client() if isinstance(watchable, _Watchable) else None
+
+
+def readers_of(client: Client[Any]) -> Readers:
+    """The connections by which the client's oplog is read. Raises SourceError where the deployment is not reached."""
+    with driver_errors():
+        return client._deployment.readers(client)
+
+
+def watch_scope(client: Client[Any], scope: Scope, **parameters: Any) -> ChangeStream:
+    """``watch`` of a scope whose name the server takes and PyMongo's objects do not ("a$b", names that end in a dot).
+
+    ``parameters``  those of ``watch``, by name
+    """
+    codec_options = watch_codec_options(
+        client.codec_options, parameters.pop("codec_options", None), parameters.pop("document_class", None)
+    )
+    parameters["pipeline"] = parameters.get("pipeline") or []
+    with driver_errors():
+        request = WatchRequest(scope=scope, codec_options=codec_options, target=client, client=client, **parameters)
+    return client._deployment.open(client, request)

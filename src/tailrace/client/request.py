@@ -10,10 +10,12 @@ import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 from bson.timestamp import Timestamp
-from pymongo.client_session import ClientSession
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.collation import Collation
+from pymongo.errors import InvalidOperation
+from pymongo.synchronous.client_session import ClientSession
 
-from tailrace.errors import UsageError
+from tailrace.client.arguments import refused
 from tailrace.oplog.namespace import Scope
 
 #: The parameters that are options of the ``$changeStream`` stage, and the server's names for them.
@@ -47,26 +49,48 @@ class WatchRequest:
     batch_size: int | None = None
     collation: Collation | Mapping[str, Any] | None = None
     comment: Any = None
-    session: ClientSession | None = None
+    session: ClientSession | AsyncClientSession | None = None
     options: Mapping[str, Any] | None = None
+    #: Which members to read from, as PyMongo says it; ``None``: as the client does.
+    read_preference: Any = None
+    #: PyMongo's client, database or collection whose ``watch`` was called, and its client.
+    target: Any = None
+    client: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.pipeline, (list, tuple)):
-            raise UsageError(f"the pipeline must be a list of stages, not {type(self.pipeline).__name__}")
+            raise refused(f"the pipeline must be a list of stages, not {type(self.pipeline).__name__}", TypeError)
+        if self.full_document is not None and not isinstance(self.full_document, str):
+            raise refused(f"full_document must be a string, not {type(self.full_document).__name__}", TypeError)
         for name in ("max_await_time_ms", "batch_size"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UsageError(f"{name} must be a whole number, 0 or more, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise refused(f"{name} must be a whole number, 0 or more, not {value!r}", TypeError)
+            if value < 0:
+                raise refused(f"{name} must be a whole number, 0 or more, not {value!r}", ValueError)
             if value > _INT64_MAX:
-                raise UsageError(f"{name} must be {_INT64_MAX} or less")
+                raise refused(f"{name} must be {_INT64_MAX} or less", OverflowError)
         if self.options is not None and not isinstance(self.options, Mapping):
-            raise UsageError(f"the options must be a mapping, not {type(self.options).__name__}")
+            raise refused(f"the options must be a mapping, not {type(self.options).__name__}", TypeError)
         if self.collation is not None and not isinstance(self.collation, (Collation, Mapping)):
-            raise UsageError(f"the collation must be a mapping, not {type(self.collation).__name__}")
+            raise refused(f"the collation must be a mapping, not {type(self.collation).__name__}", TypeError)
+        self._check_session()
         if self.comment is not None:
             self.encoded({"comment": self.comment}, "the comment")
+
+    def _check_session(self) -> None:
+        """Raises as PyMongo does where the session cannot be used with the client."""
+        session = self.session
+        if session is None:
+            return
+        if not isinstance(session, (ClientSession, AsyncClientSession)):
+            raise refused(f"the session must be a ClientSession, not {type(session).__name__}", ValueError)
+        if self.client is not None and session.client is not self.client:
+            raise refused("a session can only be used with the client that started it", InvalidOperation)
+        if session.has_ended:
+            raise refused("the session has ended", InvalidOperation)
 
     def stage(self) -> bytes:
         """The document inside ``$changeStream``: what was said, under the server's names."""
@@ -90,4 +114,19 @@ class WatchRequest:
         try:
             return bson.encode(document, codec_options=self.codec_options)
         except (BSONError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise UsageError(f"{what} cannot be written as BSON: {error}") from None
+            raise refused(f"{what} cannot be written as BSON: {error}", type(error)) from None
+
+
+def watch_codec_options(
+    of_target: CodecOptions[Any], chosen: CodecOptions[Any] | None, document_class: type[Any] | None
+) -> CodecOptions[Any]:
+    """How a stream's events are decoded: as its target says, unless ``watch`` is told otherwise."""
+    options = chosen or of_target
+    if not isinstance(options, CodecOptions):
+        raise refused(f"codec_options must be CodecOptions, not {type(options).__name__}", TypeError)
+    if document_class is None:
+        return options
+    try:
+        return options.with_options(document_class=document_class)
+    except (TypeError, ValueError) as error:
+        raise refused(str(error), type(error)) from None

@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import bson
+from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo import errors as pymongo_errors
+from pymongo.collection import Collection
+from pymongo.database import Database
 from pymongo.synchronous.change_stream import ChangeStream as NativeChangeStream
 
 from tailrace.client.change_stream import ChangeStream
@@ -24,6 +27,7 @@ from tailrace.errors import (
     UsageError,
 )
 from tailrace.expression import parse_collation
+from tailrace.source.driver_error import as_driver_error
 from tailrace.source.failure import source_error
 
 _PASSED_ON = (*STAGE_NAMES, "max_await_time_ms", "batch_size", "comment", "session")
@@ -32,8 +36,8 @@ _PASSED_ON = (*STAGE_NAMES, "max_await_time_ms", "batch_size", "comment", "sessi
 class ServerChangeStream(ChangeStream):
     """Delegates to PyMongo's ``watch``. Options that PyMongo's has no parameter for are a UsageError.
 
-    ``client`` must give raw documents (``document_class=RawBSONDocument``): events are decoded here, by the codec
-    options asked for, since PyMongo's cluster streams know only their client's.
+    Events come as raw documents and are decoded here, by the codec options asked for, since PyMongo's cluster streams
+    know only their client's.
     """
 
     def __init__(self, client: MongoClient[Any], request: WatchRequest) -> None:
@@ -52,12 +56,7 @@ class ServerChangeStream(ChangeStream):
         scope.check_names()
         stages = [RawBSONDocument(stage) for stage in request.stages()]
         with self._translated():
-            target: Any = client if scope.database is None else client[scope.database]
-            if scope.collection is not None:
-                target = target[scope.collection]
-            self._stream: NativeChangeStream[RawBSONDocument] = target.watch(
-                stages, **{name: getattr(request, name) for name in _PASSED_ON}
-            )
+            self._stream = _opened(client, request, stages)
 
     def try_next(self) -> Any | None:
         if not self.alive:
@@ -89,14 +88,41 @@ class ServerChangeStream(ChangeStream):
         try:
             yield
         except pymongo_errors.OperationFailure as error:
-            raise _from_server(error) from None
+            raise as_driver_error(_from_server(error), error) from None
         except pymongo_errors.InvalidName as error:
             # PyMongo takes fewer names than the server does.
-            raise UsageError(str(error), code=73) from None
+            raise as_driver_error(UsageError(str(error), code=73), error) from None
         except pymongo_errors.PyMongoError as error:
             raise source_error(error, self._client) from None
         except (BSONError, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(str(error)) from None
+            raise as_driver_error(UsageError(str(error)), type(error)) from None
+
+
+def _opened(
+    client: MongoClient[Any], request: WatchRequest, stages: list[RawBSONDocument]
+) -> NativeChangeStream[RawBSONDocument]:
+    """PyMongo's stream, of raw documents, with the options of the object whose ``watch`` was called."""
+    scope, target = request.scope, client if request.target is None else request.target
+    options = (
+        CodecOptions(RawBSONDocument),
+        target.read_preference,
+        target.write_concern,
+        target.read_concern,
+    )
+    passed_on = {name: getattr(request, name) for name in _PASSED_ON}
+    database: Database[RawBSONDocument] = Database(client, scope.database or "admin", *options)
+    if scope.collection is not None:
+        return Collection(database, scope.collection, False, *options).watch(stages, **passed_on)
+    if scope.database is not None:
+        return database.watch(stages, **passed_on)
+    return MongoClient.watch(_OfCluster(database), stages, **passed_on)  # type: ignore[arg-type]
+
+
+class _OfCluster:
+    """What PyMongo's ``MongoClient.watch`` asks of its client: the database that a cluster's stream is opened on."""
+
+    def __init__(self, admin: Database[RawBSONDocument]) -> None:
+        self.admin = admin
 
 
 def _from_server(error: pymongo_errors.OperationFailure) -> TailraceError:

@@ -52,7 +52,7 @@ class MongoLeaseStore:
         if not isinstance(collection, Collection):
             raise UsageError(
                 f"a lease store needs a PyMongo collection, not {type(collection).__name__}",
-                hint='For example MongoLeaseStore(client.pymongo["tailrace"]["leases"])',
+                hint='For example MongoLeaseStore(client["tailrace"]["leases"])',
             )
         self._plain: Collection[Any] = collection
         self._leases: Collection[Any] = collection.with_options(

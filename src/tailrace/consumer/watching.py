@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
 from tailrace.client.change_stream import ChangeStream
-from tailrace.client.client import Client
+from tailrace.client.client import Client, client_of, operation_time, readers_of
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules.need import CloseStream, FindStart, Need, OpenStream, PullChange, Pulled, TakeSnapshot
 from tailrace.consumer.rules.position import StreamPosition
@@ -106,22 +106,23 @@ class Watching:
             stream.close()
 
     def _find_start(self, need: FindStart) -> Timestamp:
-        client = getattr(self._watchable, "_client", None)
-        if not isinstance(client, Client):
+        client = client_of(self._watchable)
+        if client is None:
             raise UsageError(f"cannot tell where the {need.start} entry of {type(self._watchable).__name__} is")
         if need.start == "now":
             # One tick later begins what was not there yet.
-            return client.operation_time().tick().to_timestamp()
+            return operation_time(client).tick().to_timestamp()
         return oldest_time(client)
 
 
-def oldest_time(client: Client) -> Timestamp:
+def oldest_time(client: Client[Any]) -> Timestamp:
     """The cluster time of the oldest entry that is no no-op; of a cluster, the oldest time from which on no shard's
     oplog lacks anything. Where there is nothing but no-ops: the present."""
-    if client.cluster is None:
-        members = [client.pymongo]
+    readers = readers_of(client)
+    if readers.cluster is None:
+        members = [readers.client]
     else:
-        members = [client.cluster.client(shard.name) for shard in client.cluster.shards()]
+        members = [readers.cluster.client(shard.name) for shard in readers.cluster.shards()]
     whole: list[ClusterTime] = []
     cut: list[ClusterTime] = []
     for member in members:
@@ -137,4 +138,4 @@ def oldest_time(client: Client) -> Timestamp:
             (whole if is_whole else cut).append(time)
     if cut:
         return max(cut).to_timestamp()
-    return (min(whole) if whole else client.operation_time()).to_timestamp()
+    return (min(whole) if whole else operation_time(client)).to_timestamp()

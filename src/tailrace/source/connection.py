@@ -47,6 +47,35 @@ class _Client(MongoClient[Any]):
 _Client.__name__ = MongoClient.__name__  # PyMongo's texts name the class
 
 
+#: Our defaults, where nobody says otherwise.
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "appname": APP_NAME,
+    "serverSelectionTimeoutMS": SERVER_SELECTION_TIMEOUT_MS,
+    "socketTimeoutMS": SOCKET_TIMEOUT_MS,
+}
+
+
+def _defaults(uri: ConnectionString, options: Mapping[str, Any]) -> dict[str, Any]:
+    named = {name.lower() for name in (*options, *re.findall(r"[?&;]([^=&;]+)=", uri.reveal()))}
+    return {name: value for name, value in _DEFAULTS.items() if name.lower() not in named}
+
+
+class Reader(_Client):
+    """The connections that a client's streams read the oplog by. Whoever forgets to close the client is told by that
+    one: this one says nothing of itself."""
+
+    @classmethod
+    def opened(cls, uri: ConnectionString, port: int | None, options: ClientOptions) -> Reader:
+        """As ``open_client``, for arguments that a client was made of already."""
+        return cls(uri.reveal(), port, **(_defaults(uri, options) | options))
+
+    def __del__(self) -> None:
+        pass
+
+
+Reader.__name__ = MongoClient.__name__
+
+
 def open_client(uri: str | ConnectionString, **options: Any) -> MongoClient[dict[str, Any]]:
     """A PyMongo client for ``uri`` with our defaults where neither ``uri`` nor ``options`` (PyMongo's) say otherwise.
 
@@ -59,20 +88,14 @@ def open_client(uri: str | ConnectionString, **options: Any) -> MongoClient[dict
     if not re.match(r"mongodb(\+srv)?://", uri.reveal()):
         raise UsageError("the connection URI does not begin with mongodb:// or mongodb+srv://", hint=URI_EXAMPLE)
     if re.search(r"\s", uri.reveal().partition("://")[2].rpartition("@")[2].partition("/")[0]):
-        raise _unusable(None)  # PyMongo would take the half of a password for a host
-    named = {name.lower() for name in (*options, *re.findall(r"[?&;]([^=&;]+)=", uri.reveal()))}
-    defaults: dict[str, Any] = {
-        "appname": APP_NAME,
-        "serverSelectionTimeoutMS": SERVER_SELECTION_TIMEOUT_MS,
-        "socketTimeoutMS": SOCKET_TIMEOUT_MS,
-    }
-    chosen = {name: value for name, value in defaults.items() if name.lower() not in named}
+        raise unusable(None)  # PyMongo would take the half of a password for a host
+    chosen = _defaults(uri, options)
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             client: MongoClient[dict[str, Any]] = _Client(uri.reveal(), **(chosen | options))
     except (PyMongoError, ValueError, TypeError, KeyError, OSError) as error:
-        raise _unusable(parse_complaint(str(error), uri.reveal(), options)) from None
+        raise unusable(parse_complaint(str(error), uri.reveal(), options)) from None
     for warning in warned:
         if issubclass(warning.category, ResourceWarning):
             continue  # of another client that went without close() at this moment
@@ -84,7 +107,7 @@ def _complaint(warning: warnings.WarningMessage, uri: ConnectionString, options:
     return parse_complaint(str(warning.message), uri.reveal(), options)
 
 
-def _unusable(said: str | None) -> UsageError | SourceError:
+def unusable(said: str | None) -> UsageError | SourceError:
     """What a URI or options came to that PyMongo does not take; ``said`` is its complaint without secrets."""
     if said is not None and "DNS" in said:
         return SourceError(

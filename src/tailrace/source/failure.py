@@ -19,6 +19,7 @@ from pymongo.errors import (
 from pymongo.server_description import ServerDescription
 
 from tailrace.errors import RESUMABLE_LABEL, SourceError
+from tailrace.source.driver_error import as_driver_error
 from tailrace.source.time_limit import remaining_s, time_limit_exceeded
 from tailrace.source.uri import redact_uri
 
@@ -82,6 +83,7 @@ def source_error(error: PyMongoError, client: MongoClient[Any]) -> SourceError:
     found = _described(error, client)
     if is_transient(error):
         found.labels |= {RESUMABLE_LABEL}
+    as_driver_error(found, error)
     return found
 
 
@@ -101,15 +103,20 @@ def _from_command(error: OperationFailure, client: MongoClient[Any]) -> SourceEr
     if error.code == _AUTHENTICATION_FAILED:
         return SourceError(
             f"{where} refused the user or the password",
+            code=error.code,
             hint="Check both, and authSource, the database that holds the user (often admin)",
         )
     if error.code == _UNAUTHORIZED:
         if "requires authentication" in text:
-            return SourceError(f"{where} asks for a user and a password", hint="Put them into the connection URI")
+            return SourceError(
+                f"{where} asks for a user and a password", code=error.code, hint="Put them into the connection URI"
+            )
         return _not_authorized(text, where)
     if error.code == _MAJORITY_OFF:
         return SourceError(
-            f"{where} runs without majority read concern", hint="Start it with enableMajorityReadConcern on"
+            f"{where} runs without majority read concern",
+            code=error.code,
+            hint="Start it with enableMajorityReadConcern on",
         )
     return SourceError(f"{where} answered: {redact_uri(text)}", code=error.code)
 

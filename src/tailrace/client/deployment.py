@@ -1,0 +1,132 @@
+"""What a client's streams are opened on: the oplog behind connections of their own, or the server's own stream."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any, Final, Literal
+
+from pymongo import MongoClient
+from pymongo.errors import ConfigurationError, InvalidOperation
+
+from tailrace.client.arguments import Arguments, refused
+from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
+from tailrace.client.request import WatchRequest
+from tailrace.client.server_stream import ServerChangeStream
+from tailrace.client.sharded_stream import ShardedChangeStream
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.profile import chosen_profile
+from tailrace.source.connection import Reader
+from tailrace.source.driver_error import driver_errors
+from tailrace.source.mongod import MongodSource
+from tailrace.source.topology import Cluster
+
+Engine = Literal["oplog", "server"]
+ENGINES: Final[tuple[Engine, ...]] = ("oplog", "server")
+
+
+class Readers:
+    """The connections that one read preference needs, made at its first stream.
+
+    ``client``   of the replica set, or of the config server or mongos; ``source`` reads its oplog
+    ``cluster``  the sharded cluster that this is; ``None`` for a replica set
+    """
+
+    def __init__(self, client: MongoClient[Any]) -> None:
+        self.client = client
+        self.source = MongodSource(client)
+        self.cluster: Cluster | None = None
+
+
+class WatchedDeployment:
+    """The replica set or cluster that a client was made for.
+
+    ``arguments``  of the client
+    ``seeds``      the addresses that PyMongo has found in them
+
+    Connects at the first stream, by clients of its own: neither the user's pool nor the user's listeners see the oplog
+    being read. May be used from several threads.
+    """
+
+    def __init__(self, arguments: Arguments, engine: Engine, server_version: str | None) -> None:
+        if engine not in ENGINES:
+            raise refused(f"there is no engine {engine!r}", ValueError, f"One of: {', '.join(ENGINES)}")
+        if server_version is not None and engine == "server":
+            raise refused(
+                "a server version cannot be chosen for the server's own streams",
+                ConfigurationError,
+                'Leave it out, or use engine="oplog"',
+            )
+        if arguments.shards and engine == "server":
+            raise refused("a server's own stream is opened at one URI", ConfigurationError, "Give that of the mongos")
+        with driver_errors():
+            self.profile = None if server_version is None else chosen_profile(server_version)
+        self.engine: Engine = engine
+        self._arguments = arguments
+        self._client: MongoClient[Any] | None = None
+        self._readers: dict[str, Readers] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def open(self, client: MongoClient[Any], request: WatchRequest) -> ChangeStream:
+        """The stream that was asked of ``client``."""
+        with driver_errors():
+            if self.engine == "server":
+                return ServerChangeStream(client, request)
+            if client.options.auto_encryption_opts is not None:
+                raise refused(
+                    "the oplog holds encrypted fields as they are, and this client decrypts what it reads",
+                    ConfigurationError,
+                    'Use engine="server"',
+                )
+            checked_options(request)  # what is wrong with the call is said without connecting
+            readers = self.readers(client, request.read_preference)
+            if readers.cluster is not None:
+                return ShardedChangeStream(readers.cluster, readers.client, request, self.profile)
+            return OplogChangeStream(readers.source, request, self.profile)
+
+    def operation_time(self, client: MongoClient[Any]) -> ClusterTime:
+        """A cluster time that everything written before this call, to any shard, is at or before."""
+        with driver_errors():
+            if self.engine == "server":
+                return MongodSource(client).operation_time()
+            readers = self.readers(client)
+            return readers.source.operation_time() if readers.cluster is None else readers.cluster.open_view().time
+
+    def readers(self, client: MongoClient[Any], read_preference: Any = None) -> Readers:
+        """Those of ``read_preference``, the client's by default. The first use connects."""
+        preference = client.read_preference if read_preference is None else read_preference
+        with self._lock:
+            if self._closed:
+                raise InvalidOperation("Cannot use MongoClient after close")
+            found = self._readers.get(repr(preference))
+            if found is None:
+                found = self._readers[repr(preference)] = self._connected(client, preference)
+            return found
+
+    def _connected(self, client: MongoClient[Any], preference: Any) -> Readers:
+        uri, options = self._arguments.uri(client.eq_props()[0]), self._arguments.of_readers
+        if preference != client.read_preference:
+            options["read_preference"] = preference
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user's client has warned already
+            made = Readers(Reader.opened(uri, self._arguments.port, options))
+        try:
+            if self._arguments.shards:
+                made.cluster = Cluster.of_shards(self._arguments.shards, options)
+            else:
+                made.cluster = Cluster.discover(made.client, uri, options)
+        except BaseException:
+            made.client.close()
+            raise
+        return made
+
+    def close(self) -> None:
+        """Close the connections. Streams still open end with an error."""
+        with self._lock:
+            self._closed = True
+            readers = list(self._readers.values())
+        for each in readers:
+            if each.cluster is not None:
+                each.cluster.close()
+            each.client.close()
