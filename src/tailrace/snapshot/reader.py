@@ -1,0 +1,361 @@
+"""Copying what is there, in chunks that a crash may come between: the one reader for listeners, Spark and the lake."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pymongo import MongoClient
+
+from tailrace.errors import SourceError, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.snapshot.chunk import ChunkRead, ChunkReader
+from tailrace.snapshot.event import snapshot_event
+from tailrace.snapshot.places import ClusterPlaces, Placement, Places, ReplicaSetPlaces
+from tailrace.snapshot.state import CollectionCopy, KeyRange, SnapshotState, key_ranges
+from tailrace.source.connection import RETRY_SECONDS
+from tailrace.source.topology import Cluster
+
+#: A chunk holds so many documents at most, and about so many bytes.
+CHUNK_DOCUMENTS: Final = 2_000
+CHUNK_BYTES: Final = 4 << 20
+#: The size of a collection's first chunk: nothing is known of its documents yet.
+_FIRST_CHUNK: Final = 100
+#: Looks at a collection whose chunks move, or whose name goes to another collection, each time it is read.
+_TRIES: Final = 20
+_PAUSE_S: Final = 0.02
+
+_log = logging.getLogger("tailrace.snapshot")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """Documents of one collection. ``copied`` and ``number`` say which range they are of, ``to`` where it goes on.
+
+    ``namespace``  what the collection was called when the snapshot began: so the stream calls it until it shows a
+                   rename
+    """
+
+    collection: int
+    number: int
+    to: bytes
+    namespace: str
+    uuid: bytes
+    documents: tuple[bytes, ...]
+    start: ClusterTime
+    key: Mapping[str, Any] | None
+
+    def events(self) -> Iterator[bytes]:
+        """The event of each document (``snapshot_event``)."""
+        for document in self.documents:
+            yield snapshot_event(document, self.namespace, self.uuid, self.start, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProgress:
+    """Documents copied, about how many there are, and about how many seconds the rest takes (``None``: not known)."""
+
+    documents: int
+    estimate: int
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        share = 100.0 if not self.estimate else min(100.0, 100.0 * self.documents / self.estimate)
+        left = "" if self.seconds_left is None else f", about {self.seconds_left:.0f} s left"
+        return f"{self.documents:,} of about {self.estimate:,} documents ({share:.0f} %){left}"
+
+
+class SnapshotReader:
+    """Every document of a scope that was there at ``state.start``, in chunks; a document that changes meanwhile is seen
+    as it was or as it is. A stream that starts at ``state.start`` shows every change since, so that the two together
+    miss nothing, and may show a document twice.
+
+    ``client``   of the replica set, or the cluster
+    ``state``    goes on where another reader was (``SnapshotState.from_document``)
+    ``ranges``   a collection is cut into so many ranges, each of which can be read apart from the others
+    ``parallel``  so many ranges are read at a time
+    ``documents_per_second``  no more than that are read
+    ``stopped``  asked between chunks: true ends the iteration
+
+    Iterating gives chunks; ``done(chunk)`` says that a chunk has arrived, and only then ``state`` moves on. What is
+    not said to be done is read again by whoever goes on from the state. Raises SourceError and ServerError 166.
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[Any] | Cluster,
+        scope: Scope,
+        *,
+        state: SnapshotState | None = None,
+        ranges: int | None = None,
+        parallel: int = 1,
+        chunk_documents: int = CHUNK_DOCUMENTS,
+        documents_per_second: float | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        if parallel < 1 or chunk_documents < 1 or (documents_per_second is not None and documents_per_second <= 0):
+            raise UsageError("parallel, chunk_documents and documents_per_second are larger than 0")
+        self._client = client
+        self._retry_seconds = retry_seconds
+        self._parallel = parallel
+        self._chunk_documents = chunk_documents
+        self._throttle = _Throttle(documents_per_second)
+        self._stopped = stopped
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._read = 0
+        self._state = state or begin(client, scope, ranges=ranges or parallel, retry_seconds=retry_seconds)
+        if self._state.scope != scope:
+            raise UsageError(
+                f"the state is of a snapshot of {self._state.scope}, not of {scope}", hint="Begin a snapshot of its own"
+            )
+
+    @property
+    def state(self) -> SnapshotState:
+        """How far everything has come that was said to be done."""
+        return self._state
+
+    @property
+    def progress(self) -> SnapshotProgress:
+        """How much is copied, and how long the rest takes at the pace so far."""
+        copied = sum(one.documents for one in self._state.collections)
+        known = sum(
+            one.documents if one.outcome else max(one.estimate, one.documents) for one in self._state.collections
+        )
+        elapsed = time.monotonic() - self._begun
+        left = None if not self._read else elapsed / self._read * (known - copied)
+        return SnapshotProgress(copied, known, left)
+
+    def done(self, chunk: SnapshotChunk) -> SnapshotState:
+        """The chunk has arrived for good: the state behind it."""
+        with self._lock:
+            collection = self._state.collections[chunk.collection]
+            if collection.uuid == chunk.uuid and collection.outcome is None:
+                self._read += len(chunk.documents)
+                moved = collection.advanced(chunk.number, chunk.to, len(chunk.documents))
+                self._replace(chunk.collection, moved)
+            return self._state
+
+    def __iter__(self) -> Iterator[SnapshotChunk]:
+        for index, collection in enumerate(self._state.collections):
+            uuid = None
+            while (now := self._state.collections[index]).outcome is None and now.uuid != uuid and not self._stopped():
+                uuid = now.uuid
+                yield from self._collection(index)
+            if self._state.collections[index].outcome == "dropped" and collection.outcome is None:
+                _log.warning("%s was dropped before all of it was copied", collection.namespace)
+
+    def _collection(self, index: int) -> Iterator[SnapshotChunk]:
+        """The chunks of one collection until it is copied, gone, or another one has its name."""
+        copy = self._state.collections[index]
+        left = [number for number, one in enumerate(copy.ranges) if not one.done]
+        if self._parallel == 1 or len(left) < 2:
+            worker = self._worker()
+            for number in left:
+                for chunk in worker.chunks(index, number, copy):
+                    yield chunk
+                    if self._state.collections[index].uuid != copy.uuid:
+                        return
+        else:
+            yield from _in_threads(self._parallel, self._worker, index, left, copy)
+        self._settle(index, copy)
+
+    def _worker(self) -> _Worker:
+        places = places_of(self._client, self._retry_seconds)
+        reader = ChunkReader(retry_seconds=self._retry_seconds)
+        return _Worker(
+            places,
+            reader,
+            start=self._state.start,
+            throttle=self._throttle,
+            chunk_documents=self._chunk_documents,
+            stopped=self._stopped,
+        )
+
+    def _settle(self, index: int, copy: CollectionCopy) -> None:
+        """After the last chunk: was the collection there to the end?"""
+        if self._stopped() or self._state.collections[index].outcome is not None:
+            return
+        places = places_of(self._client, self._retry_seconds)
+        database = copy.namespace.partition(".")[0]
+        if places.placement(copy.uuid, database) is not None:
+            return
+        successor = places.named(copy.namespace)
+        with self._lock:
+            if successor is None or successor.uuid == copy.uuid:
+                self._replace(index, self._state.collections[index].ended("dropped"))
+                return
+            if copy.restarts >= _TRIES:
+                raise SourceError(
+                    f"{copy.namespace} was replaced by another collection {copy.restarts} times while it was copied",
+                    hint="Begin a snapshot when the collection stays",
+                )
+            _log.warning("%s is another collection now: it is copied from its beginning", copy.namespace)
+            self._replace(index, replace(copy, uuid=successor.uuid, ranges=key_ranges(()), restarts=copy.restarts + 1))
+
+    def _replace(self, index: int, collection: CollectionCopy) -> None:
+        collections = self._state.collections
+        self._state = replace(self._state, collections=(*collections[:index], collection, *collections[index + 1 :]))
+
+
+def places_of(client: MongoClient[Any] | Cluster, retry_seconds: float) -> Places:
+    """The places of a deployment, for one thread."""
+    if isinstance(client, Cluster):
+        return ClusterPlaces(client, retry_seconds=retry_seconds)
+    return ReplicaSetPlaces(client, retry_seconds=retry_seconds)
+
+
+def begin(
+    client: MongoClient[Any] | Cluster, scope: Scope, *, ranges: int = 1, retry_seconds: float = RETRY_SECONDS
+) -> SnapshotState:
+    """The state of a snapshot of which nothing is copied yet. Its time is taken first: a collection that is made later
+    is in the stream from its beginning."""
+    scope.check_names()
+    places = places_of(client, retry_seconds)
+    start = places.now()
+    reader = ChunkReader(retry_seconds=retry_seconds)
+    copies = []
+    for found in places.collections(scope):
+        placement = places.placement(found.uuid, found.namespace.partition(".")[0])
+        if placement is None:
+            continue  # dropped a moment ago, as the stream will show
+        bounds = reader.ranges(placement, ranges)
+        copies.append(CollectionCopy(found.namespace, found.uuid, key_ranges(bounds), reader.estimate(placement)))
+    return SnapshotState(scope, start, tuple(copies))
+
+
+class _Worker:
+    """Reads ranges, one after the other, in one thread."""
+
+    def __init__(
+        self,
+        places: Places,
+        reader: ChunkReader,
+        *,
+        start: ClusterTime,
+        throttle: _Throttle,
+        chunk_documents: int,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._places = places
+        self._reader = reader
+        self._start = start
+        self._throttle = throttle
+        self._chunk_documents = chunk_documents
+        self._stopped = stopped
+
+    def chunks(self, index: int, number: int, copy: CollectionCopy) -> Iterator[SnapshotChunk]:
+        """The chunks of range ``number``; fewer where the collection is gone."""
+        wanted = copy.ranges[number]
+        size = min(_FIRST_CHUNK, self._chunk_documents)
+        placement: Placement | None = None
+        while not wanted.done and not self._stopped():
+            found, placement = self._settled(copy, wanted, size, placement)
+            if found is None or placement is None:
+                return
+            self._throttle.spend(len(found.documents), self._stopped)
+            yield SnapshotChunk(
+                index,
+                number,
+                found.to,
+                copy.namespace,
+                copy.uuid,
+                tuple(found.documents),
+                self._start,
+                placement.key,
+            )
+            wanted = replace(wanted, at=found.to, done=found.to == wanted.to)
+            if found.documents:
+                average = sum(map(len, found.documents)) / len(found.documents)
+                size = max(1, min(self._chunk_documents, int(CHUNK_BYTES / average)))
+
+    def _settled(
+        self, copy: CollectionCopy, wanted: KeyRange, size: int, placement: Placement | None
+    ) -> tuple[ChunkRead | None, Placement | None]:
+        """The chunk, read while the collection stayed where it was."""
+        database = copy.namespace.partition(".")[0]
+        placement = placement or self._places.placement(copy.uuid, database)
+        for attempt in range(_TRIES):
+            if placement is None:
+                return None, None
+            found = self._reader.read(placement, wanted, self._start, size)
+            now = self._places.placement(copy.uuid, database)
+            if now == placement:
+                return found, placement
+            placement = now
+            time.sleep(_PAUSE_S * attempt)
+        raise SourceError(
+            f"{copy.namespace} moved at each of {_TRIES} attempts to copy a chunk of it",
+            hint="Go on with the snapshot when the balancer is done",
+        )
+
+
+class _Throttle:
+    """At most so many documents a second, over all threads."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._per_second = per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def spend(self, documents: int, stopped: Callable[[], bool]) -> None:
+        """Wait until these documents fit."""
+        if self._per_second is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + documents / self._per_second
+            until = self._free_at
+        while (left := until - time.monotonic()) > 0 and not stopped():
+            time.sleep(min(left, 0.2))
+
+
+def _in_threads(
+    parallel: int, worker: Callable[[], _Worker], index: int, numbers: list[int], copy: CollectionCopy
+) -> Iterator[SnapshotChunk]:
+    """The chunks of several ranges as they come, those of one range in order. At most ``parallel`` wait."""
+    results: queue.Queue[SnapshotChunk | BaseException | None] = queue.Queue(parallel)
+    over = threading.Event()
+
+    def put(result: SnapshotChunk | BaseException | None) -> None:
+        while not over.is_set():
+            try:
+                results.put(result, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def read(number: int) -> None:
+        try:
+            for chunk in worker().chunks(index, number, copy):
+                put(chunk)
+                if over.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # noqa: BLE001 - the reader's thread raises it
+            put(error)
+
+    with ThreadPoolExecutor(parallel, thread_name_prefix="tailrace-snapshot") as pool:
+        try:
+            for number in numbers:
+                pool.submit(read, number)
+            left = len(numbers)
+            while left:
+                result = results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                if result is None:
+                    left -= 1
+                else:
+                    yield result
+        finally:
+            over.set()
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,169 @@
+"""How far a snapshot has come: a small document that is kept wherever positions are kept, and can be read by people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import bson
+from bson.binary import Binary
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
+from bson.json_util import RELAXED_JSON_OPTIONS, dumps
+from bson.timestamp import Timestamp
+
+from tailrace import raw_bson
+from tailrace.errors import TailraceError, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+
+Outcome = Literal["copied", "dropped"]
+
+#: Bounds of ``_id`` as documents of that one field. Chunks begin at the first and end before the second; a document
+#: whose ``_id`` is MaxKey itself belongs to the last one.
+LOWEST: Final = raw_bson.encode_document(raw_bson.encode_element(raw_bson.MIN_KEY, b"_id", b""))
+HIGHEST: Final = raw_bson.encode_document(raw_bson.encode_element(raw_bson.MAX_KEY, b"_id", b""))
+
+_FORMAT: Final = 1
+_SHOWN_MAX: Final = 120
+_ANY_VALUE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """``_id`` from ``at`` (that included; everything before is copied) up to ``to`` (excluded)."""
+
+    at: bytes = LOWEST
+    to: bytes = HIGHEST
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionCopy:
+    """One collection: what it is called in the stream, which it is (``uuid``, 16 bytes), and what is left to copy.
+
+    ``estimate``   documents that it held when the copy began; ``documents`` how many were copied
+    ``outcome``    ``None`` while it is under way; "dropped": it was gone before all of it was copied, which the stream
+                   shows too
+    ``restarts``   how often it was begun anew, because another collection had taken its name (also: it was resharded)
+    """
+
+    namespace: str
+    uuid: bytes
+    ranges: tuple[KeyRange, ...] = ()
+    estimate: int = 0
+    documents: int = 0
+    outcome: Outcome | None = None
+    restarts: int = 0
+
+    def advanced(self, number: int, to: bytes, documents: int) -> CollectionCopy:
+        """After the chunk of range ``number`` that ended before ``to``."""
+        found = self.ranges[number]
+        moved = replace(found, at=to, done=to == found.to)
+        ranges = (*self.ranges[:number], moved, *self.ranges[number + 1 :])
+        counted = replace(self, ranges=ranges, documents=self.documents + documents)
+        return counted.ended("copied") if all(one.done for one in ranges) else counted
+
+    def ended(self, outcome: Outcome) -> CollectionCopy:
+        """Nothing of it is left to copy."""
+        return replace(self, ranges=(), outcome=outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """A snapshot of ``scope``. A stream that is to follow it starts at ``start``, that time included."""
+
+    scope: Scope
+    start: ClusterTime
+    collections: tuple[CollectionCopy, ...] = field(default=())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to copy."""
+        return all(one.outcome is not None for one in self.collections)
+
+    def to_document(self) -> dict[str, Any]:
+        """The document to keep; BSON and Extended JSON both hold it."""
+        return {
+            "format": _FORMAT,
+            "scope": str(self.scope) if self.scope.kind != "cluster" else "",
+            "startAt": self.start.to_timestamp(),
+            "collections": [_collection_document(one) for one in self.collections],
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> SnapshotState:
+        """Read what ``to_document`` gave. Raises UsageError where it is something else."""
+        try:
+            if document["format"] != _FORMAT:
+                raise ValueError(f"its format is {document['format']!r}")
+            start = document["startAt"]
+            if not isinstance(start, Timestamp):
+                raise ValueError("startAt is no timestamp")
+            collections = tuple(_collection(one) for one in document["collections"])
+            return cls(Scope.parse(document["scope"]), ClusterTime.from_timestamp(start), collections)
+        except (LookupError, TypeError, ValueError, AttributeError, TailraceError) as error:
+            raise UsageError(
+                f"the state of a snapshot cannot be read: {error}", hint="Remove it, and the copy begins anew"
+            ) from None
+
+
+def _collection_document(copy: CollectionCopy) -> dict[str, Any]:
+    return {
+        "namespace": copy.namespace,
+        "uuid": Binary(copy.uuid, 4),
+        "estimate": copy.estimate,
+        "documents": copy.documents,
+        "outcome": copy.outcome,
+        "restarts": copy.restarts,
+        "ranges": [
+            {"at": _bound_document(one.at), "to": _bound_document(one.to), "done": one.done} for one in copy.ranges
+        ],
+    }
+
+
+def _collection(document: Mapping[str, Any]) -> CollectionCopy:
+    outcome = document["outcome"]
+    if outcome not in (None, "copied", "dropped"):
+        raise ValueError(f"there is no outcome {outcome!r}")
+    uuid = bytes(getattr(document["uuid"], "bytes", document["uuid"]))
+    if len(uuid) != 16:
+        raise ValueError("a uuid has 16 bytes")
+    return CollectionCopy(
+        str(document["namespace"]),
+        uuid,
+        tuple(KeyRange(_bound(one["at"]), _bound(one["to"]), bool(one["done"])) for one in document["ranges"]),
+        int(document["estimate"]),
+        int(document["documents"]),
+        outcome,
+        int(document["restarts"]),
+    )
+
+
+def _bound_document(bound: bytes) -> dict[str, Any]:
+    """The exact bytes, which not every reader of BSON gives back, and the same to read."""
+    return {"bson": Binary(bound), "shown": shown(bound)}
+
+
+def _bound(document: Mapping[str, Any]) -> bytes:
+    bound = bytes(document["bson"])
+    if [element.name for element in raw_bson.elements(bound)] != [b"_id"]:
+        raise ValueError("a bound has the one field _id")
+    return bound
+
+
+def shown(bound: bytes) -> str:
+    """A bound's ``_id`` in words."""
+    try:
+        text = dumps(bson.decode(bound, _ANY_VALUE)["_id"], json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False)
+    except (BSONError, ValueError, TypeError):
+        return "..."
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
+
+
+def key_ranges(bounds: Sequence[bytes]) -> tuple[KeyRange, ...]:
+    """The ranges between ascending ``bounds``, from the lowest ``_id`` to the highest."""
+    return tuple(KeyRange(low, high) for low, high in zip((LOWEST, *bounds), (*bounds, HIGHEST), strict=True))

@@ -1,0 +1,109 @@
+"""Copying with a consumer that keeps what it gets by ``_id``, and the stream behind the copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bson
+import pymongo
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+
+import tailrace
+from tailrace import raw_bson
+from tailrace.event.keystring import encode
+from tailrace.oplog.namespace import Scope
+from tailrace.snapshot import SnapshotReader, SnapshotState
+
+RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+
+
+def id_of(document: bytes) -> bytes:
+    """What tells documents of a collection without a collation apart."""
+    element = raw_bson.find(document, b"_id")
+    assert element is not None
+    return encode(element.type, raw_bson.value(document, element))[0]
+
+
+def truth(collection: Any) -> dict[bytes, bytes]:
+    """The documents that a collection holds, by ``_id``, exactly."""
+    found = [bytes(one.raw) for one in collection.with_options(codec_options=RAW).find()]
+    return {id_of(one): one for one in found}
+
+
+def persisted(state: SnapshotState) -> SnapshotState:
+    """The state after a crash: from the bytes that were kept."""
+    return SnapshotState.from_document(bson.decode(bson.encode(state.to_document())))
+
+
+class Target:
+    """Collections as a consumer has them: by namespace, documents by ``_id``."""
+
+    def __init__(self) -> None:
+        self.collections: dict[str, dict[bytes, bytes]] = {}
+        self.snapshots = 0
+
+    def apply(self, event: bytes) -> None:
+        """Carry out a change event."""
+        found = RawBSONDocument(event)
+        kind = found["operationType"]
+        ns = found.get("ns") or {}
+        name = f"{ns.get('db')}.{ns.get('coll')}"
+        documents = self.collections.setdefault(name, {})
+        if kind in ("snapshot", "insert", "replace", "update"):
+            self.snapshots += kind == "snapshot"
+            document = found.get("fullDocument")
+            key = id_of(bytes(found["documentKey"].raw))
+            if document is None:
+                documents.pop(key, None)  # updateLookup: it is gone by now, and its delete comes
+            else:
+                documents[key] = bytes(document.raw)
+        elif kind == "delete":
+            documents.pop(id_of(bytes(found["documentKey"].raw)), None)
+        elif kind in ("drop", "dropDatabase"):
+            for gone in (
+                [name] if kind == "drop" else [one for one in self.collections if one.startswith(f"{ns['db']}.")]
+            ):
+                self.collections.pop(gone, None)
+        elif kind == "rename":
+            to = found["to"]
+            self.collections[f"{to['db']}.{to['coll']}"] = self.collections.pop(name, {})
+
+
+def copy_all(reader: SnapshotReader, target: Target) -> SnapshotState:
+    """Copy to the end."""
+    for chunk in reader:
+        for event in chunk.events():
+            target.apply(event)
+        reader.done(chunk)
+    return reader.state
+
+
+def stream_behind(
+    client: tailrace.client.client.Client, scope: Scope, state: SnapshotState, until: Any
+) -> Iterator[bytes]:
+    """The events of the stream that starts where the snapshot did, up to a cluster time."""
+    watched: Any = client
+    for name in (scope.database, scope.collection):
+        watched = watched if name is None else watched[name]
+    with watched.watch(
+        full_document="updateLookup",
+        start_at_operation_time=state.start.to_timestamp(),
+        document_class=RawBSONDocument,
+        max_await_time_ms=50,
+    ) as stream:
+        while True:
+            event = stream.try_next()
+            if event is not None:
+                yield bytes(event.raw)
+            elif tailrace.event.resume_token.ResumeToken.parse(stream.resume_token).cluster_time >= until:
+                return
+
+
+def pymongo_client(uri: str, **options: Any) -> Any:
+    """PyMongo's client, raw bytes kept."""
+    return pymongo.MongoClient(uri, **options)
+
+
+Writer = Callable[[], None]

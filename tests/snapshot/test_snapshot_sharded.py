@@ -1,0 +1,192 @@
+"""Copies of a cluster's collections: without orphans, while chunks move."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from bson.min_key import MinKey
+from bson.raw_bson import RawBSONDocument
+
+import tailrace
+from tailrace.embedded import ShardedCluster
+from tailrace.oplog.namespace import Scope
+from tailrace.snapshot import SnapshotReader, begin
+from tests.snapshot.copies import Target, id_of, persisted, stream_behind
+
+pytestmark = pytest.mark.mongod
+
+REGIONS = "abcdef"
+
+
+def spread_over(cluster: ShardedCluster, database: str, key: dict[str, Any]) -> str:
+    """A sharded collection with a chunk for each region, two on each shard, and one that is not sharded."""
+    router = cluster.router
+    router.create_database(database, "shard0")
+    router.shard_collection(f"{database}.orders", key)
+    for region in REGIONS[1:]:
+        rest = {name: MinKey() for name in key if name != "region"}
+        router.split(f"{database}.orders", {"region": region, **rest})
+    for number, region in enumerate(REGIONS):
+        to = f"shard{number % len(cluster.shards)}"
+        if to != "shard0":
+            router.move_chunk(f"{database}.orders", {"region": region, "_id": 0}, to=to)
+    return f"{database}.orders"
+
+
+def truth(cluster: ShardedCluster, namespace: str) -> dict[bytes, dict[str, Any]]:
+    return {id_of(bson.encode(one)): one for one in cluster.router.find(namespace)}
+
+
+def held(target: Target, namespace: str) -> dict[bytes, dict[str, Any]]:
+    return {key: bson.decode(one) for key, one in target.collections[namespace].items()}
+
+
+def put_orphan(cluster: ShardedCluster, shard: str, namespace: str, document: dict[str, Any]) -> None:
+    database, _, collection = namespace.partition(".")
+    with pymongo.MongoClient(cluster.shards[shard].uri) as client:
+        client[database][collection].insert_one(document)
+
+
+@pytest.fixture
+def namespace(sharded_cluster: ShardedCluster) -> Iterator[str]:
+    yield spread_over(sharded_cluster, "snapshots", {"region": 1, "_id": 1})
+    sharded_cluster.router.drop_database("snapshots")
+
+
+def write(cluster: ShardedCluster, namespace: str, seed: int, stop: threading.Event) -> None:
+    chosen = random.Random(seed)
+    router = cluster.router
+    while not stop.is_set():
+        number = chosen.randrange(400)
+        key = {"region": REGIONS[number % len(REGIONS)], "_id": number}
+        match chosen.randrange(3):
+            case 0:
+                router.update_one(namespace, key, {"$set": {"v": chosen.random()}}, upsert=True)
+            case 1:
+                router.delete_one(namespace, key)
+            case 2:
+                router.update_one(namespace, key, {"$inc": {"n": 1}})
+
+
+def move(cluster: ShardedCluster, namespace: str, stop: threading.Event, moved: list[str]) -> None:
+    chosen = random.Random(5)
+    while not stop.is_set():
+        region = chosen.choice(REGIONS)
+        to = chosen.choice(list(cluster.shards))
+        if cluster.router.owner(namespace, {"region": region, "_id": 1}) != to:
+            cluster.router.move_chunk(namespace, {"region": region, "_id": 1}, to=to)
+            moved.append(region)
+
+
+def test_orphans_are_left_out_and_document_keys_have_the_shard_key(
+    sharded_cluster: ShardedCluster, namespace: str
+) -> None:
+    router = sharded_cluster.router
+    for number in range(30):
+        router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6], "key": "user's"})
+    for number in range(6):
+        owner = router.owner(namespace, {"region": REGIONS[number], "_id": number})
+        other = next(name for name in sharded_cluster.shards if name != owner)
+        put_orphan(sharded_cluster, other, namespace, {"_id": number, "region": REGIONS[number], "orphan": True})
+    router.insert_one("snapshots.plain", {"_id": 1})
+    with tailrace.connect(sharded_cluster.uri) as client:
+        for size, ranges in ((1, 1), (4, 3), (100, 1)):
+            target = Target()
+            scope = Scope.of_database("snapshots")
+            reader = SnapshotReader(client.cluster, scope, chunk_documents=size, ranges=ranges)
+            events = [RawBSONDocument(event) for chunk in reader for event in chunk.events()]
+            for event in events:
+                target.apply(bytes(event.raw))
+            assert held(target, namespace) == truth(sharded_cluster, namespace)
+            assert list(target.collections) == [namespace, "snapshots.plain"]
+            assert len(events) == 31
+            keys = [list(event["documentKey"]) for event in events]
+            assert keys == [["region", "_id"]] * 30 + [["_id"]]
+
+
+def test_a_snapshot_and_the_stream_behind_it_lose_nothing_while_chunks_move(
+    sharded_cluster: ShardedCluster, namespace: str
+) -> None:
+    for number in range(400):
+        sharded_cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6]})
+    stop = threading.Event()
+    moved: list[str] = []
+    work: list[Callable[[], None]] = [
+        lambda: move(sharded_cluster, namespace, stop, moved),
+        *(lambda seed=seed: write(sharded_cluster, namespace, seed, stop) for seed in range(4)),  # type: ignore[misc]
+    ]
+    threads = [threading.Thread(target=one) for one in work]
+    chosen = random.Random(1)
+    target = Target()
+    scope = Scope.parse(namespace)
+    with tailrace.connect(sharded_cluster.uri) as client:
+        assert client.cluster is not None
+        for thread in threads:
+            thread.start()
+        try:
+            while len(moved) < 2:
+                stop.wait(0.05)
+            state = persisted(begin(client.cluster, scope))
+            crashes = 0
+            while not state.is_complete:
+                reader = SnapshotReader(client.cluster, scope, state=state, chunk_documents=15)
+                for count, chunk in enumerate(reader):
+                    for event in chunk.events():
+                        target.apply(event)
+                    if count and chosen.random() < 0.3 and crashes < 10:
+                        break  # not said to be done
+                    state = persisted(reader.done(chunk))
+                crashes += 1
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert len(moved) > 2
+        until = client.operation_time()
+        for event in stream_behind(client, scope, state, until):
+            target.apply(event)
+        assert held(target, namespace) == truth(sharded_cluster, namespace)
+
+
+@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+def test_the_same_on_older_servers(start_sharded_cluster: Callable[..., ShardedCluster], version: str) -> None:
+    cluster = start_sharded_cluster(2, version=version)
+    namespace = spread_over(cluster, "snapshots", {"region": 1, "_id": 1})
+    for number in range(60):
+        cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6]})
+    with tailrace.connect(cluster.uri) as client:
+        target = Target()
+        reader = SnapshotReader(client.cluster, Scope.parse(namespace), chunk_documents=7)
+        for number, chunk in enumerate(reader):
+            for event in chunk.events():
+                target.apply(event)
+            reader.done(chunk)
+            if number == 1:
+                cluster.router.move_chunk(namespace, {"region": "a", "_id": 1}, to="shard1")
+                cluster.router.move_chunk(namespace, {"region": "b", "_id": 1}, to="shard0")
+        assert held(target, namespace) == truth(cluster, namespace)
+
+
+def test_a_collection_that_is_resharded_in_the_middle_is_copied_whole(
+    sharded_cluster: ShardedCluster, namespace: str
+) -> None:
+    for number in range(60):
+        sharded_cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6], "n": number})
+    with tailrace.connect(sharded_cluster.uri) as client:
+        target = Target()
+        reader = SnapshotReader(client.cluster, Scope.parse(namespace), chunk_documents=7)
+        for number, chunk in enumerate(reader):
+            for event in chunk.events():
+                target.apply(event)
+            reader.done(chunk)
+            if number == 1:
+                sharded_cluster.router.reshard(namespace, {"n": 1})
+        assert reader.state.is_complete
+        assert reader.state.collections[0].restarts == 1
+        assert held(target, namespace) == truth(sharded_cluster, namespace)
