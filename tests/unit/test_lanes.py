@@ -1,0 +1,248 @@
+"""Lanes: which one an event has, who holds which, and what a change of their number leaves to do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import bson
+import pytest
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.regex import Regex
+from bson.timestamp import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace import raw_bson
+from tailrace.consumer.rules.lane_key import Outline, key_hash, outline
+from tailrace.consumer.rules.lane_shares import moves, share
+from tailrace.consumer.rules.lanes import Floor, LanePlan, LanePosition, may_handle_barrier, order_of
+from tailrace.errors import SinkError, UsageError
+from tailrace.event.resume_token import ResumeToken
+
+UUID = bytes(range(16))
+
+
+def hash_of(value: Any) -> int:
+    document = bson.encode({"_id": value})
+    element = raw_bson.find(document, b"_id")
+    assert element is not None
+    return key_hash(element.type, raw_bson.value(document, element))
+
+
+def event(key: Any, operation: str = "insert", *, version: int = 1, **more: Any) -> bytes:
+    identifier: dict[str, Any] = {"_id": key}
+    if version == 2:
+        identifier = {"operationType": operation, "documentKey": identifier}
+    token = ResumeToken(7 << 32, version=version, uuid=UUID, event_identifier=bson.encode(identifier))
+    return bson.encode(
+        {
+            "_id": bson.decode(token.to_bson()),
+            "operationType": operation,
+            "clusterTime": Timestamp(7, 0),
+            **more,
+            "ns": {"db": "shop", "coll": "orders"},
+            "documentKey": {"_id": key},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "equal",
+    [
+        (1, 1.0, Int64(1), Decimal128("1"), Decimal128("1.000")),
+        (1.5, Decimal128("1.5"), Decimal128("15E-1")),
+        (0, -0.0, Decimal128("-0"), Decimal128("0E+3")),
+        (float("nan"), Decimal128("NaN"), Decimal128("-NaN")),
+        (float("inf"), Decimal128("Infinity")),
+        (2.0**63, Decimal128("9223372036854775808")),
+        (2**53, 2.0**53, Decimal128(str(2**53))),
+        ({"a": 1, "b": {"c": 2.0}}, {"a": 1.0, "b": {"c": Decimal128("2")}}),
+    ],
+)
+def test_keys_that_compare_equal_have_one_lane(equal: tuple[Any, ...]) -> None:
+    assert len({hash_of(value) for value in equal}) == 1
+
+
+def test_the_hash_is_the_same_in_every_version() -> None:
+    """What a release changed would move documents between lanes while the leases still hold the old places."""
+    oid = bson.ObjectId("6b016ba00000000000000001")
+    keys = [oid, 1, "order-1", None, Regex("a"), b"\x01", {"region": "eu", "n": 7}]
+    assert [hash_of(key) for key in keys] == [
+        179785285,
+        3651636922,
+        2843302682,
+        3369614320,
+        3487463304,
+        4080102011,
+        2966036575,
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("operation", ["insert", "update", "replace", "delete"])
+def test_the_short_way_reads_what_the_long_way_does(operation: str, version: int) -> None:
+    key = bson.ObjectId()
+    short = outline(event(key, operation, version=version))
+    # A field in front of operationType leads the long way.
+    document = bson.decode(event(key, operation, version=version))
+    shuffled = {"_id": document["_id"], "wallTime": 1, **document}
+    assert outline(bson.encode(shuffled)) == short
+    assert short == Outline(document["_id"]["_data"].encode(), hash_of(key))
+
+
+def test_fields_of_users_with_our_names_choose_no_lane() -> None:
+    ours = {"documentKey": {"_id": 5}, "_id": "x", "lane": 3, "token": 1, "version": 2, "operationType": "drop"}
+    plain, named = event(1), event(1, fullDocument={"_id": 1, **ours})
+    assert outline(plain) == outline(named)
+
+
+def test_the_shard_key_does_not_move_a_document() -> None:
+    document = bson.decode(event(1))
+    for key in ({"region": "eu", "_id": 1}, {"_id": 1}, {"_id": 1.0, "region": "us", "tier": 2}):
+        assert outline(bson.encode({**document, "documentKey": key})).hash == outline(event(1)).hash
+
+
+@pytest.mark.parametrize("operation", ["drop", "rename", "dropDatabase", "invalidate", "create", "shardCollection"])
+def test_what_is_no_change_of_a_document_is_a_barrier(operation: str) -> None:
+    document = bson.decode(event(1, operation))
+    del document["documentKey"]
+    assert outline(bson.encode(document)).hash is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_later_fragment_has_the_lane_of_the_first(version: int) -> None:
+    whole = bson.decode(event("big", version=version))
+    del whole["documentKey"]
+    fragment = {**whole, "splitEvent": {"fragment": 2, "of": 3}}
+    assert outline(bson.encode(fragment)).hash == hash_of("big")
+
+
+@pytest.mark.parametrize("missing", ["documentKey", "operationType", "_id"])
+def test_a_pipeline_that_takes_away_the_key_is_refused(missing: str) -> None:
+    document = bson.decode(event(1))
+    del document[missing]
+    with pytest.raises(UsageError, match="documentKey"):
+        outline(bson.encode(document))
+
+
+# --- shares ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 24), st.lists(st.sampled_from("abcdefgh"), max_size=40), st.randoms(use_true_random=False))
+def test_shares_settle_and_are_fair(lanes: int, joins: list[str], rng: random.Random) -> None:
+    """Members come and go (a name again means it leaves); between, each acts on what it sees in random order."""
+    members: set[str] = set()
+    owners: dict[int, str] = {}
+    for name in joins:
+        members ^= {name}
+        owners = {lane: owner for lane, owner in owners.items() if owner in members}
+    for _ in range(4 * lanes + 4):
+        for member in sorted(members, key=lambda _: rng.random()):
+            move = moves(member, members, owners, lanes)
+            for lane in move.give_up:
+                assert owners.pop(lane) == member
+            for lane in move.take:
+                assert owners.setdefault(lane, member) == member
+    if members:
+        held = [list(owners.values()).count(member) for member in members]
+        assert sum(held) == lanes
+        assert max(held) - min(held) <= 1
+        assert all(moves(member, members, owners, lanes) == ((), ()) for member in members)
+
+
+def test_few_lanes_move_when_a_process_joins_or_goes() -> None:
+    owners = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "b"}
+    assert moves("a", "abc", owners, 6).give_up == (2,)
+    assert moves("b", "abc", owners, 6).give_up == (5,)
+    owners = {0: "a", 1: "a", 3: "b"}
+    assert moves("a", "ab", owners, 4) == ((), ())
+    assert moves("b", "ab", owners, 4) == ((2,), ())
+
+
+def test_a_remainder_stays_with_those_who_have_it() -> None:
+    assert share("b", "ab", {"b": 3, "a": 2}, 5) == 3
+    assert share("a", "ab", {"b": 3, "a": 2}, 5) == 2
+
+
+# --- generations -----------------------------------------------------------------------------------------------------
+
+
+def token(place: int) -> dict[str, str]:
+    return {"_data": f"82{place:06X}"}
+
+
+def run_lanes(plan: LanePlan, events: list[Outline], positions: list[Any], rng: random.Random) -> list[int]:
+    """Each lane handles some of what it has left; gives the numbers of the events handled, and moves positions."""
+    handled = []
+    for lane in range(plan.lanes):
+        begun = order_of(plan.begun_at(positions[lane]))
+        stop = rng.randrange(len(events) + 1)
+        for number in range(stop):
+            event = events[number]
+            if event.order > begun and plan.lane_of(event) == lane:
+                if not plan.is_done(event):
+                    handled.append(number)
+                positions[lane] = token(number)
+    return handled
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_changes_of_their_number_lose_nothing_and_repeat_nothing(seed: int, numbers: list[int]) -> None:
+    rng = random.Random(seed)
+    events = [Outline(order_of(token(n)), rng.randrange(12)) for n in range(60)]
+    plan, handled = LanePlan(numbers[0]), []
+    for wanted in [*numbers[1:], 1]:
+        positions: list[Any] = [None] * plan.lanes
+        handled += run_lanes(plan, events, positions, rng)
+        plan = plan.asked_for(wanted)
+        if plan.next_lanes is not None:
+            plan = LanePlan.from_document(bson.decode(bson.encode(plan.changed(positions).to_document())))
+        else:
+            plan = plan.asked_for(plan.lanes + 1).changed(positions)
+    last = [n for n, e in enumerate(events) if e.order > order_of(plan.start) and not plan.is_done(e)]
+    handled += last
+    assert sorted(handled) == list(range(60))
+    for key in range(12):
+        of_key = [n for n in handled if events[n].hash == key]
+        assert of_key == sorted(of_key)
+
+
+def test_a_later_generation_s_owner_has_the_larger_fencing_token() -> None:
+    plan = LanePlan(4)
+    later = plan.asked_for(6).changed([None] * 4)
+    assert later.fencing_token(0) > plan.fencing_token(1_000_000)
+
+
+def test_a_floor_that_all_lanes_are_past_is_forgotten() -> None:
+    plan = LanePlan(2).asked_for(3).changed([token(1), token(9)])
+    assert plan.floors == (Floor((token(1), token(9))),)
+    assert plan.start == token(1)
+    assert plan.asked_for(2).changed([token(9), token(10), token(12)]).floors[0].tokens[0] == token(9)
+    assert plan.asked_for(2).changed([token(9)] * 3).floors == ()
+
+
+def test_lane_0_waits_at_a_barrier_for_all_others() -> None:
+    barrier = order_of(token(9))
+    at, before = LanePosition(token(3), reached=barrier), LanePosition(token(8))
+    assert may_handle_barrier(barrier, [at, at])
+    assert not may_handle_barrier(barrier, [at, before])
+    assert not LanePosition(token(8)).is_past(barrier)
+    assert LanePosition(token(9)).is_past(barrier)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"lanes": 0}, {"lanes": "x"}, {"floors": [[{"_data": 1}]]}, {"start": 5}, {"generation": None}, {"floors": None}],
+)
+def test_a_plan_changed_by_hand_is_refused(change: Mapping[str, Any]) -> None:
+    with pytest.raises(SinkError, match="changed it by hand"):
+        LanePlan.from_document({**LanePlan(4).to_document(), **change})
+
+
+@pytest.mark.parametrize("lanes", [0, -1, 1025, True, 2.0, "4", None])
+def test_a_number_of_partitions_that_cannot_be_is_refused(lanes: Any) -> None:
+    with pytest.raises(UsageError, match="partitions"):
+        LanePlan(lanes)
