@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import raw_bson
-from tailrace.consumer.rules.lane_key import Outline, key_hash, outline
+from tailrace.consumer.rules.errors import LeaseDocumentError
+from tailrace.consumer.rules.lane_key import PlacedEvent, key_hash, outline
 from tailrace.consumer.rules.lane_shares import moves, share
-from tailrace.consumer.rules.lanes import Floor, LanePlan, LanePosition, may_handle_barrier, order_of
-from tailrace.errors import SinkError, UsageError
+from tailrace.consumer.rules.lanes import Floor, LanePlan, all_at, order_of
+from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import UsageError
 from tailrace.event.resume_token import ResumeToken
 
 UUID = bytes(range(16))
@@ -90,7 +92,7 @@ def test_the_short_way_reads_what_the_long_way_does(operation: str, version: int
     document = bson.decode(event(key, operation, version=version))
     shuffled = {"_id": document["_id"], "wallTime": 1, **document}
     assert outline(bson.encode(shuffled)) == short
-    assert short == Outline(document["_id"]["_data"].encode(), hash_of(key))
+    assert short == PlacedEvent(document["_id"]["_data"].encode(), hash_of(key))
 
 
 def test_fields_of_users_with_our_names_choose_no_lane() -> None:
@@ -170,79 +172,91 @@ def test_a_remainder_stays_with_those_who_have_it() -> None:
 # --- generations -----------------------------------------------------------------------------------------------------
 
 
-def token(place: int) -> dict[str, str]:
-    return {"_data": f"82{place:06X}"}
+def at(place: int) -> StreamPosition:
+    return StreamPosition(bson.decode(ResumeToken(place << 32, uuid=UUID).to_bson()))
 
 
-def run_lanes(plan: LanePlan, events: list[Outline], positions: list[Any], rng: random.Random) -> list[int]:
-    """Each lane handles some of what it has left; gives the numbers of the events handled, and moves positions."""
-    handled = []
+BEGIN = StreamPosition(at=Timestamp(1, 0))
+
+
+def stored(plan: LanePlan) -> LanePlan:
+    return LanePlan.from_document(bson.decode(bson.encode(plan.to_document())), "orders")
+
+
+def run_lanes(plan: LanePlan, events: list[PlacedEvent], rng: random.Random) -> tuple[list[int], list[Any]]:
+    """Each lane handles some of what it has left: the numbers of the events handled, and the positions then."""
+    handled: list[int] = []
+    positions: list[Any] = [None] * plan.lanes
     for lane in range(plan.lanes):
-        begun = order_of(plan.begun_at(positions[lane]))
-        stop = rng.randrange(len(events) + 1)
-        for number in range(stop):
+        for number in range(rng.randrange(len(events) + 1)):
             event = events[number]
-            if event.order > begun and plan.lane_of(event) == lane:
+            if event.order > order_of(plan.start) and event.hash is not None and event.hash % plan.lanes == lane:
                 if not plan.is_done(event):
                     handled.append(number)
-                positions[lane] = token(number)
-    return handled
+                positions[lane] = at(number + 2)
+    return handled, positions
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_changes_of_their_number_lose_nothing_and_repeat_nothing(seed: int, numbers: list[int]) -> None:
     rng = random.Random(seed)
-    events = [Outline(order_of(token(n)), rng.randrange(12)) for n in range(60)]
-    plan, handled = LanePlan(numbers[0]), []
-    for wanted in [*numbers[1:], 1]:
-        positions: list[Any] = [None] * plan.lanes
-        handled += run_lanes(plan, events, positions, rng)
-        plan = plan.asked_for(wanted)
-        if plan.next_lanes is not None:
-            plan = LanePlan.from_document(bson.decode(bson.encode(plan.changed(positions).to_document())))
-        else:
-            plan = plan.asked_for(plan.lanes + 1).changed(positions)
-    last = [n for n, e in enumerate(events) if e.order > order_of(plan.start) and not plan.is_done(e)]
-    handled += last
+    events = [PlacedEvent(order_of(at(n + 2)), rng.randrange(12)) for n in range(60)]
+    plan, handled = LanePlan(numbers[0], BEGIN), []
+    for wanted in [*numbers[1:], 1, 2]:
+        done, positions = run_lanes(plan, events, rng)
+        handled += done
+        asked = plan.asked_for(wanted)
+        plan = stored((asked if asked.next_lanes else plan.asked_for(plan.lanes + 1)).changed(positions))
+    handled += [n for n, e in enumerate(events) if e.order > order_of(plan.start) and not plan.is_done(e)]
     assert sorted(handled) == list(range(60))
     for key in range(12):
         of_key = [n for n in handled if events[n].hash == key]
         assert of_key == sorted(of_key)
 
 
+def test_a_time_is_before_every_event_of_that_time() -> None:
+    assert order_of(StreamPosition(at=Timestamp(5, 0))) < order_of(at(5)) < order_of(StreamPosition(at=Timestamp(5, 1)))
+
+
 def test_a_later_generation_s_owner_has_the_larger_fencing_token() -> None:
-    plan = LanePlan(4)
+    plan = LanePlan(4, BEGIN)
     later = plan.asked_for(6).changed([None] * 4)
-    assert later.fencing_token(0) > plan.fencing_token(1_000_000)
+    assert later.fencing_token(0) > plan.fencing_token(1_000_000) > 1_000_000
 
 
 def test_a_floor_that_all_lanes_are_past_is_forgotten() -> None:
-    plan = LanePlan(2).asked_for(3).changed([token(1), token(9)])
-    assert plan.floors == (Floor((token(1), token(9))),)
-    assert plan.start == token(1)
-    assert plan.asked_for(2).changed([token(9), token(10), token(12)]).floors[0].tokens[0] == token(9)
-    assert plan.asked_for(2).changed([token(9)] * 3).floors == ()
+    plan = LanePlan(2, BEGIN).asked_for(3).changed([at(3), at(9)])
+    assert plan.floors == (Floor((order_of(at(3)), order_of(at(9)))),)
+    assert plan.start == at(3)
+    assert len(plan.asked_for(2).changed([at(9), at(10), at(12)]).floors) == 1
+    assert plan.asked_for(2).changed([at(9)] * 3).floors == ()
 
 
 def test_lane_0_waits_at_a_barrier_for_all_others() -> None:
-    barrier = order_of(token(9))
-    at, before = LanePosition(token(3), reached=barrier), LanePosition(token(8))
-    assert may_handle_barrier(barrier, [at, at])
-    assert not may_handle_barrier(barrier, [at, before])
-    assert not LanePosition(token(8)).is_past(barrier)
-    assert LanePosition(token(9)).is_past(barrier)
+    barrier = order_of(at(9))
+    assert all_at(barrier, [order_of(at(9)), order_of(at(10))])
+    assert not all_at(barrier, [order_of(at(9)), order_of(at(8))])
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"lanes": 0}, {"lanes": "x"}, {"floors": [[{"_data": 1}]]}, {"start": 5}, {"generation": None}, {"floors": None}],
+    [
+        {"lanes": 0},
+        {"lanes": "x"},
+        {"floors": [[1]]},
+        {"floors": None},
+        {"start": 5},
+        {"start": {"token": {"_data": "zz"}}},
+        {"generation": None},
+        {"nextLanes": "6"},
+    ],
 )
 def test_a_plan_changed_by_hand_is_refused(change: Mapping[str, Any]) -> None:
-    with pytest.raises(SinkError, match="changed it by hand"):
-        LanePlan.from_document({**LanePlan(4).to_document(), **change})
+    with pytest.raises(LeaseDocumentError, match="'orders'"):
+        LanePlan.from_document({**LanePlan(4, BEGIN).to_document(), **change}, "orders")
 
 
 @pytest.mark.parametrize("lanes", [0, -1, 1025, True, 2.0, "4", None])
 def test_a_number_of_partitions_that_cannot_be_is_refused(lanes: Any) -> None:
     with pytest.raises(UsageError, match="partitions"):
-        LanePlan(lanes)
+        LanePlan(lanes, BEGIN)

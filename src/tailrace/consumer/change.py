@@ -38,6 +38,7 @@ class Hands:
         *,
         fence_field: str = FENCE_FIELD,
         fence_resource: str | None = None,
+        fence_above: Mapping[str, int] | None = None,
         codec_options: CodecOptions[Any] = DEFAULT_CODEC_OPTIONS,
     ) -> None:
         self.ownership = ownership
@@ -45,7 +46,13 @@ class Hands:
         self.lease_seconds = lease_seconds
         self.codec_options = codec_options
         lease = ownership.lease
-        self.fence = Fence(fence_resource or lease.resource, lease.version, field=fence_field, check=self.check)
+        self.fence = Fence(
+            fence_resource or lease.resource,
+            lease.version,
+            field=fence_field,
+            check=self.check,
+            above=fence_above or {},
+        )
         self._process = os.getpid()
 
     def check(self) -> None:
@@ -80,6 +87,11 @@ class Change:
     def raw(self) -> bytes:
         """The event's exact BSON."""
         return bytes(self._raw.raw)
+
+    @property
+    def marker(self) -> object:
+        """What the stream gave: the raw event, or a sign that is for the listener alone."""
+        return self._raw
 
     @property
     def event(self) -> Mapping[str, Any]:

@@ -35,6 +35,7 @@ class Fence:
     changed because of a newer token, it raises Fenced; where nothing fits the filter, the result says so, as PyMongo's.
 
     ``resource``  whose lease ``version`` is of: the name of the token inside ``field``
+    ``above``     tokens under further names, which shut out older ones too: the resource's whose lane this is of
     ``check``     called before each write; raises LeaseLost where the lease is known to be lost
     """
 
@@ -46,6 +47,7 @@ class Fence:
         field: str = FENCE_FIELD,
         check: Callable[[], None] = lambda: None,
         session: ClientSession | None = None,
+        above: Mapping[str, int] | None = None,
     ) -> None:
         if not field or field.startswith("$") or "." in field or "\0" in field:
             raise UsageError(f"a fence needs a top-level field of the target, not {field!r}")
@@ -54,7 +56,8 @@ class Fence:
         self.field = field
         self._check = check
         self._session = session
-        self._path = f"{field}.{escaped(resource)}"
+        self._above = dict(above or {})
+        self._tokens = {escaped(name): Int64(number) for name, number in {resource: version, **self._above}.items()}
 
     def update_one(
         self, collection: Collection[Any], filter: Mapping[str, Any], update: Update, *, upsert: bool = False
@@ -93,7 +96,7 @@ class Fence:
         fence = {
             "$mergeObjects": [
                 {"$cond": [{"$eq": [{"$type": f"${self.field}"}, "object"]}, f"${self.field}", {}]},
-                {"$literal": {escaped(self.resource): Int64(self.version)}},
+                {"$literal": self._tokens},
             ]
         }
         own = {name: value for name, value in replacement.items() if name != self.field}
@@ -161,22 +164,26 @@ class Fence:
 
     def bound_to(self, session: ClientSession) -> Fence:
         """The same fence, writing with ``session``."""
-        return Fence(self.resource, self.version, field=self.field, check=self._check, session=session)
+        return Fence(
+            self.resource, self.version, field=self.field, check=self._check, session=session, above=self._above
+        )
 
     def _where(self, filter: Mapping[str, Any]) -> dict[str, Any]:
-        return {"$and": [dict(filter), {self._path: {"$not": {"$gt": Int64(self.version)}}}]}
+        older = [{f"{self.field}.{name}": {"$not": {"$gt": token}}} for name, token in self._tokens.items()]
+        return {"$and": [dict(filter), *older]}
 
     def _newer(self, filter: Mapping[str, Any]) -> dict[str, Any]:
-        return {"$and": [dict(filter), {self._path: {"$gt": Int64(self.version)}}]}
+        newer = [{f"{self.field}.{name}": {"$gt": token}} for name, token in self._tokens.items()]
+        return {"$and": [dict(filter), {"$or": newer}]}
 
     def _stamped(self, update: Update) -> Any:
         """The update, which also leaves our token."""
-        version = Int64(self.version)
+        stamps = {f"{self.field}.{name}": token for name, token in self._tokens.items()}
         if isinstance(update, Mapping):
             if not update or any(not name.startswith("$") for name in update):
                 raise UsageError("an update consists of operators such as $set", hint="Use replace_one to replace")
-            return {**update, "$set": {**update.get("$set", {}), self._path: version}}
-        return [*update, {"$set": {self._path: {"$literal": version}}}]
+            return {**update, "$set": {**update.get("$set", {}), **stamps}}
+        return [*update, {"$set": {path: {"$literal": token} for path, token in stamps.items()}}]
 
     def _written(
         self,

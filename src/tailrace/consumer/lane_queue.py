@@ -11,6 +11,7 @@ import bson
 
 from tailrace import raw_bson
 from tailrace.consumer.rules.lanes import order_of
+from tailrace.consumer.rules.position import StreamPosition
 
 #: So many events, and about so many bytes of them, wait for a lane's handler; one event at least.
 WINDOW_EVENTS: Final = 1000
@@ -28,6 +29,10 @@ class Item(NamedTuple):
     def token(self) -> Mapping[str, Any]:
         return token_of(self.event)
 
+    @property
+    def is_invalidate(self) -> bool:
+        return self.is_barrier and operation_of(self.event) == b"invalidate"
+
 
 def token_of(event: bytes) -> Mapping[str, Any]:
     """The resume token of an event."""
@@ -36,28 +41,54 @@ def token_of(event: bytes) -> Mapping[str, Any]:
     return bson.decode(raw_bson.value(event, element))
 
 
-class LaneQueue:
-    """Events of one lane in their order. One thread puts, one takes.
+def operation_of(event: bytes) -> bytes:
+    """The ``operationType`` of an event."""
+    element = raw_bson.find(event, b"operationType")
+    return b"" if element is None else raw_bson.value(event, element)[4:-1]
 
-    ``seen`` is the place up to which the reader has looked for this lane's events: what comes again from before it was
+
+class LaneQueue:
+    """Events of one lane in their order. One thread takes; one reader at a time puts, the last one that the lane was
+    given to.
+
+    ``position``  up to where the lane is done
+    ``begin``     where to begin to read for it: earlier than that, where a barrier between may not be done yet
+
+    ``seen`` is the place up to which readers have looked for this lane's events: what comes again from before it was
     put already.
     """
 
-    def __init__(self, token: Mapping[str, Any] | None, *, events: int = WINDOW_EVENTS, size: int = WINDOW_BYTES):
+    def __init__(
+        self,
+        position: StreamPosition,
+        begin: StreamPosition | None = None,
+        *,
+        events: int = WINDOW_EVENTS,
+        size: int = WINDOW_BYTES,
+    ) -> None:
         self._changed = threading.Condition()
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._events_max, self._bytes_max = events, size
-        self._seen: Mapping[str, Any] | bytes | None = token
+        self._seen: StreamPosition | Mapping[str, Any] | bytes = begin or position
         self._mark: Mapping[str, Any] | None = None
         self._closed = False
-        self.seen = order_of(token)
+        self._error: BaseException | None = None
+        self._reader: object = None
+        self._done = order_of(position)
+        self.seen = order_of(begin or position)
 
-    @property
-    def seen_token(self) -> Mapping[str, Any] | None:
-        """The token of the place ``seen``."""
-        seen = self._seen
-        return token_of(seen) if isinstance(seen, bytes) else seen
+    def follow(self, reader: object) -> StreamPosition:
+        """Take events from ``reader`` alone from now on; gives the place ``seen``, where it has to begin."""
+        with self._changed:
+            self._reader = reader
+            seen = self._seen
+        if isinstance(seen, StreamPosition):
+            return seen
+        return StreamPosition(token_of(seen) if isinstance(seen, bytes) else seen, start_after=True)
+
+    def follows(self, reader: object) -> bool:
+        return self._reader is reader
 
     @property
     def is_empty(self) -> bool:
@@ -68,24 +99,29 @@ class LaneQueue:
         """Whether it is worth reading for the lane again after its queue was full."""
         return 2 * len(self._items) <= self._events_max and 2 * self._bytes <= self._bytes_max
 
-    def put(self, item: Item) -> bool:
-        """Add an event; False where there is no room."""
+    def put(self, item: Item, reader: object) -> bool:
+        """Add an event; False where there is no room. One that was put before, or that another reader will put, is
+        left out, and so is a change that the lane is done with."""
         with self._changed:
+            if item.order <= self.seen or self._reader is not reader:
+                return True
             if self._items and (len(self._items) >= self._events_max or self._bytes >= self._bytes_max):
                 return False
-            self._items.append(item)
-            self._bytes += len(item.event)
             self._seen, self.seen, self._mark = item.event, item.order, None
-            self._changed.notify_all()
+            if item.order > self._done or item.is_barrier:
+                self._items.append(item)
+                self._bytes += len(item.event)
+                self._changed.notify_all()
             return True
 
-    def mark(self, token: Mapping[str, Any]) -> None:
+    def mark(self, token: Mapping[str, Any], reader: object) -> None:
         """Say that there is nothing more for the lane up to ``token``."""
-        order = order_of(token)
+        order = str(token["_data"]).encode()
         with self._changed:
-            if order > self.seen:
-                self._seen = self._mark = token
-                self.seen = order
+            if order > self.seen and self._reader is reader:
+                self._seen, self.seen = token, order
+                if order > self._done:
+                    self._mark = token
 
     def take_mark(self) -> Mapping[str, Any] | None:
         """The place of the last mark, once everything before it was taken; ``None`` where there is no new one."""
@@ -95,12 +131,23 @@ class LaneQueue:
             mark, self._mark = self._mark, None
             return mark
 
-    def take(self, timeout: float) -> Item | None:
-        """The next event, waited for up to ``timeout`` seconds."""
+    def fail(self, error: BaseException, reader: object) -> None:
+        """Nothing more comes from the reader: who has taken everything learns why."""
         with self._changed:
-            if not self._items and not self._closed:
+            if self._reader is reader:
+                self._error = error
+                self._changed.notify_all()
+
+    def take(self, timeout: float) -> Item | None:
+        """The next event, waited for up to ``timeout`` seconds. Raises what ended the reader."""
+        with self._changed:
+            if not self._items and not self._closed and self._error is None:
                 self._changed.wait(timeout)
-            if not self._items or self._closed:
+            if self._closed:
+                return None
+            if not self._items:
+                if self._error is not None:
+                    raise self._error
                 return None
             item = self._items.popleft()
             self._bytes -= len(item.event)
@@ -108,6 +155,7 @@ class LaneQueue:
             return item
 
     def wait_for_room(self, timeout: float) -> None:
+        """Wait until an event was taken, at most so many seconds."""
         with self._changed:
             if self._items and not self._closed:
                 self._changed.wait(timeout)

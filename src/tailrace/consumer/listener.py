@@ -17,12 +17,22 @@ from pymongo.errors import PyMongoError
 
 from tailrace.consumer.change import Change, Hands
 from tailrace.consumer.fence import FENCE_FIELD
+from tailrace.consumer.lanes import Lanes
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules import lease as lease_rules
 from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import HandlerForked, LeaseLost
+from tailrace.consumer.rules.errors import HandlerForked, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable
 from tailrace.consumer.rules.keeper import keep
-from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings, OnHistoryLost, OnInvalidate
+from tailrace.consumer.rules.lane_turn import BarrierReached
+from tailrace.consumer.rules.lanes import LanePlan, check_lanes
+from tailrace.consumer.rules.listener import (
+    ListenerLogic,
+    ListenerSettings,
+    ListenerStatistics,
+    OnHistoryLost,
+    OnInvalidate,
+    together,
+)
 from tailrace.consumer.rules.need import (
     AcquireLease,
     CommitPosition,
@@ -62,6 +72,9 @@ class Listener:
     ``handler``          called with a ``Change``; when it returns, the change counts as handled
     ``resource``         the lease's name: listeners with the same one take turns
     ``store``            where leases and positions are kept (``MongoLeaseStore``)
+    ``partitions``       lanes: so many changes are handled at a time, in order for each document, by hash of its
+                         ``_id``. All listeners with the same resource share them; the last one to begin settles how
+                         many there are. Each lane has a lease, a position and a fencing token of its own
     ``commit_every``     commit after so many changes. With n, up to n - 1 handled changes are handled again after a
                          crash, and the effects of each must bear it
     ``commit_interval``  commit after so many seconds too
@@ -104,8 +117,7 @@ class Listener:
         full_document: str | None = None,
         **watch: Any,
     ) -> None:
-        if partitions != 1:
-            raise UsageError(f"a listener with {partitions} partitions is not available yet", hint="partitions=1")
+        _check_partitions(partitions, on_history_lost)
         if on_error != "stop" and not callable(on_error):
             raise UsageError(f'on_error must be "stop" or a function, not {on_error!r}')
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -125,7 +137,15 @@ class Listener:
                 commits=CommitPolicy(commit_every, commit_interval),
             )
         )
-        self._watching = Watching(watchable, store, pipeline=pipeline, full_document=full_document, **watch)
+        watch = {"pipeline": pipeline, "full_document": full_document, **watch}
+        self._watching = Watching(watchable, store, **watch)
+        self._watch = watch
+        self._watchable = watchable
+        self._partitions = partitions
+        self._lanes: Lanes | None = None
+        self._lane_statistics: list[ListenerStatistics] = []
+        #: Tokens that targets are marked with beside the lease's own version: those of a lane's resource.
+        self._fence_above: Mapping[str, int] = {}
         self._handler = handler
         self._store = store
         self._on_error = on_error
@@ -142,8 +162,9 @@ class Listener:
 
     @property
     def statistics(self) -> Any:
-        """What was counted so far (``rules.listener.ListenerStatistics``)."""
-        return self._logic.statistics
+        """What was counted so far (``rules.listener.ListenerStatistics``). With partitions: over all lanes that this
+        process has worked on; ``position_time`` is the least of them."""
+        return together(self._lane_statistics) if self._lane_statistics else self._logic.statistics
 
     def run(self) -> None:
         """Listen in this thread until ``stop()``. Raises what ends it: HandlerFailed, StreamInvalidated,
@@ -151,7 +172,78 @@ class Listener:
         if self._begun:
             raise UsageError("a listener runs once", hint="Make a new one")
         self._begun = True
+        if self._partitions != 1 or self._has_lanes():
+            self._run_lanes(self._partitions)
+            return
+        try:
+            self.run_alone()
+        except LeaseDocumentError:
+            if not self._has_lanes():
+                raise
+            self._run_lanes(None)  # others have divided the resource while this listener waited for its turn
+
+    def run_alone(self) -> None:
+        """``run()`` for whoever knows that the resource is not divided, or that this is a part of it."""
         self._drive(self._logic.steps(), self._perform)
+
+    def _has_lanes(self) -> bool:
+        try:
+            record = self._store.read(self.resource)
+        except LeaseStoreUnavailable:
+            return False
+        return record is not None and LanePlan.is_plan(record.position)
+
+    def _run_lanes(self, lanes: int | None) -> None:
+        self._lanes = Lanes(
+            self._watchable,
+            resource=self.resource,
+            store=self._store,
+            owner=self.owner,
+            lanes=lanes,
+            lease_seconds=self._lease_seconds,
+            watch_options=self._watch,
+            make_listener=self._lane_listener,
+            resumes=self._logic.settings.on_invalidate == "resume",
+        )
+        if not self._stopped.is_set():
+            self._lanes.run()
+
+    def _lane_listener(self, watchable: Any, *, resource: str, store: Any, plan: LanePlan | None) -> Listener:
+        """The listener of a lane; without a plan, the one that settles where the first lanes begin."""
+        settings = self._logic.settings
+        options: dict[str, Any] = {
+            "commit_every": settings.commits.every,
+            "commit_interval": settings.commits.interval,
+            "on_history_lost": settings.on_history_lost,
+            "on_invalidate": settings.on_invalidate,
+            "on_error": self._on_error,
+            "retries": self._retries,
+            "handler_timeout": self._handler_timeout,
+            "lease_seconds": self._lease_seconds,
+            "owner": self.owner,
+            "fence_field": self._fence_field,
+        }
+        if plan is None:
+            return Listener(
+                watchable,
+                self._handler,
+                resource=resource,
+                store=store,
+                start=settings.start,
+                **options,
+                **self._watch,
+            )
+
+        def handler(change: Change) -> Any:
+            if isinstance(change.marker, BarrierReached):
+                listener.statistics.handled -= 1
+                return None
+            return self._handler(change)
+
+        listener = Listener(watchable, handler, resource=resource, store=store, **options)
+        listener._fence_above = {self.resource: plan.fencing_token(0)}
+        self._lane_statistics.append(listener.statistics)
+        return listener
 
     def start(self) -> Self:
         """Listen in a thread of its own."""
@@ -166,6 +258,8 @@ class Listener:
         signal's handler, and from the listener's own handler."""
         self._logic.stopping = True
         self._stopped.set()
+        if self._lanes is not None:
+            self._lanes.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the end of a started listener, ``timeout`` seconds at most. Whether it has ended; raises what ended
@@ -275,6 +369,7 @@ class Listener:
             self._store,
             self._lease_seconds,
             fence_field=self._fence_field,
+            fence_above=self._fence_above,
             codec_options=self._watching.codec_options,
         )
         threading.Thread(
@@ -296,3 +391,12 @@ class Listener:
             self._store.release(need.lease)
         except TailraceError as error:
             _log.warning("%s: the lease was not released and will run out: %s", self.resource, error.message)
+
+
+def _check_partitions(partitions: int, on_history_lost: OnHistoryLost) -> None:
+    check_lanes(partitions)
+    if partitions != 1 and on_history_lost == "snapshot":
+        raise UsageError(
+            'on_history_lost="snapshot" is not available with partitions: lanes lose their history one by one',
+            hint='Choose "fail" and begin under another resource with start="snapshot", or choose "gap"',
+        )

@@ -31,7 +31,7 @@ _COMMON: Final = re.compile(
 _ROOT_HINT: Final = "Leave _id, operationType and documentKey in the events: lanes are chosen by them"
 
 
-class Outline(NamedTuple):
+class PlacedEvent(NamedTuple):
     """What lanes need to know of an event. ``order`` is the place of its token (upper-case hex, in stream order);
     ``hash`` is ``None`` for a barrier."""
 
@@ -39,19 +39,19 @@ class Outline(NamedTuple):
     hash: int | None
 
 
-def outline(event: bytes) -> Outline:
+def outline(event: bytes) -> PlacedEvent:
     """Read one event. Raises UsageError where a user's pipeline took away what the lane is chosen by, OplogFormatError
     where the bytes are no document."""
     common = _COMMON.match(event)
     if common is not None:
-        return Outline(common[1], crc32(common[2]))
+        return PlacedEvent(common[1], crc32(common[2]))
     fields = {element.name: element for element in raw_bson.elements(event)}
     token, operation = fields.get(b"_id"), fields.get(b"operationType")
     if token is None or token.type != raw_bson.OBJECT or operation is None or operation.type != raw_bson.STRING:
         raise UsageError("an event has no token or no operationType", hint=_ROOT_HINT)
     order = token_order(raw_bson.value(event, token))
     if raw_bson.value(event, operation)[4:-1] not in DOCUMENT_OPERATIONS:
-        return Outline(order, None)
+        return PlacedEvent(order, None)
     key = fields.get(b"documentKey")
     if key is not None and key.type == raw_bson.OBJECT:
         document: bytes | None = raw_bson.value(event, key)
@@ -63,7 +63,7 @@ def outline(event: bytes) -> Outline:
     found = None if document is None else raw_bson.find(document, b"_id")
     if document is None or found is None:
         raise UsageError("a change of a document has no documentKey with an _id", hint=_ROOT_HINT)
-    return Outline(order, key_hash(found.type, raw_bson.value(document, found)))
+    return PlacedEvent(order, key_hash(found.type, raw_bson.value(document, found)))
 
 
 def key_hash(type_: int, value: bytes) -> int:

@@ -8,6 +8,9 @@ The number of lanes changes by a new *generation*. All lanes of the old one are 
 *floor* of the new generation: an event is done if the old lane that it belonged to is past it. The new lanes begin at
 the least place of the old ones and leave out what is below a floor. A floor is forgotten once every lane is past all of
 it. So nobody has to wait until lanes stand at one place, and no document is ever handled out of order.
+
+A *barrier* is an event for all lanes. Each moves its position to it when it is done with what came before, and goes no
+further. When all have, lane 0 handles it; the others go on once they see lane 0 past it.
 """
 
 from __future__ import annotations
@@ -16,51 +19,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tailrace.consumer.rules.lane_key import Outline
-from tailrace.errors import SinkError, UsageError
+from tailrace.consumer.rules.errors import LeaseDocumentError
+from tailrace.consumer.rules.lane_key import PlacedEvent
+from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import UsageError
 
 #: The lane that handles barriers.
 BARRIER_LANE: Final = 0
 LANES_MAX: Final = 1024
 #: A generation's fencing tokens begin here times its number: every owner in it is newer than all before.
 _GENERATION_SHIFT: Final = 32
+_SEALED: Final = "sealed"
 
 
-def order_of(token: Mapping[str, Any] | None) -> bytes:
-    """The place of a resume token; that of no token is before all others."""
-    return b"" if token is None else str(token["_data"]).upper().encode()
+def order_of(position: StreamPosition) -> bytes:
+    """The place of a position among events; one at a time stands before all events of that time."""
+    if position.token is not None:
+        return str(position.token["_data"]).upper().encode()
+    return b"82%016X" % position.cluster_time if position.at is not None else b""
 
 
-def least(tokens: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """The token that is first in the stream; ``None`` (the very start) where any lane has none."""
-    return min(tokens, key=order_of, default=None)
+def least(positions: Sequence[StreamPosition]) -> StreamPosition:
+    """The position that is first in the stream."""
+    return min(positions, key=order_of)
 
 
 @dataclass(frozen=True)
 class Floor:
     """Where the lanes of an earlier generation were stopped: what they had done need not be done again."""
 
-    tokens: tuple[Mapping[str, Any] | None, ...]
+    orders: tuple[bytes, ...]
 
-    def is_below(self, event: Outline) -> bool:
-        lane = BARRIER_LANE if event.hash is None else event.hash % len(self.tokens)
-        return event.order <= order_of(self.tokens[lane])
-
-    @property
-    def highest(self) -> bytes:
-        return max(map(order_of, self.tokens))
+    def is_below(self, event: PlacedEvent) -> bool:
+        lane = BARRIER_LANE if event.hash is None else event.hash % len(self.orders)
+        return event.order <= self.orders[lane]
 
 
 @dataclass(frozen=True)
 class LanePlan:
     """One generation: ``lanes`` of them, the ``start`` of those that have no position yet, and what was done before.
 
-    It is kept as a document beside the lanes' leases, and is the same for every process.
+    It is kept as the position of the resource's own lease, and is the same for every process.
     """
 
     lanes: int
-    generation: int = 0
-    start: Mapping[str, Any] | None = None
+    start: StreamPosition
+    generation: int = 1
     floors: tuple[Floor, ...] = ()
     #: How many lanes are wanted next; the lanes of this generation are being stopped for it.
     next_lanes: int | None = None
@@ -68,11 +72,12 @@ class LanePlan:
     def __post_init__(self) -> None:
         check_lanes(self.lanes)
 
-    def lane_of(self, event: Outline) -> int:
-        """The lane that handles the event."""
-        return BARRIER_LANE if event.hash is None else event.hash % self.lanes
+    @property
+    def floor_end(self) -> bytes:
+        """Behind this place nothing is below a floor."""
+        return max((order for floor in self.floors for order in floor.orders), default=b"")
 
-    def is_done(self, event: Outline) -> bool:
+    def is_done(self, event: PlacedEvent) -> bool:
         """Whether an earlier generation handled the event."""
         return any(floor.is_below(event) for floor in self.floors)
 
@@ -80,60 +85,90 @@ class LanePlan:
         """The fencing token of the ``version``-th owner of a lane: it grows over generations too."""
         return (self.generation << _GENERATION_SHIFT) + version
 
-    def begun_at(self, token: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Where a lane goes on whose lease holds ``token``."""
-        return self.start if token is None else token
-
     def asked_for(self, lanes: int) -> LanePlan:
-        """The plan with a change to ``lanes`` begun, or called off where there are so many already."""
+        """The plan with a change to ``lanes`` begun. One that has begun is not called off: some lanes may be sealed."""
         check_lanes(lanes)
-        return replace(self, next_lanes=None if lanes == self.lanes else lanes)
+        return self if self.next_lanes is None and lanes == self.lanes else replace(self, next_lanes=lanes)
 
-    def changed(self, stopped: Sequence[Mapping[str, Any] | None]) -> LanePlan:
+    def changed(self, stopped: Sequence[StreamPosition | None]) -> LanePlan:
         """The next generation. ``stopped`` is what each lane of this one had committed when it could no longer go on;
         ``None`` for one that never did."""
         if self.next_lanes is None or len(stopped) != self.lanes:
             raise UsageError(f"{len(stopped)} positions do not stop {self.lanes} lanes")
-        tokens = tuple(self.begun_at(token) for token in stopped)
-        start = least(tokens)
-        floors = tuple(floor for floor in self.floors if floor.highest > order_of(start))
-        if any(order_of(token) > order_of(start) for token in tokens):
-            floors += (Floor(tokens),)
-        return LanePlan(self.next_lanes, self.generation + 1, start, floors)
+        positions = [position or self.start for position in stopped]
+        start = least(positions)
+        floors = [*self.floors, Floor(tuple(map(order_of, positions)))]
+        left = tuple(floor for floor in floors if max(floor.orders) > order_of(start))
+        return LanePlan(self.next_lanes, start, self.generation + 1, left)
 
     def to_document(self) -> dict[str, Any]:
+        """The document to commit."""
         return {
             "lanes": self.lanes,
             "generation": self.generation,
-            "start": self.start,
-            "floors": [list(floor.tokens) for floor in self.floors],
+            "start": self.start.to_document(),
+            "floors": [[order.decode() for order in floor.orders] for floor in self.floors],
             "nextLanes": self.next_lanes,
         }
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> LanePlan:
-        """Read a plan. Raises SinkError where somebody changed it by hand into what is no plan."""
+    def is_plan(cls, document: Mapping[str, Any] | None) -> bool:
+        """Whether a lease's position is a plan of lanes, and not the position of a listener without them."""
+        return document is not None and "lanes" in document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], resource: str) -> LanePlan:
+        """Read a plan. Raises LeaseDocumentError where it is none."""
         try:
             return cls(
-                lanes=int(document["lanes"]),
-                generation=int(document["generation"]),
-                start=_token(document["start"]),
-                floors=tuple(Floor(tuple(map(_token, tokens))) for tokens in document["floors"]),
-                next_lanes=None if document["nextLanes"] is None else int(document["nextLanes"]),
+                lanes=_whole(document["lanes"]),
+                start=StreamPosition.from_document(document["start"], resource),
+                generation=_whole(document["generation"]),
+                floors=tuple(Floor(tuple(map(_order, orders))) for orders in document["floors"]),
+                next_lanes=None if document["nextLanes"] is None else _whole(document["nextLanes"]),
             )
         except (KeyError, TypeError, ValueError, UsageError) as error:
-            raise SinkError(
-                f"the plan of the lanes cannot be read: {error!r}",
-                hint="Somebody changed it by hand. Restore it, or start anew under another resource",
+            raise LeaseDocumentError(
+                f"the plan of the lanes in the lease on {resource!r} cannot be read: {error!r}",
+                hint="Somebody changed it by hand. Restore it, or use another resource",
             ) from None
 
 
-def _token(value: object) -> Mapping[str, Any] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or not isinstance(value.get("_data"), str):
-        raise TypeError(f"{value!r} is no resume token")
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
     return value
+
+
+def _order(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no place")
+    return value.encode()
+
+
+def lane_resource(resource: str, plan: LanePlan, lane: int) -> str:
+    """The name of a lane's own lease."""
+    return f"{resource}/{plan.generation}.{lane}"
+
+
+def member_resource(resource: str, slot: int) -> str:
+    """The name of the lease by which a process is seen. There are as many as lanes: more have nothing to do."""
+    return f"{resource}/member.{slot}"
+
+
+def sealed(position: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is written over the ``position`` of a lane whose generation is at its end: nobody works on it any more."""
+    return {_SEALED: position}
+
+
+def is_sealed(position: Mapping[str, Any] | None) -> bool:
+    return position is not None and _SEALED in position
+
+
+def lane_position(position: Mapping[str, Any] | None, resource: str) -> StreamPosition | None:
+    """The position in a lane's lease, sealed or not; ``None`` where there is none yet. Raises LeaseDocumentError."""
+    document = position[_SEALED] if position is not None and _SEALED in position else position
+    return None if document is None else StreamPosition.from_document(document, resource)
 
 
 def check_lanes(lanes: object) -> None:
@@ -142,23 +177,6 @@ def check_lanes(lanes: object) -> None:
         raise UsageError(f"partitions must be a whole number from 1 to {LANES_MAX}, not {lanes!r}")
 
 
-@dataclass(frozen=True)
-class LanePosition:
-    """What a lane's lease holds: the ``token`` that it is done with, and the barrier that it has ``reached``: it has
-    handled everything before that, and waits."""
-
-    token: Mapping[str, Any] | None = None
-    reached: bytes = b""
-
-    def is_at(self, barrier: bytes) -> bool:
-        """Whether everything of the lane before the barrier is done."""
-        return self.reached >= barrier or order_of(self.token) >= barrier
-
-    def is_past(self, barrier: bytes) -> bool:
-        """For the lane that handles barriers: whether this one is done."""
-        return order_of(self.token) >= barrier
-
-
-def may_handle_barrier(barrier: bytes, others: Sequence[LanePosition]) -> bool:
-    """Whether lane 0 may handle the barrier: ``others`` are the positions of all lanes but its own."""
-    return all(position.is_at(barrier) for position in others)
+def all_at(barrier: bytes, orders: Sequence[bytes]) -> bool:
+    """Whether lane 0 may handle the barrier: ``orders`` are the committed places of all lanes but its own."""
+    return all(order >= barrier for order in orders)

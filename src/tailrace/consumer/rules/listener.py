@@ -7,7 +7,7 @@ committed, before the next one is handled; nothing is begun on a lease that is k
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -98,6 +98,16 @@ class ListenerStatistics:
     lease_version: int = 0
     position_time: int = 0
     gaps: int = 0
+
+
+def together(parts: Sequence[ListenerStatistics]) -> ListenerStatistics:
+    """The statistics of several listeners as those of one: the least position, the newest lease."""
+    whole = ListenerStatistics()
+    for name in ("handled", "skipped", "commits", "failures", "leases_lost", "gaps"):
+        setattr(whole, name, sum(getattr(part, name) for part in parts))
+    whole.lease_version = max(part.lease_version for part in parts)
+    whole.position_time = min((part.position_time for part in parts if part.lease_version), default=0)
+    return whole
 
 
 class ListenerLogic:

@@ -1,0 +1,196 @@
+"""One process among those that share the lanes of a resource: which lanes it works on, from moment to moment.
+
+There is no coordinator. Everything is decided by what stands in the leases: the plan (the position of the resource's
+own lease), one lease for each process that takes part, one for each lane.
+
+The number of lanes is changed by whoever sees the change wanted and every process at rest: it takes the lease of each
+old lane and *seals* it, so that nobody goes on there, and then writes the next generation's plan. It may stop anywhere;
+somebody else goes on, and comes to the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, Final
+
+from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.lane_need import (
+    FindBeginning,
+    GiveLease,
+    GroupNeed,
+    HoldLease,
+    ReadRecords,
+    Record,
+    RunLanes,
+    TakeLease,
+    WriteRecord,
+)
+from tailrace.consumer.rules.lane_shares import moves
+from tailrace.consumer.rules.lanes import (
+    LanePlan,
+    check_lanes,
+    is_sealed,
+    lane_position,
+    lane_resource,
+    member_resource,
+    sealed,
+)
+from tailrace.consumer.rules.lease import Lease
+from tailrace.consumer.rules.need import Outcome, Pause
+from tailrace.consumer.rules.position import StreamPosition
+
+#: A process looks at the leases so many times while one of them runs.
+_LOOKS: Final = 6
+_LOOK_MAX_S: Final = 2.0
+#: The same while something is about to change.
+_SOON_S: Final = 0.1
+
+GroupSteps = Generator[GroupNeed, Outcome, Any]
+
+
+class LaneGroupLogic:
+    """``steps()`` is driven by one driver; ``stopping`` may be set by anybody: lanes finish the change in hand, commit,
+    and everything is given back.
+
+    A process asks for its number of ``lanes`` once, when it begins. From then on it follows the plan, so that
+    processes that were started with different numbers do not undo each other's wish for ever: the last one counts.
+    With ``None`` it asks for nothing.
+    """
+
+    def __init__(self, resource: str, owner: str, lanes: int | None, lease_seconds: float) -> None:
+        if lanes is not None:
+            check_lanes(lanes)
+        self.stopping = False
+        self.plan: LanePlan | None = None
+        self._resource = resource
+        self._owner = owner
+        self._wanted = lanes
+        self._look_s = min(lease_seconds / _LOOKS, _LOOK_MAX_S)
+        self._member: Lease | None = None
+        self._slot = 0
+
+    def steps(self) -> GroupSteps:
+        """Needs, until the process is told to stop. Raises what ends it."""
+        while not self.stopping:
+            try:
+                if self.plan is None:
+                    self.plan = yield from self._settled_plan()
+                    calm = False
+                else:
+                    calm = yield from self._round(self.plan)
+            except (LeaseStoreUnavailable, LeaseLost):
+                calm = True
+            yield Pause(self._look_s if calm else min(_SOON_S, self._look_s), "until the next look at the leases")
+        yield from self.leave()
+
+    def _ask(self, need: GroupNeed) -> GroupSteps:
+        outcome = yield need
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    # The plan
+
+    def _settled_plan(self) -> GroupSteps:
+        """The plan, made or asked to change where need be; ``None``: not yet."""
+        (record,) = yield from self._ask(ReadRecords((self._resource,)))
+        if record is not None and LanePlan.is_plan(record.lease.position):
+            plan = LanePlan.from_document(record.lease.position, self._resource)
+            if self._wanted is None or plan == plan.asked_for(self._wanted):
+                return plan
+        lease = yield from self._ask(TakeLease(self._resource))
+        if lease is None:
+            return None  # another process changes it, or a listener without lanes is at work
+        position: Mapping[str, Any] | None = lease.position
+        if LanePlan.is_plan(position):
+            plan = LanePlan.from_document(position or {}, self._resource).asked_for(self._wanted or 1)
+        elif position is None or "snapshot" in position:
+            yield from self._ask(GiveLease(lease))
+            yield from self._ask(FindBeginning())
+            return None
+        else:
+            plan = LanePlan(self._wanted or 1, StreamPosition.from_document(position, self._resource))
+        yield from self._ask(WriteRecord(lease, plan.to_document()))
+        yield from self._ask(GiveLease(lease))
+        return plan
+
+    def _change_generation(self) -> GroupSteps:
+        """Seal all lanes and write the next plan, if nobody holds one of them any more."""
+        lease = yield from self._ask(TakeLease(self._resource))
+        if lease is None:
+            return
+        plan = LanePlan.from_document(lease.position, self._resource)
+        positions = []
+        for lane in range(plan.lanes if plan.next_lanes is not None else 0):
+            name = lane_resource(self._resource, plan, lane)
+            taken = yield from self._ask(TakeLease(name))
+            if taken is None:
+                yield from self._ask(GiveLease(lease))
+                return
+            if not is_sealed(taken.position):
+                yield from self._ask(WriteRecord(taken, sealed(taken.position)))
+            yield from self._ask(GiveLease(taken))
+            positions.append(lane_position(taken.position, name))
+        if positions:
+            yield from self._ask(WriteRecord(lease, plan.changed(positions).to_document()))
+        yield from self._ask(GiveLease(lease))
+
+    # Round after round
+
+    def _round(self, plan: LanePlan) -> GroupSteps:
+        """Look at the leases and act; whether nothing was to be done."""
+        names = [self._resource]
+        names += [member_resource(self._resource, slot) for slot in range(plan.lanes)]
+        names += [lane_resource(self._resource, plan, lane) for lane in range(plan.lanes)]
+        records: tuple[Record | None, ...] = yield from self._ask(ReadRecords(tuple(names)))
+        first, slots, lanes = records[0], records[1 : plan.lanes + 1], records[plan.lanes + 1 :]
+        now = plan if first is None else LanePlan.from_document(first.lease.position or {}, self._resource)
+        if now != plan:
+            if (yield from self._ask(RunLanes(plan, frozenset()))):
+                return False
+            self.plan = now
+            return False
+        if plan.next_lanes is not None:
+            if not (yield from self._ask(RunLanes(plan, frozenset()))):
+                yield from self._change_generation()
+            return False
+        if not (yield from self._take_part(plan, slots)):
+            yield from self._ask(RunLanes(plan, frozenset()))
+            return True
+        members = {record.holder for record in slots if record is not None} - {None}
+        owners = {lane: record.holder for lane, record in enumerate(lanes) if record is not None and record.holder}
+        move = moves(self._owner, {str(member) for member in members}, owners, plan.lanes)
+        mine = {lane for lane, owner in owners.items() if owner == self._owner}
+        wanted = frozenset((mine - set(move.give_up)) | set(move.take))
+        running = yield from self._ask(RunLanes(plan, wanted))
+        return running == wanted == mine
+
+    def _take_part(self, plan: LanePlan, slots: tuple[Record | None, ...]) -> GroupSteps:
+        """Be seen by the others: hold one of the members' leases. False where others hold all of them."""
+        if self._member is not None and self._slot < plan.lanes:
+            try:
+                yield from self._ask(HoldLease(self._member))
+            except LeaseLost:
+                self._member = None
+            else:
+                return True
+        if self._member is not None:
+            yield from self._ask(GiveLease(self._member))
+            self._member = None
+        for slot, record in enumerate(slots):
+            if record is None or record.is_free or record.lease.owner == self._owner:
+                self._member = yield from self._ask(TakeLease(member_resource(self._resource, slot)))
+                if self._member is not None:
+                    self._slot = slot
+                    return True
+        return False
+
+    def leave(self) -> GroupSteps:
+        """Stop all lanes, wait for them, and give back what is held."""
+        try:
+            if self.plan is not None:
+                while (yield from self._ask(RunLanes(self.plan, frozenset()))):
+                    yield Pause(_SOON_S, "until the lanes have ended")
+        finally:
+            if self._member is not None:
+                yield GiveLease(self._member)
