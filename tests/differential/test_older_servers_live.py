@@ -4,6 +4,7 @@ leaves out the token's event. The fuzzing had run on 6.0 alone, so nothing had c
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline import kernel as pipeline_kernel
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.reading.slice_reader import slice_events
@@ -140,6 +142,51 @@ def test_a_look_up_finds_what_the_servers_finds(
     assert watched[0] == watched[1]
     assert bson.decode(watched[1][0])["fullDocument"] == expected
     assert _slice(server, database, (ClusterTime.from_timestamp(start), end))[0]["fullDocument"] == expected
+
+
+#: A ``$match`` that leaves out the update, and what 6.0 ends the stream with: 166 where it looks the document up first.
+_BEFORE_LOOK_UP: dict[str, tuple[dict[str, Any], int | None]] = {
+    "a field of every event": ({"operationType": "insert"}, None),
+    "an array in the key": ({"documentKey._id": {"$elemMatch": {"$exists": True}}}, None),
+    "the size of the key": ({"documentKey._id": {"$size": 2}}, None),
+    "the size of an updated field": ({"updateDescription.updatedFields.v": {"$size": 3}}, None),
+    "the size of what was removed": ({"updateDescription.removedFields": {"$size": 3}}, 166),
+    "an array in the operation's type": ({"operationType": {"$elemMatch": {"$eq": "insert"}}}, 166),
+    "the size of the namespace": ({"ns.coll": {"$size": 1}}, 166),
+    "the pre-image is less than null": ({"fullDocumentBeforeChange": {"$lt": None}}, None),
+    "the pre-image": ({"fullDocumentBeforeChange.v": 9}, None),
+    "an expression of the pre-image": ({"$expr": {"$eq": ["$fullDocumentBeforeChange.v", 9]}}, None),
+    "the pre-image or the type": ({"$or": [{"fullDocumentBeforeChange.v": 9}, {"operationType": "insert"}]}, None),
+    "the pre-image or the document": ({"$or": [{"fullDocumentBeforeChange.v": 9}, {"fullDocument.v": 9}]}, 166),
+    "the size of the pre-image": ({"fullDocumentBeforeChange.v": {"$size": 1}}, 166),
+    "the document": ({"fullDocument.v": 5}, 166),
+}
+
+
+def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We looked up for what a ``$match`` on the pre-image leaves out, and not for what some tests of arrays do. Random
+    predicates had met collections that are views by now once in a thousand seeds, so nothing had compared this."""
+    start = note(server.wire, "start")
+    _updated(server, "spared.c")
+    looks_up_by_name = server.version.startswith(_BY_NAME)
+    server.mongo.spared.drop_collection("c")
+    server.mongo.spared.create_collection("c", viewOn="other", pipeline=[])
+    end = note(server.wire, "end")
+    told: dict[str, Any] = {"startAtOperationTime": start.to_timestamp(), "fullDocument": "updateLookup"}
+    for stage in (told, {**told, "fullDocumentBeforeChange": "whenAvailable"}):
+        if "fullDocumentBeforeChange" in stage and not looks_up_by_name:
+            continue  # newer than the server
+        for kernel_bytes_min, (words, (predicate, code)) in itertools.product(
+            (0, sys.maxsize), _BEFORE_LOOK_UP.items()
+        ):
+            monkeypatch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", kernel_bytes_min)
+            match = {"$match": predicate}
+            server.compare(Case(("spared", None), stage, pipeline=({"$addFields": {"more": 1}}, match)), start, end)
+            result = server.compare(Case(("spared", None), stage, pipeline=(match,)), start, end)
+            codes = [error.code for error in result.errors_met]
+            assert codes == ([code] if code is not None and looks_up_by_name else []), words
 
 
 def _slice(

@@ -32,7 +32,7 @@ from tailrace.stage.match_classic_events import MatchClassicEvents
 from tailrace.stage.oplog_match import OplogMatch
 from tailrace.stage.transform import Transform
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
-from tailrace.stage.user_stages import MatchAhead, MatchBehindImages, UserStages
+from tailrace.stage.user_stages import MatchAhead, MatchBehindImages, MatchBetweenImages, UserStages
 
 #: The server's stages of a shard, in the order in which it builds them; ``pipeline.router`` has those after the merge.
 SHARD_STAGES: Final = (
@@ -45,6 +45,7 @@ SHARD_STAGES: Final = (
     CheckTopologyChange,
     MatchAhead,
     AddPreImage,
+    MatchBetweenImages,
     AddPostImage,
     MatchBehindImages,
     UserStages,
@@ -132,6 +133,8 @@ class ChangeStreamPipeline:
             made[AddPreImage] = AddPreImage(options)
         if FULL_DOCUMENT in pushdown.looks_up:
             made[AddPostImage] = AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid)
+        if pushdown.between_images:
+            made[MatchBetweenImages] = MatchBetweenImages(pushdown.between_images, pushdown.order)
         if pushdown.behind_images:
             made[MatchBehindImages] = MatchBehindImages(pushdown.behind_images, pushdown.order)
         if user.stages:

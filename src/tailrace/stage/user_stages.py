@@ -38,6 +38,11 @@ class MatchAhead:
                 out.append(event)
 
 
+class MatchBetweenImages(MatchAhead):
+    """Those parts that ask for the pre-image and for no other one, ahead of the look-up of ``fullDocument``: where that
+    would fail for an event that they leave out, nobody asks."""
+
+
 class MatchBehindImages(MatchAhead):
     """Those parts that ask for images, ahead of the user's other stages."""
 

@@ -24,6 +24,7 @@ from tailrace.plan.plan import Plan
 from tailrace.raw_bson import EMPTY_DOCUMENT
 
 _NO_FIELDS: Final[frozenset[bytes]] = frozenset()
+_FULL_DOCUMENT: Final = frozenset((FULL_DOCUMENT,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Pushdown:
     ``conjuncts``       the parts of the user's ``$match`` stages that may be asked of a whole event at once
     ``on_entries``      those of them that may be asked of an entry, before anything is looked up
     ``before_images``   those that are asked of the event before images are looked up
+    ``between_images``  those that ask for the pre-image alone, and are asked before ``fullDocument`` is looked up
     ``behind_images``   those that are asked once the images are there, before the stages that they were moved past
     ``order``           how values are compared: by their bytes, or by a collation
     ``oplog_filter``    query document for ``local.oplog.rs``, to be joined with conditions on ``ts``; ``None``: the
@@ -45,6 +47,7 @@ class Pushdown:
     conjuncts: tuple[Conjunct, ...]
     on_entries: tuple[Conjunct, ...]
     before_images: tuple[Conjunct, ...]
+    between_images: tuple[Conjunct, ...]
     behind_images: tuple[Conjunct, ...]
     order: Order
     oplog_filter: bytes | None
@@ -64,12 +67,14 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fails))
     shown = _shown_images(plan)
     before = tuple(one for one in conjuncts if one.passes_stages_of(shown))
-    behind = tuple(one for one in conjuncts if not one.passes_stages_of(shown) and one.moved)
+    between: tuple[Conjunct, ...] = ()
+    if FULL_DOCUMENT in shown:
+        between = tuple(one for one in conjuncts if one not in before and one.passes_stages_of(_FULL_DOCUMENT))
+    behind = tuple(one for one in conjuncts if one.moved and one not in before and one not in between)
     asked: tuple[Conjunct, ...] = ()
     if enabled:
-        # A required image that is missing is an error at its event, unless the server asks the match before it looks.
-        rewrites = [one for one in conjuncts if order.simple and _rewritten(one)]
-        early = (one for one in conjuncts if not _requires_images(plan) or one in before or one in rewrites)
+        # A look-up that fails is an error at its event, unless the server asks the match before it looks.
+        early = (one for one in conjuncts if one in before or _shows_no_failure(plan, one, order))
         asked = tuple(one for one in early if one.fields is not None and not one.fails)
     nodes: list[tree.Node] = [one.node for one in asked]
     sessions: list[tree.Node] = []
@@ -82,6 +87,7 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
         conjuncts=conjuncts,
         on_entries=asked,
         before_images=before,
+        between_images=between,
         behind_images=behind,
         order=order,
         oplog_filter=oplog_filter(plan, queried) if queried or scoped else None,
@@ -95,21 +101,28 @@ def _shown_images(plan: Plan) -> frozenset[bytes]:
     options = plan.options
     images = _NO_FIELDS
     if options.full_document != "default":
-        images |= {FULL_DOCUMENT}
+        images |= _FULL_DOCUMENT
     if options.full_document_before_change != "off":
         images |= {BEFORE_CHANGE}
     return images
 
 
-def _requires_images(plan: Plan) -> bool:
-    return "required" in (plan.options.full_document, plan.options.full_document_before_change)
+def _shows_no_failure(plan: Plan, one: Conjunct, order: Order) -> bool:
+    """Whether asking it of entries leaves the same look-ups failing as on the server, although it is not asked of
+    events before images are."""
+    options = plan.options
+    if "required" in (options.full_document, options.full_document_before_change):
+        return order.simple and _rewritten(one)
+    # An update's entry does not decide what asks for the image.
+    asks_image = one.fields is None or FULL_DOCUMENT in one.fields
+    return options.full_document != "updateLookup" or asks_image or not one.stays
 
 
 def _rewritten(one: Conjunct) -> bool:
     """Whether the server asks it in the oplog query although it depends on an image: ``fullDocument`` by itself, where
     that must be there to pass."""
     leaf = not isinstance(one.node, tree.And | tree.Or | tree.Nor | tree.Not)
-    return leaf and one.fields == frozenset((FULL_DOCUMENT,)) and not document_test(one.node)(EMPTY_DOCUMENT)
+    return leaf and one.fields == _FULL_DOCUMENT and not document_test(one.node)(EMPTY_DOCUMENT)
 
 
 def _asks_for_session(one: Conjunct) -> bool:
