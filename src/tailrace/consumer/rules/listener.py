@@ -399,7 +399,10 @@ class ListenerLogic:
             # The transaction may have been committed or not: only the store knows, so the position is read back.
             raise LeaseLost(error.message, hint=error.hint) from error
         if isinstance(error, Fenced):
-            yield from self._ask(RefreshLease(owned.lease))
+            try:
+                yield from self._ask(RefreshLease(owned.lease))
+            except LeaseStoreUnavailable:
+                raise error from None  # whose the lease is will be seen when it is acquired again
             raise HandlerFailed(
                 f"{error.message}, but the lease on {owned.lease.resource!r} is still held with version "
                 f"{owned.lease.version}",

@@ -39,7 +39,8 @@ class StreamPosition:
     def cluster_time(self) -> ClusterTime:
         """The cluster time that everything before was handled."""
         if self.token is not None:
-            return ResumeToken.parse(self.token).cluster_time
+            # Every token begins with it: one byte for its type, then eight. Parsing the rest takes 60 µs.
+            return ClusterTime(int(self.token["_data"][2:18], 16))
         return ClusterTime.from_timestamp(self.at) if self.at is not None else ClusterTime(0)
 
     def moved_to(self, token: Mapping[str, Any], *, start_after: bool = False) -> StreamPosition:

@@ -1,0 +1,90 @@
+"""Listeners and servers with a fault planted: the simulation must notice each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from tailrace.consumer.rules.lease import Lease
+from tailrace.consumer.rules.listener import ListenerLogic, Steps
+from tailrace.consumer.rules.need import FindStart, OpenStream, Pulled
+from tailrace.consumer.rules.ownership import Ownership
+from tailrace.consumer.rules.position import StreamPosition
+from tests.simulation.schedule import Schedule
+from tests.simulation.servers import Clock, Servers
+
+
+def without_fence(schedule: Schedule) -> Servers:
+    """Targets that do not look at the fencing token."""
+    return Servers(schedule, fenced=False)
+
+
+class _ClientClock(Servers):
+    def time_of(self, client_time: Clock) -> datetime:
+        return client_time()
+
+
+def judged_by_the_client_s_clock(schedule: Schedule) -> Servers:
+    """A lease's expiry is written and judged by the clock of whoever asks."""
+    return _ClientClock(schedule)
+
+
+class CommitsBeforeTheWork(ListenerLogic):
+    """The position is written before the handler runs."""
+
+    def _handle(self, owned: Ownership, pulled: Pulled) -> Steps:
+        before = self._position
+        assert before is not None
+        assert pulled.token is not None
+        self._moved(before.moved_to(pulled.token, start_after=pulled.invalidate))
+        yield from self._commit(owned)
+        self._moved(before)
+        return (yield from super()._handle(owned, pulled))
+
+
+class _OwnersUnchecked(Servers):
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
+        record = self.records.get(lease.resource, lease)
+        return super().commit(record, position, seconds, client_time)
+
+
+def commit_without_looking_at_the_owner(schedule: Schedule) -> Servers:
+    """A commit changes the record of whoever holds the lease by now."""
+    return _OwnersUnchecked(schedule)
+
+
+class ForgetsToReadThePositionBack(ListenerLogic):
+    """After a lease was lost it goes on where it was itself."""
+
+    def _forget(self, owned: Ownership) -> Steps:
+        kept = self._position
+        yield from super()._forget(owned)
+        self._kept = kept
+
+    def _work(self, owned: Ownership) -> Steps:
+        kept: StreamPosition | None = getattr(self, "_kept", None)
+        if kept is not None:
+            owned.lease = replace(owned.lease, position=kept.to_document())
+        yield from super()._work(owned)
+
+
+class DoesNotWriteItsStartDown(ListenerLogic):
+    """Figure 4b: a listener that crashes before its first commit begins anew, at another present."""
+
+    def _begin(self, owned: Ownership, position: StreamPosition | None) -> Steps:
+        time = yield from self._ask(FindStart(self.settings.start))
+        yield from self._ask(OpenStream(StreamPosition(at=time)))
+        self._moved(StreamPosition(at=time))
+
+
+#: What each mutant is, and the options of a Simulation that plant it.
+MUTANTS: dict[str, dict[str, Any]] = {
+    "the fence left out": {"new_servers": without_fence},
+    "the lease judged by the client's clock": {"new_servers": judged_by_the_client_s_clock},
+    "the commit before the work": {"new_logic": CommitsBeforeTheWork},
+    "a commit that does not look at the owner": {"new_servers": commit_without_looking_at_the_owner},
+    "the position not read back": {"new_logic": ForgetsToReadThePositionBack},
+    "the start not written down": {"new_logic": DoesNotWriteItsStartDown},
+}

@@ -1,0 +1,311 @@
+"""A listener's process: the real logic and the real keeper, driven step by step, paused, killed and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import datetime, timedelta
+from typing import Any
+
+from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
+from tailrace.consumer.rules.keeper import keep
+from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.consumer.rules.need import (
+    AcquireLease,
+    CloseStream,
+    CommitPosition,
+    FindStart,
+    HandleChange,
+    JudgeError,
+    KeepLease,
+    Need,
+    OpenStream,
+    Outcome,
+    Pause,
+    PullChange,
+    RefreshLease,
+    ReleaseLease,
+)
+from tailrace.consumer.rules.ownership import Ownership
+from tailrace.errors import SourceError
+from tests.simulation.stream import SimulatedStream
+
+Answer = Callable[[Any, BaseException | None], None]
+Steps = Generator[Need, Outcome, Any]
+
+TIMEOUT_S = 10.0
+
+
+class HandlerError(Exception):
+    """What a simulated handler raises where its write got no answer."""
+
+
+class Process:
+    """One incarnation after the other of one listener. ``run`` is the Simulation that it belongs to."""
+
+    def __init__(
+        self, run: Any, name: str, settings: ListenerSettings, new_logic: Callable[..., ListenerLogic]
+    ) -> None:
+        self.run = run
+        self.name = name
+        self.settings = settings
+        self.new_logic = new_logic
+        random = run.schedule.random
+        self.fixed_id = random.random() < 0.2
+        #: How the process's clocks are wrong: the wall clock is off by seconds, the monotonic one runs fast or slow.
+        self.skew = random.choice((0.0, 0.0, random.uniform(-100, 100)))
+        self.rate = random.choice((1.0, random.uniform(0.95, 1.05)))
+        self.incarnation = 0
+        self.alive = False
+        self.paused_until = 0.0
+        self.logic: ListenerLogic | None = None
+        self.ownership: Ownership | None = None
+        self.stream: SimulatedStream | None = None
+        self._steps: list[Steps] = []
+
+    @property
+    def owner(self) -> str:
+        return self.name if self.fixed_id else f"{self.name}.{self.incarnation}"
+
+    def monotonic(self) -> float:
+        return float(self.run.schedule.now * self.rate)
+
+    def wall(self) -> datetime:
+        return self.run.schedule.server_time() + timedelta(seconds=self.skew)
+
+    # Life and death
+
+    def start(self) -> None:
+        self.incarnation += 1
+        self.alive = True
+        self.paused_until = 0.0
+        self.ownership = self.stream = None
+        self.logic = self.new_logic(self.settings)
+        self._begin(self.logic.steps())
+
+    def kill(self) -> None:
+        """SIGKILL: nothing more is done, and nobody is told."""
+        self.alive = False
+        for steps in self._steps:
+            steps.close()
+        self._steps.clear()
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.alive and self.logic is not None:
+            self.logic.stopping = True
+
+    def ended(self, error: BaseException | None) -> None:
+        """The listener has come to its end by itself."""
+        if error is not None and not isinstance(error, OwnerNotUnique | SourceError):
+            raise error
+        self.kill()
+        self.run.process_ended(self)
+
+    # Driving
+
+    def _begin(self, steps: Steps) -> None:
+        self._steps.append(steps)
+        self._continue(steps, None)
+
+    def _continue(self, steps: Steps, outcome: Outcome | None) -> None:
+        is_main = self.logic is not None and steps is self._steps[0]
+        try:
+            need = next(steps) if outcome is None else steps.send(outcome)
+        except StopIteration:
+            if is_main:
+                self.ended(None)
+            return
+        except Exception as error:
+            if not is_main:
+                raise
+            self.ended(error)
+            return
+        asked = self.monotonic()
+
+        def answer(value: Any, error: BaseException | None) -> None:
+            self.later(lambda: self._continue(steps, Outcome(asked, self.monotonic(), value, error)))
+
+        self.perform(need, answer)
+
+    def later(self, action: Callable[[], None], seconds: float = 0.0) -> None:
+        """Do ``action`` in this incarnation, when it is not paused; now and then it is killed or paused before."""
+        incarnation = self.incarnation
+
+        def act() -> None:
+            if not self.alive or self.incarnation != incarnation:
+                return
+            faults, random, schedule = self.run.faults, self.run.schedule.random, self.run.schedule
+            if schedule.now < self.paused_until:
+                schedule.after(self.paused_until - schedule.now, act)
+            elif random.random() < faults.crash:
+                self.kill()
+                self.run.process_ended(self)
+            elif random.random() < faults.pause:
+                self.paused_until = schedule.now + random.choice((0.5, 1.2, 3.0)) * self.settings.lease_seconds
+                schedule.after(self.paused_until - schedule.now, act)
+            else:
+                action()
+
+        self.run.schedule.after(seconds, act)
+
+    def call(self, apply: Callable[[], Any], answer: Answer, lost: Callable[[str], Exception]) -> None:
+        """Ask a server: the request or the reply may be lost or late, and what was applied stays applied."""
+        self.later(lambda: self._send(apply, answer, lost))
+
+    def _send(self, apply: Callable[[], Any], answer: Answer, lost: Callable[[str], Exception]) -> None:
+        faults, random, schedule = self.run.faults, self.run.schedule.random, self.run.schedule
+        if random.random() < faults.lost_request:
+            schedule.after(TIMEOUT_S, lambda: answer(None, lost("no answer")))
+            return
+
+        def arrive() -> None:
+            value, error = None, None
+            try:
+                value = apply()
+            except (LeaseLost, LeaseStoreUnavailable) as raised:
+                error = raised
+            if random.random() < faults.lost_reply:
+                schedule.after(TIMEOUT_S, lambda: answer(None, lost("no reply")))
+            else:
+                schedule.after(self._delay(), lambda: answer(value, error))
+
+        schedule.after(self._delay(), arrive)
+
+    def _delay(self) -> float:
+        random = self.run.schedule.random
+        return float(random.uniform(1, 8)) if random.random() < self.run.faults.slow else float(random.random() * 0.02)
+
+    # Needs
+
+    def perform(self, need: Need, answer: Answer) -> None:
+        servers, seconds = self.run.servers, self.settings.lease_seconds
+        random = self.run.schedule.random
+        resource, owner, clock = self.settings.resource, self.owner, self.wall
+        match need:
+            case AcquireLease():
+                self.call(lambda: servers.acquire(resource, owner, seconds, clock), answer, LeaseStoreUnavailable)
+            case RefreshLease(lease):
+                self.call(lambda: servers.refresh(lease, seconds, clock), answer, LeaseStoreUnavailable)
+            case CommitPosition(lease, position):
+                document = position.to_document()
+                self.call(lambda: servers.commit(lease, document, seconds, clock), answer, LeaseStoreUnavailable)
+            case ReleaseLease(lease):
+                self.call(lambda: servers.release(lease), lambda _value, _error: answer(None, None), LeaseLost)
+            case KeepLease(ownership):
+                self.ownership = ownership
+                self._begin(keep(ownership, seconds))
+                answer(None, None)
+            case Pause():
+                self.later(lambda: answer(None, None), need.seconds * random.uniform(0.75, 1.25))
+            case HandleChange():
+                self.run.handler(self, need, answer)
+            case JudgeError():
+                answer("retry", None)
+            case FindStart():
+                answer(self.run.start_time(need.start), None)
+            case OpenStream(position):
+                if random.random() < self.run.faults.source_away:
+                    answer(None, SourceError("away"))
+                else:
+                    self.stream = SimulatedStream(self.run.history, position)
+                    answer(None, None)
+            case CloseStream():
+                self.stream = None
+                answer(None, None)
+            case PullChange():
+                self._pull(answer)
+            case _:
+                raise AssertionError(f"nobody answers {need}")
+
+    def _pull(self, answer: Answer) -> None:
+        if self.run.schedule.random.random() < self.run.faults.source_away:
+            answer(None, SourceError("away"))
+            return
+        assert self.stream is not None
+        pulled = self.stream.pull()
+        wait = 0.5 if pulled.event is None and pulled.alive else 0.0
+        self.run.schedule.after(wait, lambda: answer(pulled, None))
+
+    # Handlers
+
+    def check(self) -> LeaseLost | None:
+        """What ``change.fence`` and ``change.transaction`` ask first."""
+        assert self.ownership is not None
+        try:
+            self.ownership.check(self.monotonic())
+        except LeaseLost as error:
+            return error
+        return None
+
+
+def fenced_handler(process: Process, need: HandleChange, answer: Answer) -> None:
+    """Look at the lease, do something that takes its time, write."""
+    run = process.run
+    if run.schedule.random.random() < run.faults.handler_error:
+        answer(None, HandlerError("raises"))
+        return
+
+    def write() -> None:
+        # The longest pause may come here, between the look and the write: figure 3.
+        process.call(lambda: run.servers.write(need.event, need.lease.version), answer, HandlerError)
+
+    def look() -> None:
+        error = process.check()
+        if error is not None:
+            answer(None, error)
+        else:
+            process.later(write, run.schedule.random.choice((0.0, 0.01, 1.0)))
+
+    process.later(look)
+
+
+def transactional_handler(process: Process, need: HandleChange, answer: Answer) -> None:
+    """The effect and the commit of the position in one transaction, as ``change.transaction()`` does it."""
+    run, lease, transaction = process.run, need.lease, object()
+    ownership = process.ownership
+    assert ownership is not None
+    position, seconds = need.position.to_document(), process.settings.lease_seconds
+    tries = 5
+
+    def end(value: Any, error: BaseException | None) -> None:
+        ownership.in_transaction = False
+        if isinstance(error, LeaseLost):
+            ownership.lose(error)
+        if error is not None:
+            run.servers.end(transaction, lease.resource)
+        answer(value, error)
+
+    def begun(_: Any, error: BaseException | None) -> None:
+        if error is not None:
+            end(None, error)
+        else:
+            process.later(commit, run.schedule.random.choice((0.0, 0.1, 3.0)))
+
+    result: list[bool] = []
+
+    def apply() -> None:
+        # A commit that is asked for again is done once: the server knows the transaction by its number.
+        if not result:
+            run.servers.commit_transaction(transaction, lease, position, seconds, need.event)
+            result.append(True)
+
+    def commit() -> None:
+        process.call(apply, committed, HandlerError)
+
+    def committed(_: Any, error: BaseException | None) -> None:
+        nonlocal tries
+        if isinstance(error, HandlerError):
+            tries -= 1
+            if tries:
+                process.later(commit)
+            else:
+                end(None, LeaseStoreUnavailable("the outcome is unknown"))
+            return
+        end(error is None, error)
+
+    error = process.check()
+    if error is not None:
+        answer(None, error)
+        return
+    ownership.in_transaction = True
+    process.call(lambda: run.servers.begin(transaction, lease), begun, LeaseStoreUnavailable)

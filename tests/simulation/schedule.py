@@ -1,0 +1,37 @@
+"""Virtual time: one seeded order in which everything happens."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Schedule:
+    """What is to be done, by virtual time in seconds; ``random`` is the only source of chance of a run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._waiting, (self.now + seconds, self._count, action))
+
+    def run(self, is_over: Callable[[], bool], limit: float) -> bool:
+        """Do one thing after the other until it is over; whether that was before ``limit``."""
+        while self._waiting and not is_over():
+            self.now, _, action = heapq.heappop(self._waiting)
+            if self.now > limit:
+                return False
+            action()
+        return is_over()
+
+    def server_time(self) -> datetime:
+        """The server's clock."""
+        return EPOCH + timedelta(seconds=self.now)

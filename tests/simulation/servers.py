@@ -1,0 +1,166 @@
+"""The other side: the store of leases, and the targets that handlers write to. Each call here is one atomic step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tailrace.consumer.rules import lease as rules
+from tailrace.consumer.rules.errors import Fenced, LeaseStoreUnavailable
+from tailrace.consumer.rules.lease import Lease
+from tests.simulation.recorded import RecordedEvent
+from tests.simulation.schedule import Schedule
+
+Clock = Callable[[], datetime]
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise does not hold."""
+
+
+@dataclass
+class Target:
+    """A document that handlers write to."""
+
+    fence: int = 0
+
+
+class Servers:
+    """Leases by resource, targets by key; checks at each step what must never happen.
+
+    ``fenced``  whether targets refuse older tokens (a mutant's do not)
+    """
+
+    transaction_seconds = 60.0
+
+    def __init__(self, schedule: Schedule, *, fenced: bool = True) -> None:
+        self.schedule = schedule
+        self.fenced = fenced
+        self.records: dict[str, Lease] = {}
+        self.granted_until: dict[str, float] = {}
+        self.locked: dict[str, tuple[object, float]] = {}
+        self.targets: dict[str, Target] = {}
+        self.handled: dict[int, int] = {}
+        self.commits = 0
+        #: The change that each version must handle next: it begins behind the position that it read back.
+        self.next_change: dict[int, int] = {}
+        self.first_after: Callable[[Mapping[str, Any]], int] = lambda position: 0
+        self.fenced_writes = 0
+
+    # The store
+
+    def acquire(self, resource: str, owner: str, seconds: float, client_time: Clock) -> Lease | None:
+        """``client_time`` is the asking process's clock: a store must not look at it."""
+        self.refuse_locked(resource)
+        record = self.records.get(resource)
+        taken = rules.acquired(record, resource, owner, seconds, self.time_of(client_time))
+        if taken is None:
+            return None
+        held = record is not None and record.owner not in (None, owner)
+        if held and self.schedule.now < self.granted_until.get(resource, 0.0):
+            raise BrokenPromiseError(
+                f"{owner} took the lease on {resource} while it was granted to {record and record.owner}"
+            )
+        if record is not None and taken.version != record.version + 1:
+            raise BrokenPromiseError(f"version {taken.version} follows {record.version}")
+        if taken.position is not None:
+            self.next_change[taken.version] = self.first_after(taken.position)
+        return self.put(taken, seconds)
+
+    def time_of(self, client_time: Clock) -> datetime:
+        """The clock that leases are judged by: the server's."""
+        return self.schedule.server_time()
+
+    def refresh(self, lease: Lease, seconds: float, client_time: Clock) -> Lease:
+        self.refuse_locked(lease.resource)
+        record = self.records.get(lease.resource)
+        return self.put(rules.refreshed(record, lease, seconds, self.time_of(client_time)), seconds)
+
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
+        self.refuse_locked(lease.resource)
+        return self._commit(lease, position, seconds, client_time)
+
+    def _commit(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
+        record = self.records.get(lease.resource)
+        after = rules.committed(record, lease, position, seconds, self.time_of(client_time))
+        if record is not None and record.position is not None:
+            check_forward(record.position, position)
+        self.commits += 1
+        return self.put(after, seconds)
+
+    def release(self, lease: Lease) -> None:
+        self.refuse_locked(lease.resource)
+        self.put(rules.released(self.records.get(lease.resource), lease), 0.0)
+
+    def revoke(self, resource: str) -> None:
+        """An operator takes the lease away."""
+        record = self.records.get(resource)
+        if record is not None and record.owner is not None and not self.is_locked(resource):
+            self.put(rules.released(record, record), 0.0)
+
+    def put(self, record: Lease, seconds: float) -> Lease:
+        self.records[record.resource] = record
+        self.granted_until[record.resource] = self.schedule.now + seconds
+        return record
+
+    # Transactions: the lease's record is locked from the first write to the end
+
+    def begin(self, transaction: object, lease: Lease) -> None:
+        self.refuse_locked(lease.resource)
+        rules.held(self.records.get(lease.resource), lease)
+        self.locked[lease.resource] = transaction, self.schedule.now + self.transaction_seconds
+
+    def end(self, transaction: object, resource: str) -> None:
+        if self.locked.get(resource, (None, 0.0))[0] is transaction:
+            del self.locked[resource]
+
+    def is_locked(self, resource: str) -> bool:
+        holder = self.locked.get(resource)
+        if holder is not None and holder[1] <= self.schedule.now:
+            del self.locked[resource]  # the server has ended the transaction
+            return False
+        return holder is not None
+
+    def refuse_locked(self, resource: str) -> None:
+        if self.is_locked(resource):
+            raise LeaseStoreUnavailable(f"a transaction holds the record of {resource}")
+
+    def commit_transaction(
+        self, transaction: object, lease: Lease, position: Mapping[str, Any], seconds: float, event: RecordedEvent
+    ) -> None:
+        if not self.is_locked(lease.resource) or self.locked[lease.resource][0] is not transaction:
+            raise LeaseStoreUnavailable("the transaction has been aborted")
+        self.end(transaction, lease.resource)
+        self._commit(lease, position, seconds, self.schedule.server_time)
+        self.write(event, lease.version)
+        if self.handled[event.number] > 1:
+            raise BrokenPromiseError(f"change {event.number} took effect twice in transactions")
+
+    # Targets
+
+    def write(self, event: RecordedEvent, version: int) -> None:
+        """A fenced write: the effect of one change."""
+        target = self.targets.setdefault(event.key, Target())
+        if version < target.fence:
+            if self.fenced:
+                self.fenced_writes += 1
+                raise Fenced(f"version {version} after {target.fence}")
+            raise BrokenPromiseError(f"an effect of version {version} came after one of {target.fence}")
+        following = self.next_change.get(version, event.number)
+        if event.number not in (following - 1, following):  # a handler that had no answer writes again
+            raise BrokenPromiseError(f"version {version} handles change {event.number} where {following} is next")
+        self.next_change[version] = event.number + 1
+        target.fence = version
+        self.handled[event.number] = self.handled.get(event.number, 0) + 1
+
+
+def check_forward(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """The committed position never goes back."""
+    if before.get("token") is None or after.get("token") is None:
+        if before.get("token") is not None:
+            raise BrokenPromiseError("a position with a token was replaced by one without")
+        return
+    if after["token"]["_data"] < before["token"]["_data"]:
+        raise BrokenPromiseError(f"the position went back from {before['token']} to {after['token']}")

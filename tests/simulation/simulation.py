@@ -1,0 +1,155 @@
+"""Listeners, clocks, store, targets and stream under one seeded scheduler.
+
+A run has faults for a while; then they heal, and everything that is left must be handled. What must never happen is
+checked at every step (``servers``), what must have happened at the end. ``python -m tests.simulation --seed n`` plays
+one run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from tailrace.consumer.rules.commit_policy import CommitPolicy
+from tailrace.consumer.rules.lease import Lease
+from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.consumer.rules.position import StreamPosition
+from tests.simulation.faults import NONE, Faults
+from tests.simulation.process import Process, fenced_handler, transactional_handler
+from tests.simulation.recorded import STREAMS, recorded
+from tests.simulation.schedule import Schedule
+from tests.simulation.servers import BrokenPromiseError, Servers
+from tests.simulation.stream import History
+
+#: Virtual seconds: how long things go wrong, and after how long everything must be handled.
+FAULTY_S = 300.0
+LIMIT_S = 6000.0
+RESOURCE = "orders"
+
+
+class Simulation:
+    """One run. ``new_logic`` and ``new_servers`` are for mutants and for other kinds of listeners."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        new_logic: Callable[[ListenerSettings], ListenerLogic] = ListenerLogic,
+        new_servers: Callable[[Schedule], Servers] = Servers,
+    ) -> None:
+        self.seed = seed
+        self.schedule = Schedule(seed)
+        random = self.schedule.random
+        events = recorded(*random.choice(STREAMS))
+        first = random.randrange(max(1, len(events) - 12))
+        events = events[first : first + random.randint(12, 40)]
+        self.history = History(self.schedule, events, random.choice((0.0, 20.0, FAULTY_S * 1.2)))
+        self.faults = Faults.drawn(random)
+        self.servers = new_servers(self.schedule)
+        self.servers.first_after = self._number_after
+        self.is_transactional = random.random() < 0.4
+        self.handler = transactional_handler if self.is_transactional else fenced_handler
+        self.settings = ListenerSettings(
+            resource=RESOURCE,
+            lease_seconds=random.choice((5.0, 30.0)),
+            start=random.choice(("oldest", "oldest", "now")),
+            on_invalidate="resume",
+            commits=CommitPolicy(random.choice((1, 1, 3, 10)), random.choice((None, 2.0)), random.choice((3.0, 30.0))),
+        )
+        self.must_handle: int | None = None
+        count = random.randint(1, 4)
+        self.processes = [Process(self, f"p{number}", self.settings, new_logic) for number in range(count)]
+
+    def run(self) -> None:
+        """Raises BrokenPromiseError, naming the seed."""
+        try:
+            self._run()
+        except Exception as error:
+            raise BrokenPromiseError(f"seed {self.seed}: {type(error).__name__}: {error}") from error
+
+    def played(self) -> Simulation:
+        """The run when it is over."""
+        self.run()
+        return self
+
+    def _run(self) -> None:
+        random = self.schedule.random
+        for process in self.processes:
+            self.schedule.after(random.uniform(0, 5), process.start)
+        self._now_and_then(self.faults.theft_every, lambda: self.servers.revoke(RESOURCE))
+        self._now_and_then(self.faults.stop_every, lambda: random.choice(self.processes).stop())
+        self.schedule.after(FAULTY_S, self._heal)
+        if not self.schedule.run(self._is_over, LIMIT_S):
+            raise BrokenPromiseError(
+                f"not everything was handled: {self._missing()} are left, position {self._position()}"
+            )
+        if self._missing():
+            raise BrokenPromiseError(f"never handled, though the position is behind them: {self._missing()}")
+
+    def _now_and_then(self, every: float, action: Callable[[], None]) -> None:
+        if not every:
+            return
+
+        def act() -> None:
+            if self.faults is not NONE:
+                action()
+                self.schedule.after(self.schedule.random.uniform(0.2, 2) * every, act)
+
+        self.schedule.after(every, act)
+
+    def _heal(self) -> None:
+        self.faults = NONE
+        for process in self.processes:
+            process.paused_until = min(process.paused_until, self.schedule.now + 60)
+
+    def process_ended(self, process: Process) -> None:
+        """A supervisor starts it again."""
+
+        def start() -> None:
+            if not process.alive:
+                process.start()
+
+        self.schedule.after(self.schedule.random.choice((0.1, 5.0, 40.0)), start)
+
+    def start_time(self, start: str) -> Timestamp:
+        return self.history.oldest() if start == "oldest" else self.history.time().tick().to_timestamp()
+
+    # What must have happened
+
+    def _record(self) -> Lease | None:
+        return self.servers.records.get(RESOURCE)
+
+    def _position(self) -> StreamPosition | None:
+        record = self._record()
+        if record is None or record.position is None:
+            return None
+        return StreamPosition.from_document(record.position, RESOURCE)
+
+    def _number_after(self, position: Mapping[str, Any]) -> int:
+        return self.history.events[0].number + self.history.first_after(
+            StreamPosition.from_document(position, RESOURCE)
+        )
+
+    def _is_over(self) -> bool:
+        if self.servers.commits and self.must_handle is None:
+            # The first commit settles what is to be handled: everything from the position on that it writes.
+            position = self._position()
+            assert position is not None
+            self.must_handle = self.history.first_after(position)
+            if self.settings.start == "oldest" and self.must_handle > 0:
+                raise BrokenPromiseError(f"the first position lies behind {self.must_handle} changes")
+        if self.faults is not NONE or self.history.there < len(self.history.events) or self.must_handle is None:
+            return False
+        position = self._position()
+        return position is not None and self.history.first_after(position) == len(self.history.events)
+
+    def _missing(self) -> list[int]:
+        first = 0 if self.must_handle is None else self.must_handle
+        return [event.number for event in self.history.events[first:] if event.number not in self.servers.handled]
+
+
+def simulate(seed: int, **options: Any) -> Simulation:
+    """Run one seed; raises BrokenPromiseError."""
+    return Simulation(seed, **options).played()

@@ -1,0 +1,75 @@
+"""The change stream of a run: recorded events that appear one after the other, and positions that it is opened at."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from tailrace.consumer.rules.need import Pulled
+from tailrace.consumer.rules.position import StreamPosition
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.simulation.recorded import RecordedEvent
+from tests.simulation.schedule import Schedule
+
+
+class History:
+    """What has happened so far: event ``i`` is there from ``appears[i]`` on."""
+
+    def __init__(self, schedule: Schedule, events: tuple[RecordedEvent, ...], seconds: float) -> None:
+        self.schedule = schedule
+        self.events = events
+        self.appears = sorted(schedule.random.uniform(0, seconds) for _ in events)
+        self.orders = [event.order for event in events]
+        self.times = [event.time for event in events]
+
+    @property
+    def there(self) -> int:
+        """How many events there are now."""
+        return bisect_right(self.appears, self.schedule.now)
+
+    def time(self) -> ClusterTime:
+        """The cluster time of the present: that of the last event that is there, or just before the first one."""
+        return ClusterTime(self.times[self.there - 1]) if self.there else ClusterTime(self.times[0] - 1)
+
+    def oldest(self) -> Timestamp:
+        return ClusterTime(self.times[0]).to_timestamp()
+
+    def first_after(self, position: StreamPosition) -> int:
+        """The number of the first event that a stream at ``position`` gives."""
+        if position.token is not None:
+            return bisect_right(self.orders, ResumeToken.parse(position.token).sort_key)
+        if position.at is None:
+            raise AssertionError("a position without a place")
+        return bisect_left(self.times, int(ClusterTime.from_timestamp(position.at)))
+
+
+class SimulatedStream:
+    """One process's stream."""
+
+    def __init__(self, history: History, position: StreamPosition) -> None:
+        self._history = history
+        self._next = history.first_after(position)
+        self._ended = False
+        before = history.events[self._next - 1] if self._next else None
+        if before is not None and before.invalidate and position.token == before.token and not position.start_after:
+            raise AssertionError("a stream cannot be resumed after its invalidate, only started")
+
+    def pull(self) -> Pulled:
+        if self._ended:
+            return Pulled(None, None, alive=False)
+        if self._next < self._history.there:
+            event = self._history.events[self._next]
+            self._next += 1
+            self._ended = event.invalidate
+            return Pulled(event, event.token, event.invalidate)
+        return Pulled(None, self._high_water())
+
+    def _high_water(self) -> Any:
+        time = self._history.time().tick() if self._next else self._history.time()
+        following = self._history.times[self._next] if self._next < len(self._history.times) else None
+        if following is not None and time > following:
+            return self._history.events[self._next - 1].token if self._next else None
+        return ResumeToken.high_water_mark(time).to_document()
