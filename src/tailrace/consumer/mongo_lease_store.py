@@ -34,6 +34,7 @@ TIMEOUT_S: Final = 10.0
 _VERSION_MAX: Final = 1 << 53
 _FIELDS: Final = {"_id", "owner", "version", "position", "expiresAt", "acquiredAt", "committedAt"}
 _DATES: Final = ("expiresAt", "acquiredAt", "committedAt")
+_UNAUTHORIZED: Final = 13
 _WRITE_CONFLICT: Final = 112
 _TRANSIENT: Final = "TransientTransactionError"
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
@@ -237,7 +238,8 @@ def _store_error(message: str, error: PyMongoError) -> TailraceError:
     code = error.code if isinstance(error, OperationFailure) else None
     if code == _WRITE_CONFLICT:
         return LeaseStoreUnavailable(message, code=code)
-    return SinkError(message, code=code, hint="Check the rights on the collection of leases: find, insert and update")
+    hint = "The user needs find, insert and update on the collection of leases" if code == _UNAUTHORIZED else None
+    return SinkError(message, code=code, hint=hint)
 
 
 def _of(lease: Lease) -> dict[str, Any]:

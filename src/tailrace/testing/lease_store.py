@@ -1,0 +1,225 @@
+"""Does a store of leases keep its promises? Ask it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+
+from tailrace.consumer.rules.errors import LeaseLost, OwnerNotUnique
+from tailrace.consumer.rules.lease import Lease
+from tailrace.errors import UsageError
+
+_LONG: Final = 600.0
+_SHORT: Final = 0.3
+_WAIT_S: Final = 60.0
+_POSITION: Final = {"token": {"_data": "8265", "_typeBits": b"\x01\x82"}, "gaps": [{"to": Timestamp(7, 3)}]}
+#: A text that a store which builds expressions must not take for one.
+_FURTHER: Final = {"token": {"_data": "$owner"}, "snapshot": {"key": "$$NOW"}}
+_RIVALS: Final = 8
+
+
+class LeaseStoreError(AssertionError):
+    """A store breaks a promise of ``tailrace.consumer.LeaseStore``; the message says which."""
+
+
+def check_lease_store(new_store: Callable[[], Any]) -> None:
+    """Raises LeaseStoreError where a store breaks a promise of LeaseStore. Takes some seconds.
+
+    ``new_store``  called several times: each store that it returns must reach the same records, as several processes
+                   would (of a store in memory, return the same one). Records are made under new names and stay: use a
+                   place that can be thrown away.
+    """
+    for check in CHECKS:
+        name = f"check {uuid.uuid4().hex}"
+        for end in ("", "/lane 1 of 4", ".with.dots", "$"):
+            check(new_store, name + end)
+            if check is not _names_are_free:
+                break
+
+
+def _require(holds: bool, promise: str) -> None:
+    if not holds:
+        raise LeaseStoreError(promise)
+
+
+@contextmanager
+def _refused(promise: str, kind: type[LeaseLost] = LeaseLost) -> Iterator[None]:
+    try:
+        yield
+    except kind:
+        return
+    raise LeaseStoreError(promise)
+
+
+def _held(store: Any, resource: str, owner: str, seconds: float = _LONG) -> Lease:
+    """The lease, waited for while an older one runs out."""
+    until = time.monotonic() + _WAIT_S
+    while time.monotonic() < until:
+        lease: Lease | None = store.acquire(resource, owner, seconds)
+        if lease is not None:
+            return lease
+        time.sleep(0.02)
+    raise LeaseStoreError("a lease that has run out can be acquired by others")
+
+
+def _same(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> bool:
+    return first is not None and second is not None and dict(first) == dict(second)
+
+
+def _first_lease(new_store: Callable[[], Any], resource: str) -> None:
+    store, other = new_store(), new_store()
+    _require(store.read(resource) is None, "read gives None for a resource that nobody has leased yet")
+    lease = _held(store, resource, "a")
+    _require(lease.owner == "a" and lease.resource == resource, "a lease says whose it is, and on what")
+    _require(isinstance(lease.version, int) and lease.version >= 1, "versions are whole numbers from 1 on")
+    _require(lease.position is None, "a resource begins without a position")
+    _require(other.acquire(resource, "b", _LONG) is None, "a lease that is held is not given to another owner")
+    record = other.read(resource)
+    _require(record is not None, "a lease can be read through another store object")
+    _require((record.owner, record.version) == ("a", lease.version), "an attempt to acquire changes nothing")
+    _require(resource in [one.resource for one in other.leases()], "leases() names every resource")
+    again = store.refresh(lease, _LONG)
+    _require(again.version == lease.version, "a refresh keeps the version")
+
+
+def _names_are_free(new_store: Callable[[], Any], resource: str) -> None:
+    lease = _held(new_store(), resource, "$owner.a")
+    new_store().commit(lease, _POSITION, _LONG)
+    record = new_store().read(resource)
+    _require(record is not None and record.owner == "$owner.a", "names may hold any characters")
+
+
+def _commits(new_store: Callable[[], Any], resource: str) -> None:
+    store, other = new_store(), new_store()
+    lease = _held(store, resource, "a")
+    for position in (_POSITION, _FURTHER):
+        after = store.commit(lease, position, _LONG)
+        _require(after.version == lease.version, "a commit keeps the version")
+        record = other.read(resource)
+        _require(_same(record.position, position), "a position is read back as it was committed, type for type")
+        _require(record.committed_at is not None, "a commit notes when it was")
+    _require(store.release(lease) is True, "release says that the lease was held")
+    taken = other.acquire(resource, "b", _LONG)
+    _require(taken is not None, "a released lease can be acquired at once")
+    _require(taken.version == lease.version + 1, "the version grows by one with each change of owner")
+    _require(_same(taken.position, _FURTHER), "the position is read back with the lease")
+    _stale(store, lease, other)
+
+
+def _stale(store: Any, lease: Lease, other: Any) -> None:
+    before = other.read(lease.resource)
+    with _refused("who has lost a lease cannot commit"):
+        store.commit(lease, {"token": {"_data": "stale"}}, _LONG)
+    with _refused("who has lost a lease cannot refresh it"):
+        store.refresh(lease, _LONG)
+    _require(store.release(lease) is False, "who has lost a lease cannot release it")
+    _require(other.read(lease.resource) == before, "what is refused changes nothing")
+
+
+def _same_owner(new_store: Callable[[], Any], resource: str) -> None:
+    store = new_store()
+    first = _held(store, resource, "a")
+    store.commit(first, _POSITION, _LONG)
+    second = new_store().acquire(resource, "a", _LONG)
+    _require(second is not None, "the owner of a lease can acquire it again")
+    _require(second.version == first.version + 1, "a lease that is acquired again has a new version")
+    _require(_same(second.position, _POSITION), "the position outlives that")
+    with _refused("two listeners with one owner id are told apart by the version: refresh", OwnerNotUnique):
+        store.refresh(first, _LONG)
+    with _refused("two listeners with one owner id are told apart by the version: commit", OwnerNotUnique):
+        store.commit(first, _FURTHER, _LONG)
+    _require(store.release(first) is False, "two listeners with one owner id are told apart by the version: release")
+
+
+def _expiry(new_store: Callable[[], Any], resource: str) -> None:
+    store, other = new_store(), new_store()
+    first = _held(store, resource, "a", _SHORT)
+    second = _held(other, resource, "b", _SHORT)
+    _require(second.version == first.version + 1, "a lease that ran out is taken with the next version")
+    _stale(store, first, other)
+    time.sleep(_SHORT * 2)
+    other.commit(second, _POSITION, _LONG)  # nobody has taken it: it is still the newest version
+    _require(store.acquire(resource, "a", _LONG) is None, "a commit holds the lease for the time that it says")
+    other.refresh(second, _SHORT)
+    third = _held(store, resource, "a", _SHORT)
+    store.refresh(third, _LONG)
+    time.sleep(_SHORT * 2)
+    _require(other.acquire(resource, "b", _LONG) is None, "a refresh holds the lease for the time that it says")
+
+
+def _revoked(new_store: Callable[[], Any], resource: str) -> None:
+    store, other = new_store(), new_store()
+    _require(other.revoke(resource) is None, "revoke gives None where there is no record")
+    lease = _held(store, resource, "a")
+    store.commit(lease, _POSITION, _LONG)
+    before = other.revoke(resource)
+    _require(before is not None and before.owner == "a", "revoke gives the record as it was")
+    _stale(store, lease, other)
+    after = _held(other, resource, "b")
+    _require(after.version == lease.version + 1, "versions go on after a revocation")
+    _require(_same(after.position, _POSITION), "the position outlives a revocation")
+
+
+def _one_wins(new_store: Callable[[], Any], resource: str) -> None:
+    """Rivals ask at the same moment, each through a store object of its own, again and again."""
+    stores = [new_store() for _ in range(_RIVALS)]
+    versions: list[int] = []
+    for round_number in range(6):
+        ready = threading.Barrier(_RIVALS)
+
+        def ask(number: int, ready: threading.Barrier = ready) -> Lease | None:
+            ready.wait()
+            lease: Lease | None = stores[number].acquire(resource, f"rival {number}", _LONG)
+            return lease
+
+        with ThreadPoolExecutor(_RIVALS) as pool:
+            won = [lease for lease in pool.map(ask, range(_RIVALS)) if lease is not None]
+        _require(len(won) == 1, f"one of several who ask at once gets the lease: {len(won)} did")
+        versions.append(won[0].version)
+        if round_number % 2:
+            stores[0].revoke(resource)
+        else:
+            stores[0].release(won[0])
+    _require(versions == list(range(versions[0], versions[0] + 6)), f"versions grow by one: {versions}")
+
+
+def _transactions(new_store: Callable[[], Any], resource: str) -> None:
+    store = new_store()
+    lease = _held(store, resource, "a")
+    store.commit(lease, _POSITION, _LONG)
+    try:
+        with store.transaction(lease, _FURTHER, _LONG):
+            raise InterruptedError
+    except InterruptedError:
+        pass
+    except UsageError:
+        return  # a store without transactions says so
+    _require(_same(store.read(resource).position, _POSITION), "a transaction that is left by an error commits nothing")
+    with store.transaction(lease, _FURTHER, _LONG):
+        pass
+    _require(_same(store.read(resource).position, _FURTHER), "a transaction commits the position")
+    store.revoke(resource)
+    entered = False
+    with _refused("who has lost a lease cannot commit in a transaction"), store.transaction(lease, _POSITION, _LONG):
+        entered = True
+    _require(not entered, "a transaction does not begin on a lease that is lost")
+    _require(_same(store.read(resource).position, _FURTHER), "what is refused changes nothing")
+
+
+CHECKS: Final = (
+    _first_lease,
+    _names_are_free,
+    _commits,
+    _same_owner,
+    _expiry,
+    _revoked,
+    _one_wins,
+    _transactions,
+)

@@ -1,0 +1,191 @@
+"""Leases in MongoDB: the promises of a store on each server version, and what becomes of edited documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from typing import Any
+
+import pytest
+from bson.int64 import Int64
+from pymongo import MongoClient, WriteConcern, monitoring
+
+from tailrace.consumer import Lease, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable, MongoLeaseStore
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import UsageError
+from tailrace.testing import check_lease_store
+
+pytestmark = pytest.mark.mongod
+
+
+class Commands(monitoring.CommandListener):
+    """The commands that were sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        self.sent.append(event.command)
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+@pytest.fixture
+def leases(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
+    with MongoClient(replica_set.uri) as client:
+        name = f"leases_{abs(hash(request.node.nodeid)) % 10**9}"
+        yield client[name]["leases"]
+        client.drop_database(name)
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_the_store_keeps_every_promise(
+    version: str, replica_set: ReplicaSet, start_replica_set: Callable[..., ReplicaSet]
+) -> None:
+    running = replica_set if version == "6.0.27" else start_replica_set(1, version=version)
+    with ExitStack() as stack:
+
+        def new_store() -> MongoLeaseStore:
+            client = stack.enter_context(MongoClient(running.uri))
+            return MongoLeaseStore(client["check"]["leases"])
+
+        check_lease_store(new_store)
+        new_store()._plain.drop()
+
+
+def test_no_time_of_the_client_s_reaches_the_server(replica_set: ReplicaSet) -> None:
+    """A lease must be judged by one clock. The check of a store cannot turn a client's clock, so the commands are
+    looked at."""
+    commands = Commands()
+    with MongoClient(replica_set.uri, event_listeners=[commands]) as client:
+        store = MongoLeaseStore(client["client_clock"]["leases"])
+        lease = store.acquire("orders", "a", 5)
+        assert lease is not None
+        lease = store.commit(lease, {"token": {"_data": "82"}}, 5)
+        lease = store.refresh(lease, 5)
+        with store.transaction(lease, {"token": {"_data": "83"}}, 5):
+            pass
+        store.release(lease)
+        client.drop_database("client_clock")
+
+    def dates(value: Any) -> Iterator[datetime]:
+        if isinstance(value, datetime):
+            yield value
+        elif isinstance(value, dict):
+            for inner in value.values():
+                yield from dates(inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                yield from dates(inner)
+
+    writes = [dict(command) for command in commands.sent if {"findAndModify", "update"} & set(command)]
+    assert len(writes) == 5
+    assert list(dates(writes)) == []
+    assert str(writes).count("$$NOW") >= 4
+    concerns = [command["writeConcern"]["w"] for command in writes if "autocommit" not in command]
+    assert concerns == ["majority"] * 4
+
+
+EDITED: dict[str, dict[str, Any]] = {
+    "a version that is no number": {"version": "7"},
+    "a version below zero": {"version": -1},
+    "a version with a fraction": {"version": 1.5},
+    "a version that is not a number": {"version": float("nan")},
+    "a version without end": {"version": float("inf")},
+    "a version that is true": {"version": True},
+    "a version that is null": {"version": None},
+    "an owner that is a number": {"owner": 5},
+    "a position that is a text": {"position": "8265"},
+    "an expiry that is a text": {"expiresAt": "2026-01-01"},
+    "an expiry that is a number": {"expiresAt": 5},
+    "another field": {"expires_at": 5},
+}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_an_edited_document_is_an_error_and_stays_as_it_is(name: str, leases: Any) -> None:
+    store = MongoLeaseStore(leases)
+    lease = store.acquire("orders", "a", 600)
+    assert lease is not None
+    leases.update_one({"_id": "orders"}, {"$set": EDITED[name]})
+    before = leases.find_one()
+    for owner in ("a", "b"):
+        if name == "another field" and owner == "a":
+            continue
+        with pytest.raises(LeaseDocumentError, match="'orders'"):
+            store.acquire("orders", owner, 600)
+    with pytest.raises(LeaseDocumentError):
+        store.read("orders")
+    if name == "another field":
+        return
+    assert repr(leases.find_one()) == repr(before)
+    if EDITED[name].keys() & {"position", "expiresAt"}:
+        # Owner and version still say whose it is: the owner's next commit puts right what it writes anyway.
+        assert store.commit(lease, {"token": {"_data": "1"}}, 600).position == {"token": {"_data": "1"}}
+        return
+    with pytest.raises((LeaseDocumentError, LeaseLost)):
+        store.commit(lease, {"token": {"_data": "1"}}, 600)
+    assert repr(leases.find_one()) == repr(before)
+
+
+def test_a_version_that_was_removed_is_an_error(leases: Any) -> None:
+    store = MongoLeaseStore(leases)
+    store.acquire("orders", "a", 600)
+    leases.update_one({"_id": "orders"}, {"$unset": {"version": 1}})
+    with pytest.raises(LeaseDocumentError, match="version is not a whole number"):
+        store.acquire("orders", "a", 600)
+
+
+def test_a_whole_number_that_a_shell_has_written_as_a_double_is_taken(leases: Any) -> None:
+    leases.insert_one({"_id": "orders", "version": 6.0, "owner": None, "position": {"token": {"_data": "82"}}})
+    lease = MongoLeaseStore(leases).acquire("orders", "a", 600)
+    assert lease is not None
+    assert lease.version == 7
+    assert isinstance(leases.find_one()["version"], Int64)
+
+
+def test_a_record_that_was_deleted_is_a_lost_lease(leases: Any) -> None:
+    store = MongoLeaseStore(leases)
+    lease = store.acquire("orders", "a", 600)
+    assert lease is not None
+    leases.delete_one({})
+    with pytest.raises(LeaseLost, match="its record is gone"):
+        store.commit(lease, {"token": {"_data": "1"}}, 600)
+
+
+def test_a_weaker_write_concern_of_the_collection_is_not_used(leases: Any) -> None:
+    weak = leases.with_options(write_concern=WriteConcern(0))
+    lease = MongoLeaseStore(weak).acquire("orders", "a", 600)
+    assert isinstance(lease, Lease)
+
+
+def test_a_standalone_server_is_refused(replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, leases: Any) -> None:
+    """Asked of a replica set that says what a standalone server says: a mongod without a replica set is not started
+    here."""
+    store = MongoLeaseStore(leases)
+    command = type(leases.database).command
+
+    def hello(self: Any, *arguments: Any, **options: Any) -> Any:
+        reply = dict(command(self, *arguments, **options))
+        reply.pop("setName", None)
+        return reply
+
+    monkeypatch.setattr(type(leases.database), "command", hello)
+    with pytest.raises(UsageError, match="standalone"):
+        store.acquire("orders", "a", 600)
+    assert leases.find_one() is None
+
+
+def test_a_server_that_is_away_is_asked_again_by_the_caller() -> None:
+    with MongoClient("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=200") as client:
+        store = MongoLeaseStore(client["check"]["leases"], timeout_s=0.5)
+        with pytest.raises(LeaseStoreUnavailable, match="cannot acquire the lease on 'orders'"):
+            store.acquire("orders", "a", 600)
+
+
+def test_what_is_no_collection_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs a PyMongo collection"):
+        MongoLeaseStore("mongodb://localhost")  # type: ignore[arg-type]
