@@ -236,8 +236,15 @@ def test_let_and_a_resume_token_under_a_collation(replica_set: ReplicaSet, wire:
         client.drop_database(name)
 
 
-def test_pymongos_own_stream_would_lose_the_collation_and_is_refused(replica_set: ReplicaSet) -> None:
-    with tailrace.connect(replica_set.uri, engine="server") as client:
-        with pytest.raises(UsageError, match="does not send a collation"):
-            client.watch(collation={"locale": "en", "strength": 1})
-        client.watch(collation={"locale": "simple"}).close()
+def test_the_servers_engine_sends_the_collation_that_pymongos_own_stream_loses(replica_set: ReplicaSet) -> None:
+    """PyMongo 4.20 takes the parameter and leaves it out of the command; the engine had refused it for that."""
+    with pymongo.MongoClient[Any](replica_set.uri) as client:
+        stages = [{"$match": {"fullDocument.n": "resume"}}]
+        for engine in ("server", "oplog"):
+            with (
+                tailrace.connect(replica_set.uri, engine=engine) as ours,
+                ours.collated.c.watch(stages, collation={"locale": "en", "strength": 1}) as stream,
+            ):
+                client.collated.c.insert_many([{"n": "other"}, {"n": "Résumé"}])
+                assert stream.next()["fullDocument"]["n"] == "Résumé"
+        client.drop_database("collated")

@@ -45,13 +45,11 @@ class Flavour:
     """Whose streams are tested.
 
     ``connect``    makes a client; it takes ``event_listeners``
-    ``plain``      PyMongo's object behind a client, for what is no stream
     ``version``    the server version whose cases are run; ``None``: the server's own
     """
 
     name: str
     connect: Callable[..., Any]
-    plain: Callable[[Any], Any]
     version: tuple[int, ...] | None = None
 
 
@@ -123,7 +121,8 @@ class Run:
     flavour: Flavour
     case: Case
     entities: dict[str, Any] = field(default_factory=dict)
-    clients: dict[str, Any] = field(default_factory=dict)
+    clients: list[Any] = field(default_factory=list)
+    streams: list[Any] = field(default_factory=list)
     recorders: dict[str, _Recorder] = field(default_factory=dict)
 
     async def all(self, admin: MongoClient[Any]) -> None:
@@ -147,9 +146,8 @@ class Run:
         finally:
             for name in fail_points:
                 admin.admin.command("configureFailPoint", name, mode="off")
-            for entity in [*self.entities.values(), *self.clients.values()]:
-                if hasattr(entity, "close") and not hasattr(entity, "full_name"):
-                    await _awaited(entity.close())
+            for open_one in [*self.streams, *self.clients]:
+                await _awaited(open_one.close())
 
     def _create(self, kind: str, wanted: Mapping[str, Any]) -> None:
         name = wanted["id"]
@@ -160,7 +158,7 @@ class Run:
                 self.recorders[name] = recorder
                 listeners.append(recorder)
             made = self.flavour.connect(event_listeners=listeners)
-            self.clients[name] = made
+            self.clients.append(made)
         elif kind == "database":
             made = self.entities[wanted["client"]][wanted["databaseName"]]
         else:
@@ -191,12 +189,11 @@ class Run:
         if "saveResultAsEntity" in operation:
             self.entities[operation["saveResultAsEntity"]] = result
 
-    def _plain(self, name: str) -> Any:
-        return self.flavour.plain(self.entities[name])
-
     async def _do_createChangeStream(self, name: str, arguments: dict[str, Any]) -> Any:  # noqa: N802
         parameters = {_WATCH_ARGUMENTS[argument]: value for argument, value in arguments.items()}
-        return await _awaited(self.entities[name].watch(**parameters))
+        stream = await _awaited(self.entities[name].watch(**parameters))
+        self.streams.append(stream)
+        return stream
 
     async def _do_iterateUntilDocumentOrError(self, name: str, arguments: dict[str, Any]) -> Any:  # noqa: N802
         stream = self.entities[name]
@@ -207,38 +204,38 @@ class Run:
         raise AssertionError("neither a document nor an error came")
 
     async def _do_insertOne(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).insert_one(arguments["document"]))
+        await _awaited(self.entities[name].insert_one(arguments["document"]))
 
     async def _do_updateOne(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).update_one(arguments["filter"], arguments["update"]))
+        await _awaited(self.entities[name].update_one(arguments["filter"], arguments["update"]))
 
     async def _do_replaceOne(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).replace_one(arguments["filter"], arguments["replacement"]))
+        await _awaited(self.entities[name].replace_one(arguments["filter"], arguments["replacement"]))
 
     async def _do_deleteOne(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).delete_one(arguments["filter"]))
+        await _awaited(self.entities[name].delete_one(arguments["filter"]))
 
     async def _do_createCollection(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
         collection = arguments.pop("collection")
-        await _awaited(self._plain(name).create_collection(collection, **arguments))
+        await _awaited(self.entities[name].create_collection(collection, **arguments))
 
     async def _do_dropCollection(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).drop_collection(arguments["collection"]))
+        await _awaited(self.entities[name].drop_collection(arguments["collection"]))
 
     async def _do_createIndex(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).create_index(list(arguments["keys"].items()), name=arguments["name"]))
+        await _awaited(self.entities[name].create_index(list(arguments["keys"].items()), name=arguments["name"]))
 
     async def _do_dropIndex(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        await _awaited(self._plain(name).drop_index(arguments["name"]))
+        await _awaited(self.entities[name].drop_index(arguments["name"]))
 
     async def _do_rename(self, name: str, arguments: dict[str, Any]) -> None:
-        await _awaited(self._plain(name).rename(arguments["to"], dropTarget=arguments.get("dropTarget", False)))
+        await _awaited(self.entities[name].rename(arguments["to"], dropTarget=arguments.get("dropTarget", False)))
 
     async def _do_runCommand(self, name: str, arguments: dict[str, Any]) -> Any:  # noqa: N802
-        return await _awaited(self._plain(name).command(arguments["command"]))
+        return await _awaited(self.entities[name].command(arguments["command"]))
 
     async def _do_failPoint(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
-        client = self._plain(arguments["client"])
+        client = self.entities[arguments["client"]]
         await _awaited(client.admin.command(arguments["failPoint"]))
 
     def _compare_events(self, expected: Mapping[str, Any]) -> None:

@@ -44,12 +44,10 @@ _HEARTBEAT_MS = 500
 def flavour_named(name: str, uri: str) -> Flavour:
     uri = f"{uri}&heartbeatFrequencyMS={_HEARTBEAT_MS}"
     if name == "pymongo":
-        return Flavour(name, lambda **options: MongoClient[Any](uri, **options), lambda entity: entity)
+        return Flavour(name, lambda **options: MongoClient[Any](uri, **options))
     engine, _, version = name.partition(" ")
     more = {"server_version": version} if version else {}
-    return Flavour(
-        name, lambda **options: tailrace.connect(uri, engine=engine, **more, **options), lambda entity: entity
-    )  # type: ignore[arg-type]
+    return Flavour(name, lambda **options: tailrace.connect(uri, engine=engine, **more, **options))  # type: ignore[arg-type]
 
 
 def _parameters() -> Iterator[Any]:

@@ -100,7 +100,7 @@ class _Watchable:
         ``max_await_time_ms``  how long ``try_next`` waits for an event (default 1000)
         ``batch_size``         how many oplog entries are read at a time (engine "server": events)
         ``collation``          how the stages of ``pipeline`` compare strings; one other than the simple one needs the
-                               extra ``icu``, and engine "oplog": PyMongo does not send it with a change stream
+                               extra ``icu`` with engine "oplog"
         ``session``            a session of this client that has not ended. The oplog is read without it
 
         The rest is ours, and given by name:

@@ -19,6 +19,11 @@ class TimeLimitError(SourceError, NetworkTimeout):
     """
 
 
+def limit_s() -> float | None:
+    """The seconds that the caller's whole call may take; ``None`` where there is no limit."""
+    return _csot.get_timeout() or None
+
+
 def remaining_s() -> float | None:
     """The seconds left of the caller's time, 0 at least; ``None`` where there is no limit."""
     left = _csot.remaining()  # PyMongo has no public name for what pymongo.timeout() set

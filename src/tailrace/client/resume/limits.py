@@ -1,0 +1,19 @@
+"""How long a stream's commands may wait (rule 31)."""
+
+from __future__ import annotations
+
+
+def get_more_wait_ms(
+    max_await_time_ms: int | None, limit_s: float | None, left_s: float | None, round_trip_s: float
+) -> int | None:
+    """Rule 31: the ``maxTimeMS`` of a getMore, so that an empty reply arrives before the caller's time is over.
+    ``None``: none is sent.
+
+    ``limit_s``       of the caller's whole call; ``None``: no limit
+    ``left_s``        what is left of it
+    ``round_trip_s``  the shortest way to the server and back
+    """
+    if max_await_time_ms is None or limit_s is None or left_s is None or max_await_time_ms >= limit_s * 1000:
+        # Who lets one look wait for longer than a call may take gets a time-out of every quiet look, as from PyMongo.
+        return max_await_time_ms
+    return max(1, min(max_await_time_ms, int((left_s - round_trip_s) * 1000)))
