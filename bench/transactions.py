@@ -5,9 +5,10 @@
 Workloads on one database, read by a stream on it: transactions of ten operations in one oplog entry; the same in
 chains of three entries (the server is told to put four operations into an entry); the same prepared, as transactions
 over several shards are; a new collection with an index after every twenty writes, also with ``showExpandedEvents``; and
-half inserts, half updates on three servers, whose oplogs are merged. The sides are mongod's own change stream (its CPU
-time, from ``/proc``; of the three servers, their streams without a merge), the plain stages and the kernel. In the
-first round the events of all three are compared byte for byte. The bar is 0.15 of mongod's in every line.
+half inserts, half updates in runs of fifty on three servers, whose oplogs are merged. The sides are mongod's own change
+stream (its CPU time, from ``/proc``; of the three servers, their streams without a merge), the plain stages and the
+kernel. In the first round the events of all three are compared byte for byte. The bar is 0.15 of mongod's in every
+line.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ from tailrace.plan.profile import profile_for
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
-from transform import BATCH_BYTES, COLLECTION, DATABASE, document, fill, measure, mongod_cpu_s, split
+from transform import BATCH_BYTES, COLLECTION, DATABASE, document, measure, mongod_cpu_s, split, text
 
 Options: TypeAlias = Mapping[str, Any]
 
 TRANSACTION = 10
+RUN = 50
 #: The server's parameter for chains.
 CHAINED = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 4}
 
@@ -96,10 +98,20 @@ def commands(client: MongoClient, events: int) -> None:
                 database.drop_collection(f"c{other}")
 
 
-def writes(client: MongoClient, events: int) -> None:
-    """Half inserts, half updates."""
-    client[DATABASE].create_collection(COLLECTION)
-    fill(client, events)
+def in_turns(clients: list[MongoClient], events: int) -> None:
+    """Half inserts, half updates, in runs of fifty writes on one server after the other, whose clocks hear of each
+    other as those of a cluster's shards do."""
+    rng = random.Random(7)
+    heard: Mapping[str, Any] | None = None
+    for number in range(events // RUN):
+        client = clients[number % len(clients)]
+        new = [document(rng, number) for _ in range(RUN // 2)]
+        changes = [UpdateOne({"_id": one["_id"]}, {"$set": {"state": "paid", "note": text(rng, 150)}}) for one in new]
+        with client.start_session() as session:
+            if heard is not None:
+                session.advance_cluster_time(heard)
+            client[DATABASE][COLLECTION].bulk_write([*map(InsertOne, new), *changes], session=session)
+            heard = session.cluster_time
 
 
 class Sides:
@@ -140,7 +152,7 @@ class MergedSides:
 
     def native(self) -> Iterator[bytes]:
         for part in self.parts:
-            part.events = self.events // len(self.parts)
+            part.events = part.events or sum(1 for _ in split(b"".join(part.kernel())))
         yield from heapq.merge(*(part.native() for part in self.parts), key=token_of)
 
     def stream(self, kernel: KernelUse) -> Iterator[bytes]:
@@ -187,8 +199,7 @@ def run_merged(name: str, servers: int, asked: int, rounds: int) -> None:
             client[DATABASE]["ready"].insert_one({})
         start = max(source.newest() for source in sources).tick()
         time.sleep(1)
-        for client in clients:
-            writes(client, asked // servers)
+        in_turns(clients, asked)
         parts = [Sides(client, source, start, {}) for client, source in zip(clients, sources, strict=True)]
         compare_and_measure(name, MergedSides(parts, start), [one.members[0].pid for one in sets], rounds)
 
