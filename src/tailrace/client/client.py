@@ -29,6 +29,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.uri import ClientOptions, ConnectionString, redact_repr
+from tailrace.tail.shared_tail import WINDOW_BYTES, TailStatistics
 
 Host = str | ConnectionString | Sequence[str | ConnectionString] | None
 _Pipeline = Sequence[Mapping[str, Any]]
@@ -45,6 +46,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
     *,
     engine: Engine = "oplog",
     server_version: str | None = None,
+    tail_window_bytes: int = WINDOW_BYTES,
     **kwargs: Any,
 ) -> Client[Any]:
     """A client for a replica set or a sharded cluster: takes what ``pymongo.MongoClient`` takes, in the same order.
@@ -55,6 +57,8 @@ def connect(  # noqa: PLR0917  PyMongo's order
     ``engine``   "oplog": the events are made here, from the oplog; "server": the server's own change stream is read
     ``server_version``  engine "oplog": whose events to make, such as "7.0"; by default those of the deployment's own
                         version (docs/reference/server-versions.md)
+    ``tail_window_bytes``  how much of an oplog's end is kept in memory for streams that read it together
+                        (docs/design/tail.md)
     ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 
     Raises what PyMongo raises where the URI or an option cannot be used, as UsageError too; no error holds a password.
@@ -69,6 +73,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
         type_registry,
         engine=engine,
         server_version=server_version,
+        tail_window_bytes=tail_window_bytes,
         **kwargs,
     )
 
@@ -162,11 +167,12 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
         *,
         engine: Engine = "oplog",
         server_version: str | None = None,
+        tail_window_bytes: int = WINDOW_BYTES,
         **kwargs: Any,
     ) -> None:
         host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
         arguments = Arguments(host, port, kwargs)
-        self._deployment = WatchedDeployment(arguments, engine, server_version)
+        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes)
         arguments.construct(
             super().__init__,
             document_class=document_class,
@@ -229,6 +235,11 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
         return Database._of(
             super().get_default_database(default, codec_options, read_preference, write_concern, read_concern)
         )
+
+    @property
+    def tail_statistics(self) -> TailStatistics:
+        """How this client's streams share the reading of oplogs."""
+        return self._deployment.tail_statistics
 
     def close(self) -> None:
         """As PyMongo's. Streams still open end with an error."""

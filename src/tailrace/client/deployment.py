@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, InvalidOperation
 
+from tailrace.client import kernel_loader
 from tailrace.client.arguments import Arguments, refused
 from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
 from tailrace.client.request import WatchRequest
@@ -20,6 +21,8 @@ from tailrace.source.connection import Reader
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
+from tailrace.tail.shared_tail import SharedTail, TailStatistics
+from tailrace.tail.tailed_source import TailedSource
 
 Engine = Literal["oplog", "server"]
 ENGINES: Final[tuple[Engine, ...]] = ("oplog", "server")
@@ -29,12 +32,14 @@ class Readers:
     """The connections that one read preference needs, made at its first stream.
 
     ``client``   of the replica set, or of the config server or mongos; ``source`` reads its oplog
+    ``tail``     reads its oplog for all streams together
     ``cluster``  the sharded cluster that this is; ``None`` for a replica set
     """
 
-    def __init__(self, client: MongoClient[Any]) -> None:
+    def __init__(self, client: MongoClient[Any], window_bytes: int) -> None:
         self.client = client
         self.source = MongodSource(client)
+        self.tail = SharedTail(client, window_bytes=window_bytes, on_read=kernel_loader.is_ready)
         self.cluster: Cluster | None = None
 
 
@@ -43,12 +48,13 @@ class WatchedDeployment:
 
     ``arguments``  of the client
     ``seeds``      the addresses that PyMongo has found in them
+    ``window_bytes``  of the oplog's end for streams that read it together
 
     Connects at the first stream, by clients of its own: neither the user's pool nor the user's listeners see the oplog
     being read. May be used from several threads.
     """
 
-    def __init__(self, arguments: Arguments, engine: Engine, server_version: str | None) -> None:
+    def __init__(self, arguments: Arguments, engine: Engine, server_version: str | None, window_bytes: int) -> None:
         if engine not in ENGINES:
             raise refused(f"there is no engine {engine!r}", ValueError, f"One of: {', '.join(ENGINES)}")
         if server_version is not None and engine == "server":
@@ -63,6 +69,7 @@ class WatchedDeployment:
             self.profile = None if server_version is None else chosen_profile(server_version)
         self.engine: Engine = engine
         self._arguments = arguments
+        self._window_bytes = window_bytes
         self._client: MongoClient[Any] | None = None
         self._readers: dict[str, Readers] = {}
         self._lock = threading.Lock()
@@ -83,7 +90,8 @@ class WatchedDeployment:
             readers = self.readers(client, request.read_preference)
             if readers.cluster is not None:
                 return ShardedChangeStream(readers.cluster, readers.client, request, self.profile)
-            return OplogChangeStream(readers.source, request, self.profile)
+            source = TailedSource(readers.client, readers.tail, request.scope)
+            return OplogChangeStream(source, request, self.profile)
 
     def operation_time(self, client: MongoClient[Any]) -> ClusterTime:
         """A cluster time that everything written before this call, to any shard, is at or before."""
@@ -110,7 +118,7 @@ class WatchedDeployment:
             options["read_preference"] = preference
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's client has warned already
-            made = Readers(Reader.opened(uri, self._arguments.port, options))
+            made = Readers(Reader.opened(uri, self._arguments.port, options), self._window_bytes)
         try:
             if self._arguments.shards:
                 made.cluster = Cluster.of_shards(self._arguments.shards, options)
@@ -121,12 +129,20 @@ class WatchedDeployment:
             raise
         return made
 
+    @property
+    def tail_statistics(self) -> TailStatistics:
+        """How the streams share the reading of oplogs."""
+        with self._lock:
+            readers = list(self._readers.values())
+        return TailStatistics.total(each.tail.statistics for each in readers)
+
     def close(self) -> None:
         """Close the connections. Streams still open end with an error."""
         with self._lock:
             self._closed = True
             readers = list(self._readers.values())
         for each in readers:
+            each.tail.close()
             if each.cluster is not None:
                 each.cluster.close()
             each.client.close()

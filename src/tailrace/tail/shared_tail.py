@@ -6,8 +6,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -26,8 +26,6 @@ WINDOW_BYTES: Final = 32 << 20
 _TAKE_BYTES: Final = 1 << 20
 #: A stream whose own read gave less than this has come to the end of the oplog, about.
 _END_BYTES: Final = 256 << 10
-#: As many streams are worth a reader of their own.
-_STREAMS_MIN: Final = 2
 _RETRY_S: Final = 1.0
 
 
@@ -60,6 +58,16 @@ class TailStatistics:
     lag_seconds: int = 0
     trouble: str | None = None
 
+    @classmethod
+    def total(cls, parts: Iterable[TailStatistics]) -> TailStatistics:
+        """Those of several oplogs together: sums, the longest lag, and every trouble."""
+        every = list(parts)
+        counts = [field.name for field in fields(cls) if field.name not in ("lag_seconds", "trouble")]
+        sums = {name: sum(getattr(part, name) for part in every) for name in counts}
+        lag = max((part.lag_seconds for part in every), default=0)
+        trouble = "; ".join(part.trouble for part in every if part.trouble is not None)
+        return cls(**sums, lag_seconds=lag, trouble=trouble or None)
+
 
 class SharedTail:
     """Reads the oplog of ``client``'s replica set once for all streams that ``enter``.
@@ -67,7 +75,9 @@ class SharedTail:
     ``window_bytes``  how much of the oplog's end is kept for streams that have not taken theirs yet
     ``on_read``       told of each reply's size
 
-    The reader is started when a second stream is there, and ends with the last one. For use by many threads.
+    ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
+
+    The reader ends with the last stream. For use by many threads.
     """
 
     def __init__(
@@ -76,10 +86,12 @@ class SharedTail:
         *,
         window_bytes: int = WINDOW_BYTES,
         on_read: Callable[[int], object] = lambda size: None,
+        streams_min: int = 2,
     ) -> None:
         self._client = client
         self._on_read = on_read
         self._window_bytes = window_bytes
+        self._streams_min = streams_min
         self._closed = False
         self._begin()
         _tails.add(self)
@@ -131,7 +143,7 @@ class SharedTail:
                 self._reader is None
                 and not self._closed
                 and size < _END_BYTES
-                and len(self._places) >= _STREAMS_MIN
+                and len(self._places) >= self._streams_min
                 and time.monotonic() >= self._not_before
             )
             reader = self._reader = TailReader(self._client, self, self._on_read) if starts else self._reader

@@ -46,6 +46,13 @@ class TailedSource(MongodSource):
         if self._place is not None:
             self._place.on_ready = callback
 
+    def poll(self) -> OplogBatch | None:
+        """What has come for a stream that reads from the window: its entries, or none and how far was read. Does not
+        wait. ``None``: it reads from there not yet, or no longer, and the next batch is to be had from its ``tail``,
+        which waits: in a thread that may."""
+        place = self._place
+        return None if place is None else self._shared.poll(place)
+
     def tail(
         self,
         after: ClusterTime,
