@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Final, TypeAlias
+from collections.abc import Generator
+from typing import Final
 
-from tailrace.errors import TailraceError, invariant
+from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
-from tailrace.event.resume_token import ResumeToken
 from tailrace.expression import CompiledPipeline, compile_stages
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan
@@ -15,11 +14,12 @@ from tailrace.plan.request import Answer, Request
 from tailrace.stage.add_sort_key import AddSortKey
 from tailrace.stage.ensure_resume_token_present import EnsureResumeTokenPresent
 from tailrace.stage.handle_topology_change import HandleTopologyChange
+from tailrace.stage.setup import RouterSetup, RouterStage
 from tailrace.stage.split_large_event import CheckEventSize, SplitLargeEvent
 from tailrace.stage.user_stages import GuardIdentifier
 
 #: The server's stages after the merge, in the order in which it builds them.
-ROUTER_STAGES: Final = (
+ROUTER_STAGES: Final[tuple[type[RouterStage], ...]] = (
     HandleTopologyChange,
     EnsureResumeTokenPresent,
     GuardIdentifier,
@@ -27,9 +27,6 @@ ROUTER_STAGES: Final = (
     SplitLargeEvent,
     AddSortKey,
 )
-
-#: What a stage with a ``process`` of (events, out) looks like; it may be a generator of requests.
-Stage: TypeAlias = Callable[[list[Any], list[ChangeEvent]], "Generator[Request, Answer, None] | None"]
 
 
 class RouterPipeline:
@@ -48,23 +45,12 @@ class RouterPipeline:
         topology: HandleTopologyChange | None = None,
         adds_sort_key: bool = False,
     ) -> None:
-        self._ensure = EnsureResumeTokenPresent(token_of(plan)) if ensures else None
         user = compiled(plan.options, plan.options.pipeline)
         self._guards = user.replaces_id
-        made: dict[type, Any] = {}
-        if topology is not None:
-            made[HandleTopologyChange] = topology
-        if self._ensure is not None:
-            made[EnsureResumeTokenPresent] = self._ensure
-        if user.replaces_id:
-            made[GuardIdentifier] = GuardIdentifier()
-        if user.split_large_event:
-            made[SplitLargeEvent] = SplitLargeEvent(plan.start_token)
-        else:
-            made[CheckEventSize] = CheckEventSize()
-        if adds_sort_key:
-            made[AddSortKey] = AddSortKey()
-        self.stages: tuple[Stage, ...] = tuple(made[stage].process for stage in ROUTER_STAGES if stage in made)
+        setup = RouterSetup(plan, user, ensures=ensures, topology=topology, adds_sort_key=adds_sort_key)
+        self.stages = tuple(stage.of(setup) for stage in ROUTER_STAGES if stage.is_needed(setup))
+        ensuring = (stage for stage in self.stages if isinstance(stage, EnsureResumeTokenPresent))
+        self._ensure = next(ensuring, None)
 
     @property
     def searching(self) -> bool:
@@ -85,7 +71,7 @@ class RouterPipeline:
         for stage in self.stages:
             given: list[ChangeEvent] = []
             try:
-                requests = stage(items, given)
+                requests = stage.process(items, given)
                 if requests is not None:
                     yield from requests
             except TailraceError as error:
@@ -106,9 +92,3 @@ def compiled(options: StreamOptions, stages: tuple[bytes, ...]) -> CompiledPipel
 def must_search(plan: Plan) -> bool:
     """Whether the stream is resumed from an event, which has to be found."""
     return plan.start_token is not None and not plan.start_token.is_high_water_mark
-
-
-def token_of(plan: Plan) -> ResumeToken:
-    """The token of the event that the stream is resumed from."""
-    invariant(plan.start_token is not None, "a token is searched for without one")
-    return plan.start_token  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """The stages in a row: oplog batches in, change events out.
 
-``SHARD_STAGES`` here and ``ROUTER_STAGES`` in ``pipeline.router`` hold the server's order; which of them a stream needs
-is decided there and nowhere else. A stream over one oplog runs both in a row; in a sharded cluster every shard runs the
+``SHARD_STAGES`` here and ``ROUTER_STAGES`` in ``pipeline.router`` hold the server's order; each stage says whether a
+stream needs it (``is_needed``). A stream over one oplog runs both in a row; in a sharded cluster every shard runs the
 first ones, and ``pipeline.merge`` runs the others once. Each stage appends to a list what it gives; when one raises,
 what it had given by then still goes through the rest, so that every event before an error is delivered before it.
 """
@@ -19,8 +19,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, parse_entry
 from tailrace.pipeline.document_key import CatalogKeys
 from tailrace.pipeline.pushdown import plan_pushdown
-from tailrace.pipeline.router import RouterPipeline, Stage, compiled, must_search, token_of
-from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
+from tailrace.pipeline.router import RouterPipeline, compiled, must_search
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
 from tailrace.stage.add_post_image import AddPostImage
@@ -30,6 +29,7 @@ from tailrace.stage.check_resumability import CheckResumability
 from tailrace.stage.check_topology_change import CheckTopologyChange
 from tailrace.stage.match_classic_events import MatchClassicEvents
 from tailrace.stage.oplog_match import OplogMatch
+from tailrace.stage.setup import RouterStage, ShardSetup, ShardStage
 from tailrace.stage.transform import Transform
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
 from tailrace.stage.user_stages import MatchAhead, MatchBehindImages, MatchBetweenImages, UserStages
@@ -50,6 +50,9 @@ SHARD_STAGES: Final = (
     MatchBehindImages,
     UserStages,
 )
+
+#: The first two work on entries, and every stream needs them.
+_EVENT_STAGES: Final[tuple[type[ShardStage], ...]] = SHARD_STAGES[2:]
 
 #: So many entries pass the stages together: enough to ask for images in bulk, few enough to bound what is in flight.
 _CHUNK_ENTRIES: Final = 1_000
@@ -92,54 +95,45 @@ class ChangeStreamPipeline:
         searches = not mid_stream and must_search(plan)
         # With needsMerge a shard leaves the search to others.
         witnesses = plan.profile.searches_before_user_stages and (shard_part or not plan.options.needs_merge)
-        self._resumability = CheckResumability(token_of(plan), witnesses=witnesses) if searches else None
+        self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
+        setup = self._setup(searches=searches, witnesses=witnesses)
+        made: dict[type, ShardStage] = {one: one.of(setup) for one in _EVENT_STAGES if one.is_needed(setup)}
+        self._transform: Transform = made[Transform]  # type: ignore[assignment]
+        self._check_invalidate = made[CheckInvalidate]
+        self._resumability: CheckResumability | None = made.get(CheckResumability)  # type: ignore[assignment]
         asked = None if self.searches_unmatched else self.pushdown.entry_test
         self._oplog_match = OplogMatch(plan.options, plan.profile, asked)
         self.unwind = UnwindTransaction(
             self._oplog_match, multi_op_is_no_transaction=plan.profile.multi_op_is_no_transaction
         )
-        self._goes_on = plan.options.needs_merge and not shard_part and not plan.profile.shard_part_ends
-        self._check_invalidate = CheckInvalidate(plan, goes_on=self._goes_on)
         self.catalog_keys = CatalogKeys() if on_shard and plan.profile.insert_keys_from_catalog else None
         self.shard_part = shard_part
         # Of a merged stream's parts one holds the event of the token; whether any does is the merger's question.
         ensures = searches and not plan.options.needs_merge
         self._router = RouterPipeline(plan, ensures=ensures, adds_sort_key=plan.options.needs_merge)
-        self._stages = self._build_stages()
+        #: What events go through: without a merge, the router's stages too.
+        self._stages: tuple[ShardStage | RouterStage, ...] = tuple(made.values())
+        if not shard_part:
+            self._stages += self._router.stages
 
-    def _build_stages(self) -> tuple[Stage, ...]:
-        """The stages that this stream needs, in the order of the tuples: those of the shard that see events, and
-        without a merge those of the router."""
-        made = self._made()
-        own: list[Stage] = [made[stage].process for stage in SHARD_STAGES if stage in made]
-        return (*own, *(() if self.shard_part else self._router.stages))
-
-    def _made(self) -> dict[type, Any]:
-        plan, options, user, pushdown = self.plan, self.plan.options, self.user_stages, self.pushdown
+    def _setup(self, *, searches: bool, witnesses: bool) -> ShardSetup:
+        plan, options, pushdown = self.plan, self.plan.options, self.pushdown
         # Without images and without stages to pass, the user's own stages do the same at the same cost.
         moves = options.full_document != "default" or options.full_document_before_change != "off"
         moves |= any(one.moved or one.fails for one in pushdown.conjuncts)
-        self._transform = Transform(plan)
-        made: dict[type, Any] = {Transform: self._transform, CheckInvalidate: self._check_invalidate}
-        if not options.show_expanded_events:
-            made[MatchClassicEvents] = MatchClassicEvents()
-        if self._resumability is not None:
-            made[CheckResumability] = self._resumability
-        if options.needs_merge:
-            made[CheckTopologyChange] = CheckTopologyChange()
-        if moves and pushdown.before_images:
-            made[MatchAhead] = MatchAhead(pushdown.before_images, pushdown.order)
-        if BEFORE_CHANGE in pushdown.looks_up:
-            made[AddPreImage] = AddPreImage(options)
-        if FULL_DOCUMENT in pushdown.looks_up:
-            made[AddPostImage] = AddPostImage(options, looks_up_by_uuid=plan.profile.looks_up_by_uuid)
-        if pushdown.between_images:
-            made[MatchBetweenImages] = MatchBetweenImages(pushdown.between_images, pushdown.order)
-        if pushdown.behind_images:
-            made[MatchBehindImages] = MatchBehindImages(pushdown.behind_images, pushdown.order)
-        if user.stages:
-            made[UserStages] = UserStages(user)
-        return made
+        return ShardSetup(
+            plan,
+            self.user_stages,
+            before_images=pushdown.before_images,
+            between_images=pushdown.between_images,
+            behind_images=pushdown.behind_images,
+            matches_ahead=moves,
+            order=pushdown.order,
+            looks_up=pushdown.looks_up,
+            searches=searches,
+            witnesses=witnesses,
+            goes_on=self._goes_on,
+        )
 
     @property
     def oplog_filter(self) -> bytes | None:
@@ -159,7 +153,7 @@ class ChangeStreamPipeline:
         """The stages that run, in order; the user's by their own names."""
         names = [OplogMatch.__name__, UnwindTransaction.__name__]
         for stage in self._stages:
-            owner = type(getattr(stage, "__self__", stage))
+            owner = type(stage)
             names += [own.name for own in self.user_stages.stages] if owner is UserStages else [owner.__name__]
         return names
 
@@ -256,15 +250,15 @@ class ChangeStreamPipeline:
         for stage in self._stages:
             out: list[ChangeEvent] = []
             try:
-                requests = stage(items, out)
+                requests = stage.process(items, out)
                 if requests is not None:
                     yield from requests
             except TailraceError as error:
                 # What this stage had given comes before its error; an error further down comes earlier in the stream.
                 failure, invalidate = error, None
-            if self._resumability is not None and stage == self._resumability.process and not self.searches_unmatched:
+            if self._resumability is not None and stage is self._resumability and not self.searches_unmatched:
                 self._oplog_match.may_pass = self.pushdown.entry_test
-            if stage == self._check_invalidate.process and not self._goes_on and (ending := _ending(out)) is not None:
+            if stage is self._check_invalidate and not self._goes_on and (ending := _ending(out)) is not None:
                 # The stream is over here: what failed in a stage above stands after it.
                 invalidate, failure = ending, None
             items = out

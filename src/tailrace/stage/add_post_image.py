@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Self
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, TailraceError, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
 from tailrace.oplog.update_delta import apply_diff
+from tailrace.plan.conjuncts import FULL_DOCUMENT
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages
 from tailrace.raw_bson import OBJECT
 from tailrace.stage.add_pre_image import request_pre_images
+from tailrace.stage.setup import ShardSetup, ShardStage
 
 
-class AddPostImage:
+class AddPostImage(ShardStage):
     """``updateLookup`` reads the current document, from the collection of that name or with that UUID (by the server's
     version); ``whenAvailable`` and ``required`` apply the delta to the pre-image.
 
     Not found: null, but with ``required`` ``ServerError`` 47 at that event.
     """
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return FULL_DOCUMENT in setup.looks_up
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.plan.options, looks_up_by_uuid=setup.plan.profile.looks_up_by_uuid)
 
     def __init__(self, options: StreamOptions, *, looks_up_by_uuid: bool = False) -> None:
         self._looks_up = options.full_document == "updateLookup"

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Self
 
 from tailrace.errors import ServerError, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
+from tailrace.plan.conjuncts import BEFORE_CHANGE
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.request import Answer, NeedPreImages
+from tailrace.stage.setup import ShardSetup, ShardStage
 
 
-class AddPreImage:
+class AddPreImage(ShardStage):
     """Fills ``full_document_before_change`` of updates, replacements and deletes.
 
     Not found: null with ``whenAvailable``; with ``required`` ``ServerError`` 47 at that event.
     """
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return BEFORE_CHANGE in setup.looks_up
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.plan.options)
 
     def __init__(self, options: StreamOptions) -> None:
         self._required = options.full_document_before_change == "required"

@@ -5,10 +5,15 @@ from __future__ import annotations
 from tailrace import raw_bson
 from tailrace.event.change_event import ChangeEvent
 from tailrace.raw_bson import ARRAY, OBJECT, encode_document, encode_element
+from tailrace.stage.setup import RouterSetup, RouterStage
 
 
-class AddSortKey:
+class AddSortKey(RouterStage):
     """Appends ``$sortKey: [<token>]``: what the merge over shards compares."""
+
+    @classmethod
+    def is_needed(cls, setup: RouterSetup) -> bool:
+        return setup.adds_sort_key
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import encode_event_token
 from tailrace.plan.plan import Plan
+from tailrace.stage.setup import ShardSetup, ShardStage
 
 
-class CheckInvalidate:
+class CheckInvalidate(ShardStage):
     """Adds the invalidate event after its cause and lets nothing pass after it.
 
     The invalidate that a stream is started after does not end it: it passes once, marked, so that the resume search
@@ -16,6 +19,10 @@ class CheckInvalidate:
 
     With ``goes_on`` an invalidate does not end the part: before 6.0 a shard leaves that to mongos.
     """
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.plan, goes_on=setup.goes_on)
 
     def __init__(self, plan: Plan, *, goes_on: bool = False) -> None:
         self._goes_on = goes_on

@@ -11,9 +11,11 @@ after both. Here they stand between in any case (in a shard's part of a merged s
 from __future__ import annotations
 
 from enum import Enum
+from typing import Self
 
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken, TokenParts
+from tailrace.stage.setup import ShardSetup, ShardStage, searched_token
 
 
 class ResumeStatus(Enum):
@@ -42,13 +44,21 @@ def compare_with_token(event: ChangeEvent, token: ResumeToken) -> ResumeStatus:
     return ResumeStatus.CHECK_NEXT if here < there else ResumeStatus.SURPASSED
 
 
-class CheckResumability:
+class CheckResumability(ShardStage):
     """Lets pass the event of the start token and everything after it.
 
     ``witnesses``  a witness goes ahead of the first event after the token, and stands in for the token's own, which
                    is not given in any case
     ``done``       that place is reached; with witnesses, it is passed
     """
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return setup.searches
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(searched_token(setup.plan), witnesses=setup.witnesses)
 
     def __init__(self, token: ResumeToken, *, witnesses: bool = False) -> None:
         self._token = token

@@ -9,13 +9,18 @@ from __future__ import annotations
 from typing import Final
 
 from tailrace.event.change_event import ChangeEvent
+from tailrace.stage.setup import ShardSetup, ShardStage
 
 #: The event of a chunk that moves to a shard without one; 8.x calls it ``migrateChunkToNewShard``.
 NEW_SHARD_DETECTED: Final = "kNewShardDetected"
 
 
-class CheckTopologyChange:
+class CheckTopologyChange(ShardStage):
     """Marks the events that are for ``HandleTopologyChange`` and not for the user."""
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return setup.plan.options.needs_merge
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:

@@ -8,19 +8,30 @@ resume fails at the first later event that passes (semantics 8). Before 6.0 witn
 
 from __future__ import annotations
 
+from typing import Self
+
 from tailrace.errors import ChangeStreamFatal
 from tailrace.event.bson_text import token_text
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.stage.check_resumability import ResumeStatus, compare_with_token
+from tailrace.stage.setup import RouterSetup, RouterStage, searched_token
 
 
-class EnsureResumeTokenPresent:
+class EnsureResumeTokenPresent(RouterStage):
     """Raises ``ChangeStreamFatal`` (280) where the stream has passed the token without meeting it.
 
     ``searching`` until the event is found. The event of a fragment's token is not swallowed: ``SplitLargeEvent`` gives
     the fragments after it.
     """
+
+    @classmethod
+    def is_needed(cls, setup: RouterSetup) -> bool:
+        return setup.ensures
+
+    @classmethod
+    def of(cls, setup: RouterSetup) -> Self:
+        return cls(searched_token(setup.plan))
 
     def __init__(self, token: ResumeToken) -> None:
         self._token = token

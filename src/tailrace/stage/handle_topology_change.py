@@ -9,24 +9,35 @@ on the servers that were a shard until it fails. Here the shard's part ends with
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import Final
+from typing import Final, Self, cast
 
 from tailrace import raw_bson
-from tailrace.errors import OplogFormatError
+from tailrace.errors import OplogFormatError, invariant
 from tailrace.event.change_event import ChangeEvent
 from tailrace.plan.request import Answer, NeedShard
 from tailrace.raw_bson import STRING
+from tailrace.stage.setup import RouterSetup, RouterStage
 
 _CONFIG_SHARDS: Final = (b"config", b"shards")
 
 
-class HandleTopologyChange:
+class HandleTopologyChange(RouterStage):
     """Asks for each new shard (``NeedShard``) and gives only the user's events. A shard that was removed and comes back
     is a new one: it may be on other servers.
 
     ``shards``   the names of all shards that the stream reads or has asked for
     ``removed``  those whose removal has passed and that the merge still holds
     """
+
+    @classmethod
+    def is_needed(cls, setup: RouterSetup) -> bool:
+        return setup.topology is not None
+
+    @classmethod
+    def of(cls, setup: RouterSetup) -> Self:
+        """That of the merge, which tells it of the shards."""
+        invariant(setup.topology is not None, "a stream over one oplog has no topology")
+        return cast(Self, setup.topology)
 
     def __init__(self, shards: Iterable[str]) -> None:
         self.shards = set(shards)

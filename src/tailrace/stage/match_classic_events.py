@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tailrace.event.change_event import ChangeEvent
+from tailrace.stage.setup import ShardSetup, ShardStage
 
 CLASSIC_TYPES: Final = frozenset(
     (
@@ -23,8 +24,12 @@ CLASSIC_TYPES: Final = frozenset(
 )
 
 
-class MatchClassicEvents:
+class MatchClassicEvents(ShardStage):
     """Drops the events that only showExpandedEvents shows."""
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return not setup.plan.options.show_expanded_events
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         out.extend(event for event in events if event.operation_type in CLASSIC_TYPES)

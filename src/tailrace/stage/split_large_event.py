@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
 from tailrace import raw_bson
 from tailrace.errors import ChangeStreamFatal, ServerError
@@ -11,6 +11,7 @@ from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken, encode_event_token
 from tailrace.raw_bson import INT32, OBJECT, Element, encode_document, encode_element, encode_int32
 from tailrace.stage.check_resumability import ResumeStatus, compare_with_token
+from tailrace.stage.setup import RouterSetup, RouterStage
 
 #: A reply's document may be this large: 16 MiB and 16 KiB (BSONObjMaxInternalSize of mongod 6.0).
 EVENT_BYTES_MAX: Final = 16_793_600
@@ -43,8 +44,12 @@ def is_surely_small(event: ChangeEvent) -> bool:
     return approximate_bytes(event) < SURELY_SMALL_BYTES
 
 
-class CheckEventSize:
+class CheckEventSize(RouterStage):
     """Without the split stage an event over 16 MB ends the stream: ``ServerError`` 10334 at that event."""
+
+    @classmethod
+    def is_needed(cls, setup: RouterSetup) -> bool:
+        return not setup.user.split_large_event
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
@@ -61,12 +66,20 @@ class CheckEventSize:
             out.append(event)
 
 
-class SplitLargeEvent:
+class SplitLargeEvent(RouterStage):
     """Gives an event that is too large as fragments, each with a token of its own.
 
     After a resume from a fragment, only the fragments after it. Raises 280 where the event resumed from is not split,
     or not into that many fragments.
     """
+
+    @classmethod
+    def is_needed(cls, setup: RouterSetup) -> bool:
+        return setup.user.split_large_event
+
+    @classmethod
+    def of(cls, setup: RouterSetup) -> Self:
+        return cls(setup.plan.start_token)
 
     def __init__(self, resumed_from: ResumeToken | None) -> None:
         self._resumed_from = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
@@ -16,6 +16,7 @@ from tailrace.plan.plan import Plan
 from tailrace.plan.request import PreImageKey
 from tailrace.raw_bson import ARRAY, INT32, OBJECT, STRING, Element, encode_document, encode_element, encode_string
 from tailrace.stage.oplog_match import CRUD
+from tailrace.stage.setup import ShardSetup, ShardStage
 
 Fields = dict[bytes, Element]
 
@@ -32,9 +33,13 @@ _NAMED_NO_OPS: Final = (
 )
 
 
-class Transform:
+class Transform(ShardStage):
     """Makes the events of a plan. Every entry that passed OplogMatch gives one event, or none (a command that 6.0 reads
     but has no event for)."""
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.plan)
 
     def __init__(self, plan: Plan) -> None:
         options = plan.options

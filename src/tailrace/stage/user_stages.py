@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
 from tailrace import raw_bson
 from tailrace.errors import ChangeStreamFatal
@@ -15,6 +15,7 @@ from tailrace.expression.match.test import document_test
 from tailrace.expression.values.compare import SIMPLE, Order
 from tailrace.plan.conjuncts import Conjunct
 from tailrace.raw_bson import OBJECT, encode_document, encode_element
+from tailrace.stage.setup import RouterSetup, RouterStage, ShardSetup, ShardStage
 
 _MODIFIED: Final = (
     "Encountered an event whose _id field, which contains the resume token, was modified by the pipeline. Modifying "
@@ -23,9 +24,17 @@ _MODIFIED: Final = (
 )
 
 
-class MatchAhead:
+class MatchAhead(ShardStage):
     """Parts of the user's ``$match`` stages ahead of their place, as the server moves them there: before images are
     looked up, and before stages that leave alone what they ask for."""
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return setup.matches_ahead and bool(setup.before_images)
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.before_images, setup.order)
 
     def __init__(self, conjuncts: Sequence[Conjunct], order: Order = SIMPLE) -> None:
         self._passes = document_test(tree.And(tuple(one.node for one in conjuncts)), order)
@@ -42,17 +51,41 @@ class MatchBetweenImages(MatchAhead):
     """Those parts that ask for the pre-image and for no other one, ahead of the look-up of ``fullDocument``: where that
     would fail for an event that they leave out, nobody asks."""
 
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return bool(setup.between_images)
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.between_images, setup.order)
+
 
 class MatchBehindImages(MatchAhead):
     """Those parts that ask for images, ahead of the user's other stages."""
 
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return bool(setup.behind_images)
 
-class UserStages:
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.behind_images, setup.order)
+
+
+class UserStages(ShardStage):
     """Every stage of the user's pipeline, in order.
 
     They stand before the search for the resume token, since the server lets all of them swap with it (measured on
     6.0.27 with a ``$match`` on a field that a ``$set`` before it computes): an event that they filter out is not found.
     """
+
+    @classmethod
+    def is_needed(cls, setup: ShardSetup) -> bool:
+        return bool(setup.user.stages)
+
+    @classmethod
+    def of(cls, setup: ShardSetup) -> Self:
+        return cls(setup.user)
 
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline
@@ -70,8 +103,12 @@ class UserStages:
             out.append(event)
 
 
-class GuardIdentifier:
+class GuardIdentifier(RouterStage):
     """Raises 280 where the user's stages changed or removed the resume token of an event that is given."""
+
+    @classmethod
+    def is_needed(cls, setup: RouterSetup) -> bool:
+        return setup.user.replaces_id
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
