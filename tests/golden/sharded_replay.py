@@ -39,9 +39,10 @@ from tailrace.plan.request import (
     OplogBatch,
     Request,
 )
-from tailrace.source.drive import drive, drive_by
+from tailrace.source.drive import drive
 from tests.golden.replay import MemoryOplog, options_of
 from tests.golden.sharded_recording import CONFIG_SERVER, ShardedRecording
+from tests.property.working import drive_by
 
 
 def memory_of(recording: ShardedRecording, member: str, images: Images | None = None) -> MemoryOplog:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import UsageError
-from tailrace.oplog.cluster_clock import ClusterClock, SeenTime, unsigned_document
+from tailrace.oplog.cluster_clock import ClusterClock, SeenTime
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tests.property.steady import STEADY
+from tests.property.unsigned import unsigned_document
 
 SHARDS = 4
 

@@ -24,11 +24,12 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile, profile_for
 from tailrace.plan.request import Answer, OplogBatch, Request
-from tailrace.source.drive import drive, drive_blocks, drive_by
+from tailrace.source.drive import drive
 from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of
 from tests.property import random_entries
 from tests.property.guard_page import GuardedBuffer
+from tests.property.working import drive_blocks, drive_by
 
 SEED = 20240503
 SCOPES = {"cluster": None, "database": "shop", "collection": "shop.orders", "dotted": "shop.a.b"}

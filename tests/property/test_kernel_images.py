@@ -20,9 +20,9 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, ServerProfile
 from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, OplogBatch, Request
-from tailrace.source.drive import drive_blocks
 from tests.property import random_entries, random_values
 from tests.property.test_kernel_events import START, PlainOplog, PlainStages, driven, plan_of, random_run
+from tests.property.working import drive_blocks
 
 SEED = 77
 MANY = 1 << 30

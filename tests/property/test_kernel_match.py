@@ -27,7 +27,6 @@ from tailrace.kernel.match_test import FAILS, PASSES, UNKNOWN
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import OplogBatch
-from tailrace.source.drive import drive_blocks, drive_by
 from tests.differential.event_predicates import EventPredicates
 from tests.differential.expression_grammar import Grammar
 from tests.differential.expression_predicates import query
@@ -36,6 +35,7 @@ from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
 from tests.property.test_kernel_events import no_answer
 from tests.property.test_pushdown import CASES, events_of, match_of, plan_of, random_run
+from tests.property.working import drive_blocks, drive_by
 
 SEED = 20261123
 GUARDED = GuardedBuffer(1 << 20)

@@ -29,11 +29,11 @@ from tailrace.kernel.user_stages import BlockStages, compile_user_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
-from tailrace.source.drive import drive_blocks, drive_by
 from tailrace.stage.user_stages import check_id
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
 from tests.property.test_pushdown import CASES, events_of, plan_of, random_run
+from tests.property.working import drive_blocks, drive_by
 
 SEED = 20261201
 TOKEN = bson.encode({"_data": "82AB", "_typeBits": b"\x01"})

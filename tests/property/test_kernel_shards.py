@@ -18,13 +18,13 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.plan.request import Answer, NeedShardKeys, Request
-from tailrace.source.drive import drive_blocks, drive_by
 from tests.golden import sharded_recording
 from tests.golden.replay import MemoryOplog
 from tests.golden.sharded_recording import ShardedRecording
 from tests.golden.sharded_replay import memory_of
 from tests.property import random_entries
 from tests.property.random_entries import document, string
+from tests.property.working import drive_blocks, drive_by
 
 UUID = bytes(range(16))
 

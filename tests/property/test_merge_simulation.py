@@ -16,7 +16,7 @@ import pytest
 
 from tailrace.errors import OplogFormatError, SourceError, TailraceError
 from tailrace.event.resume_token import ResumeToken, token_order
-from tailrace.oplog.cluster_clock import ClusterClock, unsigned_document
+from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
 from tailrace.pipeline.stream import Need
@@ -37,6 +37,7 @@ from tests.property.cluster_oplogs import (
     shard_drains,
     shard_removed,
 )
+from tests.property.unsigned import unsigned_document
 
 pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 

@@ -6,6 +6,7 @@ import os
 import select
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import bson
@@ -132,3 +133,14 @@ def _where(document: dict[str, Any]) -> str:
     name = ".".join(str(namespace[part]) for part in ("db", "coll") if part in namespace)
     key = document.get("documentKey")
     return f"{name} {dumps(key, json_options=RELAXED_JSON_OPTIONS)}" if key is not None else name
+
+
+def say_skipped(unknown_operations: Mapping[str, int]) -> None:
+    """What no events were made of because nobody here knows what it means; silent where there is nothing."""
+    if unknown_operations and sys.stderr is not None:
+        named = ", ".join(f"{letter!r} ({count})" for letter, count in sorted(unknown_operations.items()))
+        print(
+            f"tailrace: skipped oplog entries with an operation that this version does not know: {named}",
+            file=sys.stderr,
+            flush=True,
+        )

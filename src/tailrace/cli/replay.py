@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tailrace.cli.event_writer import EventWriter, new_writer
+from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
 from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation_of, pipeline_of, stage_of
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -18,7 +18,9 @@ from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import PROFILES, chosen_profile
 
 if TYPE_CHECKING:
+    from tailrace.pipeline.stream import Stream
     from tailrace.plan.plan import Plan
+    from tailrace.source.drive import AnswerTo
     from tailrace.source.dump import DumpSource
 
 _DESCRIPTION = """\
@@ -85,18 +87,26 @@ def _replay(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -
         plan = plan.start_at(oldest)
     else:
         plan.confirm_history(oldest, complete)
-    try:
-        _print_events(plan, source, writer, until)
-    finally:
-        writer.flush()
+    _print_events(plan, source, writer, until)
 
 
 def _print_events(plan: Plan, source: DumpSource, writer: EventWriter, until: Until) -> None:
-    from tailrace.pipeline.stream import ONE_OPLOG, open_stream  # noqa: PLC0415
-    from tailrace.source.drive import answers_of, drive  # noqa: PLC0415
+    from tailrace.pipeline.stream import open_stream  # noqa: PLC0415
+    from tailrace.source.drive import answers_of  # noqa: PLC0415
 
     stream, answers = open_stream(plan), answers_of(source)
-    for batch in source.tail(plan.read_after or ClusterTime(0)):
+    try:
+        _print_stream(stream, answers, source, writer, until)
+    finally:
+        writer.flush()
+        say_skipped(stream.statistics.unknown_operations)
+
+
+def _print_stream(stream: Stream, answers: AnswerTo, source: DumpSource, writer: EventWriter, until: Until) -> None:
+    from tailrace.pipeline.stream import ONE_OPLOG  # noqa: PLC0415
+    from tailrace.source.drive import drive  # noqa: PLC0415
+
+    for batch in source.tail(stream.plan.read_after or ClusterTime(0)):
         stream.feed(ONE_OPLOG, batch)
         for block in drive(stream, answers):
             for event, token in zip(block.events(), block.tokens(), strict=True):

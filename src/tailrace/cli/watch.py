@@ -13,7 +13,7 @@ from bson.json_util import CANONICAL_JSON_OPTIONS, dumps
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
-from tailrace.cli.event_writer import EventWriter, new_writer
+from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
 from tailrace.cli.stream_arguments import (
     Until,
     add_stream_arguments,
@@ -136,6 +136,7 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
         raise
     finally:
         writer.flush()
+        say_skipped(stream.statistics.unknown_operations)
 
 
 def _say_watching(what: str) -> None:

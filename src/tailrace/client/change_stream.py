@@ -19,6 +19,7 @@ from pymongo import MongoClient
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
 from tailrace.client.request import WatchRequest
+from tailrace.client.statistics import StreamStatistics
 from tailrace.client.turn import Turn
 from tailrace.errors import UsageError
 from tailrace.event.event_block import OPERATION_TYPES, EventBlock
@@ -74,6 +75,11 @@ class ChangeStream(ABC):
     def has_next(self) -> bool:
         """Whether the next event is here already; False also where that is not known."""
         return False
+
+    @property
+    def statistics(self) -> StreamStatistics:
+        """How the stream is doing now. All of it is empty with ``engine="server"``: the server does not say."""
+        return StreamStatistics()
 
     def explain(self) -> dict[str, Any]:
         """The stream's plan: its stages, what the query of the oplog asks, and where each part of the ``$match`` is
@@ -162,6 +168,10 @@ class BlockChangeStream(ChangeStream):
     def _token_given(self) -> bytes:
         events = self._events
         return (None if events is None else events.token) or self._token
+
+    @property
+    def statistics(self) -> StreamStatistics:
+        return StreamStatistics(unknown_operations=self._stream.statistics.unknown_operations)
 
     @property
     def alive(self) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +13,8 @@ from pymongo import MongoClient
 from tailrace.client import kernel_loader
 from tailrace.client.change_stream import BlockChangeStream, checked_options, collections_read
 from tailrace.client.request import WatchRequest
-from tailrace.errors import InternalError, SourceError, TailraceError, on_shard
+from tailrace.client.statistics import StreamStatistics
+from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -26,18 +25,16 @@ from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import (
     Answer,
-    NeedDocuments,
     NeedEntries,
     NeedPreImages,
     NeedShard,
-    NeedShardKeys,
     Request,
 )
-from tailrace.source.drive import drive
+from tailrace.source.drive import answer_request, drive
 from tailrace.source.membership import Beginning, beginning
 from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
-from tailrace.source.sharded import ShardedSource, ShardStatistics
+from tailrace.source.sharded import ShardedSource
 from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
 from tailrace.source.worker import Worker
@@ -46,22 +43,6 @@ from tailrace.source.worker import Worker
 _REPORT_S: Final = 10.0
 
 _log = logging.getLogger("tailrace.client")
-
-
-@dataclass(frozen=True)
-class StreamStatistics:
-    """How a stream over a cluster is doing.
-
-    ``shards``        each of its shards; the config server, which tells of new ones, is ``config.shards``
-    ``waiting_for``   the shards without whose promise the next event, or the resume token, cannot move
-    ``forced_noops``  no-ops that shards wrote because this stream asked them for a promise
-    ``unknown_operations``  how many oplog entries were skipped for an operation letter that is not known, by letter
-    """
-
-    shards: dict[str, ShardStatistics]
-    waiting_for: tuple[str, ...]
-    forced_noops: int
-    unknown_operations: dict[str, int]
 
 
 class _ShardAnswers:
@@ -285,19 +266,11 @@ class _Answers:
         self._source.interrupt()
         self._owners.interrupt()
 
-    def answer(self, request: Request) -> Sequence[bytes | None]:
+    def answer(self, request: Request) -> Answer:
         """The answer to a request of the shard's part. Raises TailraceError."""
         if isinstance(request, NeedEntries | NeedPreImages):
             self._source.wait_until_reachable()
-        if isinstance(request, NeedEntries):
-            return self._source.entries(request.times)
-        if isinstance(request, NeedPreImages):
-            return self._source.pre_images(request.keys)
-        if isinstance(request, NeedDocuments):
-            return self._owners.documents(request.lookups)
-        if isinstance(request, NeedShardKeys):
-            return self._owners.shard_keys(request.uuids)
-        raise InternalError(f"a shard's part asks for {type(request).__name__}")
+        return answer_request(request, self._source, self._owners)
 
 
 def _close(source: ShardedSource, parts: dict[str, _ShardAnswers]) -> None:

@@ -15,15 +15,10 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.raw_bson import BINARY, INT64, OBJECT, TIMESTAMP, encode_document, encode_element, encode_int64
+from tailrace.raw_bson import TIMESTAMP
 
 #: The server's increments are signed: after the last one comes the next second.
 _INCREMENT_MAX: Final = 0x7FFFFFFF
-#: How a deployment without keys signs: a hash of zeros under the key 0.
-_UNSIGNED: Final = encode_document(
-    encode_element(BINARY, b"hash", raw_bson.encode_int32(20) + b"\x00" + bytes(20)),
-    encode_element(INT64, b"keyId", encode_int64(0)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +36,6 @@ class SeenTime:
         if element is None or element.type != TIMESTAMP:
             raise UsageError("a $clusterTime document has no timestamp clusterTime")
         return cls(ClusterTime.from_bytes_le(raw_bson.value(document, element)), bytes(document))
-
-
-def unsigned_document(cluster_time: ClusterTime) -> bytes:
-    """The ``$clusterTime`` document of a time without a signature: members without access control take it."""
-    return encode_document(
-        encode_element(TIMESTAMP, b"clusterTime", cluster_time.to_bytes_le()),
-        encode_element(OBJECT, b"signature", _UNSIGNED),
-    )
 
 
 class ClusterClock:

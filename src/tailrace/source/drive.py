@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from tailrace.errors import InternalError, TailraceError
-from tailrace.event.change_event import ChangeEvent
 from tailrace.event.event_block import EventBlock
-from tailrace.pipeline.stream import ONE_OPLOG, Later, Need, Stream
-from tailrace.pipeline.task import Task, Working
-from tailrace.plan.request import Answer, Emit, NeedDocuments, NeedEntries, NeedPreImages, Request, Running
+from tailrace.pipeline.stream import Later, Need, Stream
+from tailrace.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, NeedShardKeys, Request
 from tailrace.source.base import OplogSource
+from tailrace.source.routing import OwnerLookup
 from tailrace.source.time_limit import TimeLimitError
 
 #: Answers a need, or says that the answer comes later (``LATER``): the need is then asked again at the next call.
@@ -51,41 +49,18 @@ def _next_block(stream: Stream, answer_to: AnswerTo) -> EventBlock | None:
 
 def answers_of(source: OplogSource) -> AnswerTo:
     """The answers of the one source that the stream is read from."""
-    return partial(_answer, source)
+    return lambda need: answer_request(need.request, source)
 
 
-def _answer(source: OplogSource, need: Need) -> Sequence[bytes | None]:
-    request: Request = need.request
+def answer_request(request: Request, source: OplogSource, owners: OwnerLookup | None = None) -> Answer:
+    """The answer to what a stream over the oplog of ``source`` asks for. A shard's entries and pre-images are its own;
+    documents and shard keys are asked of the ``owners`` in its cluster. Raises TailraceError."""
     if isinstance(request, NeedEntries):
         return source.entries(request.times)
-    if isinstance(request, NeedDocuments):
-        return source.documents(request.lookups)
     if isinstance(request, NeedPreImages):
         return source.pre_images(request.keys)
+    if isinstance(request, NeedDocuments):
+        return (source if owners is None else owners).documents(request.lookups)
+    if isinstance(request, NeedShardKeys) and owners is not None:
+        return owners.shard_keys(request.uuids)
     raise InternalError(f"a stream over one oplog asks for {type(request).__name__}")
-
-
-def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
-    """The events of one oplog's stages at work, for callers that look at these alone."""
-    for given in _answered(running, answer_to):
-        if isinstance(given, Emit):
-            yield given.events
-
-
-def drive_blocks(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock]:
-    """The blocks of the kernel at work, for who looks at it alone."""
-    for given in _answered(working, answer_to):
-        yield given if isinstance(given, EventBlock) else EventBlock.of(given.events)
-
-
-def _answered(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock | Emit]:
-    task = Task(ONE_OPLOG)
-    task.start(working)
-    while (given := task.step()) is not None:
-        if not isinstance(given, Need):
-            yield given
-            continue
-        try:
-            task.settle(given, answer_to(given.request), None)
-        except TailraceError as error:
-            task.settle(given, None, error)

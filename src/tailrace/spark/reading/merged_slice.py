@@ -7,27 +7,27 @@ for anything. What the merge waits for is read next, so no shard is far ahead of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from pymongo import MongoClient
 
-from tailrace.errors import InternalError, SourceError, TailraceError, on_shard
+from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.kernel import KernelUse
 from tailrace.pipeline.merge import MergedStream
 from tailrace.pipeline.stream import Need
 from tailrace.plan.plan import Plan
-from tailrace.plan.request import NeedDocuments, NeedEntries, NeedPreImages, NeedShardKeys, OplogBatch
+from tailrace.plan.request import Answer, OplogBatch
 from tailrace.source.connection import open_client
-from tailrace.source.drive import drive
+from tailrace.source.drive import answer_request, drive
 from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.spark.planning.input_partition import OplogSlice, ShardRange
-from tailrace.spark.reading.slice_plan import slice_plan, token_not_found
+from tailrace.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
 
 #: Bytes of a shard's oplog that go through the stages at a time.
@@ -86,6 +86,7 @@ def stream_of_slice(
     answers = partial(_answer, parts)
     while True:
         yield from drive(stream, answers)
+        report_skipped(stream)
         name = next((name for name in stream.waiting_for if name in parts), None)
         if stream.invalidated or name is None:
             break
@@ -114,15 +115,6 @@ class _ShardOfSlice:
             raise on_shard(error, self._name) from None
 
 
-def _answer(parts: dict[str, _ShardOfSlice], need: Need) -> Sequence[bytes | None]:
-    """Oplog entries and pre-images are the shard's own; documents and shard keys the cluster's."""
-    part, request = parts[need.participant], need.request
-    if isinstance(request, NeedEntries):
-        return part.source.entries(request.times)
-    if isinstance(request, NeedPreImages):
-        return part.source.pre_images(request.keys)
-    if isinstance(request, NeedDocuments):
-        return part.owners.documents(request.lookups)
-    if isinstance(request, NeedShardKeys):
-        return part.owners.shard_keys(request.uuids)
-    raise InternalError(f"a shard's part asks for {type(request).__name__}")
+def _answer(parts: dict[str, _ShardOfSlice], need: Need) -> Answer:
+    part = parts[need.participant]
+    return answer_request(need.request, part.source, part.owners)

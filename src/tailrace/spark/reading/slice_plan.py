@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
 from tailrace.errors import ChangeStreamFatal
+from tailrace.pipeline.stream import Stream
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.source.options import ReadOptions, Start
+
+_log = logging.getLogger("tailrace.spark")
+#: The operations that this process has reported.
+_reported: Final[set[str]] = set()
 
 
 def slice_plan(options: ReadOptions, slice_: OplogSlice) -> Plan:
@@ -25,3 +33,12 @@ def token_not_found(slice_: OplogSlice) -> ChangeStreamFatal:
         hint=f"The oplog was read up to {slice_.until} and holds no event with this token in this stream; a $match "
         "that excludes the event hides it too",
     )
+
+
+def report_skipped(stream: Stream) -> None:
+    """Say in the worker's log, once for each operation, what no events were made of because nobody knows it here."""
+    for letter in stream.statistics.unknown_operations.keys() - _reported:
+        _reported.add(letter)
+        _log.warning(
+            "oplog entries with the operation %r are skipped: this version of Tailrace does not know it", letter
+        )

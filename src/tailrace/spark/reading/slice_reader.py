@@ -20,7 +20,7 @@ from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.reading.columns import ROWS_MAX, EventColumns
 from tailrace.spark.reading.merged_slice import merged_slice_events
-from tailrace.spark.reading.slice_plan import slice_plan, token_not_found
+from tailrace.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
 
 #: Bytes of oplog that go through the stages at a time. A reply of the server may hold 16 MB.
@@ -54,6 +54,7 @@ def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource)
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
         stream.feed(ONE_OPLOG, batch)
         yield from drive(stream, answers)
+        report_skipped(stream)
         if stream.invalidated:
             return
     if stream.searching:

@@ -89,13 +89,6 @@ class _Names:
         return b"%c%b%b%b" % (header, len(self.ids).to_bytes(size, "little"), bytes(offsets), names)
 
 
-def from_document(document: bytes) -> Variant:
-    """One BSON document as ``(value, metadata)``. ``OplogFormatError`` for bytes that are no document."""
-    names = _Names()
-    value = _object(document, names, 0)
-    return value, names.metadata()
-
-
 def from_value(type_: int, value: bytes) -> Variant:
     """One BSON value of element type ``type_`` as ``(value, metadata)``."""
     names = _Names()

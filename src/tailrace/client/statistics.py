@@ -1,0 +1,24 @@
+"""How a stream is doing, as ``ChangeStream.statistics`` says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tailrace.source.sharded import ShardStatistics
+
+
+@dataclass(frozen=True)
+class StreamStatistics:
+    """How a stream is doing now.
+
+    ``shards``        each shard of a cluster; the config server, which tells of new ones, is ``config.shards``
+    ``waiting_for``   the shards without whose promise the next event, or the resume token, cannot move
+    ``forced_noops``  no-ops that shards wrote because this stream asked them for a promise
+    ``unknown_operations``  how many oplog entries were skipped for an operation letter that is not known, by letter
+    """
+
+    shards: Mapping[str, ShardStatistics] = field(default_factory=dict)
+    waiting_for: tuple[str, ...] = ()
+    forced_noops: int = 0
+    unknown_operations: Mapping[str, int] = field(default_factory=dict)

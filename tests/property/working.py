@@ -1,0 +1,38 @@
+"""One oplog's stages, or the kernel, at work by themselves: what the tests look at that compare the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tailrace.errors import TailraceError
+from tailrace.event.change_event import ChangeEvent
+from tailrace.event.event_block import EventBlock
+from tailrace.pipeline.stream import ONE_OPLOG, Need
+from tailrace.pipeline.task import Task, Working
+from tailrace.plan.request import Answer, Emit, Request, Running
+
+
+def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
+    """The events of one oplog's stages."""
+    for given in _answered(running, answer_to):
+        if isinstance(given, Emit):
+            yield given.events
+
+
+def drive_blocks(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock]:
+    """The blocks of the kernel."""
+    for given in _answered(working, answer_to):
+        yield given if isinstance(given, EventBlock) else EventBlock.of(given.events)
+
+
+def _answered(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock | Emit]:
+    task = Task(ONE_OPLOG)
+    task.start(working)
+    while (given := task.step()) is not None:
+        if not isinstance(given, Need):
+            yield given
+            continue
+        try:
+            task.settle(given, answer_to(given.request), None)
+        except TailraceError as error:
+            task.settle(given, None, error)
