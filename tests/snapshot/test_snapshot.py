@@ -25,6 +25,7 @@ from pymongo.collation import Collation
 
 import tailrace
 from tailrace import raw_bson
+from tailrace.client.client import operation_time
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError, UsageError
 from tailrace.oplog.namespace import Scope
@@ -40,13 +41,13 @@ DATABASE = "snapshots"
 def client(replica_set: ReplicaSet) -> Iterator[tailrace.client.client.Client]:
     with tailrace.connect(replica_set.uri) as connected:
         yield connected
-        connected.pymongo.drop_database(DATABASE)
+        connected.drop_database(DATABASE)
 
 
 @pytest.fixture
 def db(client: Any) -> Any:
-    client.pymongo.drop_database(DATABASE)
-    return client.pymongo[DATABASE]
+    client.drop_database(DATABASE)
+    return client[DATABASE]
 
 
 def scope_of(name: str | None) -> Scope:
@@ -54,7 +55,7 @@ def scope_of(name: str | None) -> Scope:
 
 
 def reader_of(client: Any, name: str | None, **options: Any) -> SnapshotReader:
-    return SnapshotReader(client.pymongo, scope_of(name), **options)
+    return SnapshotReader(client, scope_of(name), **options)
 
 
 def raw_id(type_: int, value: bytes) -> RawBSONDocument:
@@ -126,7 +127,7 @@ def test_chunks_follow_one_another_without_a_gap_after_every_crash(client: Any, 
     """Each chunk is read by a reader of its own, from the state that was kept."""
     documents = ids_of_every_type()
     db.types.insert_many(documents)
-    state = persisted(begin(client.pymongo, scope_of("types")))
+    state = persisted(begin(client, scope_of("types")))
     seen = []
     while not state.is_complete:
         reader = reader_of(client, "types", state=state, chunk_documents=1)
@@ -180,11 +181,11 @@ def test_views_and_time_series_are_refused_and_left_out_of_a_database(client: An
     db.series.insert_one({"t": datetime.now(UTC)})
     for name in ("view", "series"):
         with pytest.raises(ServerError, match=rf"{DATABASE}\.{name} is a") as caught:
-            begin(client.pymongo, scope_of(name))
+            begin(client, scope_of(name))
         assert caught.value.code == 166
-    state = begin(client.pymongo, scope_of(None))
+    state = begin(client, scope_of(None))
     assert [one.namespace for one in state.collections] == [f"{DATABASE}.orders"]
-    assert begin(client.pymongo, scope_of("nothing")).is_complete
+    assert begin(client, scope_of("nothing")).is_complete
 
 
 def write(db: Any, seed: int, stop: threading.Event, names: list[str]) -> None:
@@ -230,7 +231,7 @@ def fill(db: Any, names: list[str]) -> None:
 
 
 def follow(client: Any, scope: Scope, state: SnapshotState, target: Target) -> None:
-    for event in stream_behind(client, scope, state, client.operation_time()):
+    for event in stream_behind(client, scope, state, operation_time(client)):
         target.apply(event)
 
 
@@ -243,7 +244,7 @@ def test_a_snapshot_and_the_stream_behind_it_lose_nothing(client: Any, db: Any, 
     chosen = random.Random(seed)
 
     def copy() -> SnapshotState:
-        state = persisted(begin(client.pymongo, scope_of(None), ranges=parallel))
+        state = persisted(begin(client, scope_of(None), ranges=parallel))
         crashes = 0
         while not state.is_complete:
             reader = reader_of(client, None, state=state, parallel=parallel, chunk_documents=20)
@@ -341,7 +342,7 @@ def test_a_reader_can_be_told_to_stop(client: Any, db: Any) -> None:
 
 def test_a_state_that_is_none_is_refused(client: Any, db: Any) -> None:
     db.a.insert_one({"_id": 1})
-    good = begin(client.pymongo, scope_of("a")).to_document()
+    good = begin(client, scope_of("a")).to_document()
     assert SnapshotState.from_document(good).to_document() == good
     for broken in (
         {},
@@ -363,7 +364,7 @@ def test_a_state_that_is_none_is_refused(client: Any, db: Any) -> None:
 def test_a_snapshot_goes_on_when_the_primary_steps_down(start_replica_set: Callable[..., ReplicaSet]) -> None:
     running = start_replica_set(3)
     with tailrace.connect(running.uri) as client:
-        db = client.pymongo[DATABASE]
+        db = client[DATABASE]
         fill(db, ["a"])
         target = Target()
         reader = reader_of(client, "a", chunk_documents=50)
@@ -380,7 +381,7 @@ def test_a_snapshot_goes_on_when_the_primary_steps_down(start_replica_set: Calla
 def test_the_same_on_older_servers(start_replica_set: Callable[..., ReplicaSet], version: str) -> None:
     running = start_replica_set(1, version=version)
     with tailrace.connect(running.uri) as client:
-        db = client.pymongo[DATABASE]
+        db = client[DATABASE]
         db.types.insert_many(ids_of_every_type())
         fill(db, ["a"])
         target = Target()

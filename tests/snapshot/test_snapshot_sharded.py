@@ -14,6 +14,7 @@ from bson.min_key import MinKey
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
+from tailrace.client.client import operation_time, readers_of
 from tailrace.embedded import ShardedCluster
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader, begin
@@ -99,7 +100,7 @@ def test_orphans_are_left_out_and_document_keys_have_the_shard_key(
         for size, ranges in ((1, 1), (4, 3), (100, 1)):
             target = Target()
             scope = Scope.of_database("snapshots")
-            reader = SnapshotReader(client.cluster, scope, chunk_documents=size, ranges=ranges)
+            reader = SnapshotReader(readers_of(client).cluster, scope, chunk_documents=size, ranges=ranges)
             events = [RawBSONDocument(event) for chunk in reader for event in chunk.events()]
             for event in events:
                 target.apply(bytes(event.raw))
@@ -126,16 +127,15 @@ def test_a_snapshot_and_the_stream_behind_it_lose_nothing_while_chunks_move(
     target = Target()
     scope = Scope.parse(namespace)
     with tailrace.connect(sharded_cluster.uri) as client:
-        assert client.cluster is not None
         for thread in threads:
             thread.start()
         try:
             while len(moved) < 2:
                 stop.wait(0.05)
-            state = persisted(begin(client.cluster, scope))
+            state = persisted(begin(readers_of(client).cluster, scope))
             crashes = 0
             while not state.is_complete:
-                reader = SnapshotReader(client.cluster, scope, state=state, chunk_documents=15)
+                reader = SnapshotReader(readers_of(client).cluster, scope, state=state, chunk_documents=15)
                 for count, chunk in enumerate(reader):
                     for event in chunk.events():
                         target.apply(event)
@@ -148,7 +148,7 @@ def test_a_snapshot_and_the_stream_behind_it_lose_nothing_while_chunks_move(
             for thread in threads:
                 thread.join()
         assert len(moved) > 2
-        until = client.operation_time()
+        until = operation_time(client)
         for event in stream_behind(client, scope, state, until):
             target.apply(event)
         assert held(target, namespace) == truth(sharded_cluster, namespace)
@@ -162,7 +162,7 @@ def test_the_same_on_older_servers(start_sharded_cluster: Callable[..., ShardedC
         cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6]})
     with tailrace.connect(cluster.uri) as client:
         target = Target()
-        reader = SnapshotReader(client.cluster, Scope.parse(namespace), chunk_documents=7)
+        reader = SnapshotReader(readers_of(client).cluster, Scope.parse(namespace), chunk_documents=7)
         for number, chunk in enumerate(reader):
             for event in chunk.events():
                 target.apply(event)
@@ -180,7 +180,7 @@ def test_a_collection_that_is_resharded_in_the_middle_is_copied_whole(
         sharded_cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6], "n": number})
     with tailrace.connect(sharded_cluster.uri) as client:
         target = Target()
-        reader = SnapshotReader(client.cluster, Scope.parse(namespace), chunk_documents=7)
+        reader = SnapshotReader(readers_of(client).cluster, Scope.parse(namespace), chunk_documents=7)
         for number, chunk in enumerate(reader):
             for event in chunk.events():
                 target.apply(event)

@@ -103,7 +103,7 @@ class Change:
     @property
     def token(self) -> Mapping[str, Any]:
         """The resume token. Its ``_data`` (``message_id``) names this change and no other."""
-        return self._position.token or {}
+        return self._position.token or bson.decode(self._raw["_id"].raw)  # the second: of a snapshot's event
 
     @property
     def message_id(self) -> str:

@@ -8,18 +8,14 @@ from typing import Any, Final, Protocol
 from bson.codec_options import DEFAULT_CODEC_OPTIONS, CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from pymongo.errors import PyMongoError
 
 from tailrace.client.change_stream import ChangeStream
-from tailrace.client.client import Client, client_of, operation_time, readers_of
+from tailrace.client.client import client_of, operation_time
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules.need import CloseStream, FindStart, Need, OpenStream, PullChange, Pulled, TakeSnapshot
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.consumer.snapshots import Copying, oldest_time, take_snapshot
 from tailrace.errors import InternalError, InvalidResumeToken, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.connection import MAJORITY
-from tailrace.source.failure import source_error
-from tailrace.source.mongod import MongodSource
 
 #: How long one look at a quiet stream waits: a listener that is stopped ends after that at the latest.
 _AWAIT_MS: Final = 500
@@ -55,6 +51,7 @@ class Watching:
         self._store = store
         self._options = {"max_await_time_ms": _AWAIT_MS, **options}
         self._stream: ChangeStream | None = None
+        self._copy: Copying | None = None
 
     @property
     def codec_options(self) -> CodecOptions[Any]:
@@ -74,12 +71,15 @@ class Watching:
             case FindStart():
                 return self._find_start(need)
             case TakeSnapshot():
-                raise UsageError('start="snapshot" is not available yet', hint='start="oldest"')
+                return take_snapshot(self._watchable, need.position)
             case _:
                 raise InternalError(f"nobody answers {type(need).__name__}")
 
     def _open(self, position: StreamPosition) -> None:
         self._close()
+        if position.snapshot is not None:
+            self._copy = Copying(self._watchable, position, self._options)
+            return
         try:
             self._stream = self._watchable.watch(
                 document_class=RawBSONDocument, **self._options, **position.watch_arguments()
@@ -92,6 +92,11 @@ class Watching:
             ) from error
 
     def _pull(self) -> Pulled:
+        if self._copy is not None:
+            pulled = self._copy.pull()
+            if pulled.event is None and pulled.position is not None:
+                self._open(pulled.position)
+            return pulled
         stream = self._stream
         if stream is None:
             raise InternalError("there is no stream to pull from")
@@ -101,7 +106,7 @@ class Watching:
         return Pulled(event, event["_id"], invalidate=event["operationType"] == "invalidate")
 
     def _close(self) -> None:
-        stream, self._stream = self._stream, None
+        stream, self._stream, self._copy = self._stream, None, None
         if stream is not None:
             stream.close()
 
@@ -113,29 +118,3 @@ class Watching:
             # One tick later begins what was not there yet.
             return operation_time(client).tick().to_timestamp()
         return oldest_time(client)
-
-
-def oldest_time(client: Client[Any]) -> Timestamp:
-    """The cluster time of the oldest entry that is no no-op; of a cluster, the oldest time from which on no shard's
-    oplog lacks anything. Where there is nothing but no-ops: the present."""
-    readers = readers_of(client)
-    if readers.cluster is None:
-        members = [readers.client]
-    else:
-        members = [readers.cluster.client(shard.name) for shard in readers.cluster.shards()]
-    whole: list[ClusterTime] = []
-    cut: list[ClusterTime] = []
-    for member in members:
-        source = MongodSource(member)
-        first, is_whole = source.oldest()
-        oplog = member.get_database("local", read_concern=MAJORITY).get_collection("oplog.rs")
-        try:
-            entry = oplog.find_one({"op": {"$ne": "n"}}, {"ts": 1}, sort=[("$natural", 1)])
-        except PyMongoError as error:
-            raise source_error(error, member) from error
-        time = first if entry is None else ClusterTime.from_timestamp(entry["ts"])
-        if entry is not None or not is_whole:
-            (whole if is_whole else cut).append(time)
-    if cut:
-        return max(cut).to_timestamp()
-    return (min(whole) if whole else operation_time(client)).to_timestamp()

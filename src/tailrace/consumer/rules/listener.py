@@ -234,18 +234,18 @@ class ListenerLogic:
         position = None if stored is None else StreamPosition.from_document(stored, self.settings.resource)
         self._position = self._committed = position
         self._committed_at, self._uncommitted = self._now, 0
-        if position is None or position.snapshot is not None:
-            yield from self._begin(owned, position)
+        if position is None:
+            yield from self._begin(owned)
         else:
             yield from self._open(owned)
         yield from self._listen(owned)
 
-    def _begin(self, owned: Ownership, position: StreamPosition | None) -> Steps:
+    def _begin(self, owned: Ownership) -> Steps:
         """No token yet: settle where to begin and write it down before anything is handled, so that a crash between
         here and the first commit loses nothing."""
         start = self.settings.start
-        if start == "snapshot" or position is not None:
-            yield from self._take_snapshot(owned, position)
+        if start == "snapshot":
+            yield from self._take_snapshot(owned, None)
             return
         while self._position is None:
             time: Timestamp = yield from self._ask(FindStart(start))
@@ -310,11 +310,16 @@ class ListenerLogic:
             if pulled is None:
                 continue
             if pulled.event is None:
+                if pulled.position is not None:
+                    self._moved(pulled.position)  # all is copied: the stream goes on from here
+                    yield from self._commit(owned)
+                    continue
                 yield from self._quiet(owned, pulled)
                 continue
             if not (yield from self._handle(owned, pulled)):
                 return
-            if commits.is_due(self._uncommitted, self._committed_at, self._now):
+            # Inside a chunk of a snapshot the position stays what it is.
+            if commits.is_due(self._uncommitted, self._committed_at, self._now) and self._position != self._committed:
                 yield from self._commit(owned)
             if pulled.invalidate:
                 yield from self._invalidated(owned)
@@ -356,7 +361,7 @@ class ListenerLogic:
         """Handle one change. False when the listener was stopped and the change is left to the next owner."""
         if self._position is None or pulled.token is None:
             raise InternalError("a change without a token")
-        after = self._position.moved_to(pulled.token, start_after=pulled.invalidate)
+        after = pulled.position or self._position.moved_to(pulled.token, start_after=pulled.invalidate)
         change, attempt = HandleChange(owned.lease, pulled.event, after), 0
         while True:
             attempt += 1

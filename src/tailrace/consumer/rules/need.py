@@ -57,7 +57,8 @@ class FindStart:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Answered with the StreamPosition to go on from when everything was copied (``start="snapshot"``)."""
+    """Answered with the StreamPosition of a snapshot of which nothing is copied yet (``start="snapshot"``); the stream
+    that is opened there gives what is there first."""
 
     lease: Lease
     position: StreamPosition | None
@@ -86,12 +87,14 @@ class Pulled:
 
     ``invalidate``  the event ends the stream
     ``alive``       false where the stream has ended without an event
+    ``position``    of a snapshot: where it stands after this event, or without one when all is copied
     """
 
     event: Any
     token: Mapping[str, Any] | None
     invalidate: bool = False
     alive: bool = True
+    position: StreamPosition | None = None
 
 
 @dataclass(frozen=True, slots=True)

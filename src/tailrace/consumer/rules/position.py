@@ -50,7 +50,7 @@ class StreamPosition:
     def jumped_to(self, time: Timestamp) -> StreamPosition:
         """The position at ``time``, with what lies between written down as a gap."""
         gap = {"from": self.cluster_time.to_timestamp(), "to": time}
-        return replace(self, token=None, start_after=False, at=time, gaps=(*self.gaps, gap)[-GAPS_MAX:])
+        return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=(*self.gaps, gap)[-GAPS_MAX:])
 
     def watch_arguments(self) -> dict[str, Any]:
         """The arguments of ``watch()`` that a stream is opened with."""
