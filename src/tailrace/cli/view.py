@@ -1,0 +1,112 @@
+"""``tailrace view``: verify a denormalised view, rebuild it, or keep it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from typing import Any
+
+from bson.json_util import RELAXED_JSON_OPTIONS, dumps
+
+import tailrace
+from tailrace.cli.stream_arguments import add_uri_argument
+from tailrace.consumer import MongoLeaseStore
+from tailrace.consumer.views import MISSING, View, ViewDifference, ViewKeeper, ViewUpkeep
+from tailrace.errors import UsageError
+from tailrace.source.uri import find_uri
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "view",
+        help="verify, rebuild or keep a denormalised view",
+        description="A view: documents of one collection carry fields of the documents of another that they name. "
+        "verify recomputes it and prints what differs (exit status 1); rebuild writes it anew, also while it is kept; "
+        "run keeps it until it is interrupted, in as many processes as you like.",
+    )
+    parser.add_argument("action", choices=("verify", "rebuild", "run"))
+    add_uri_argument(parser)
+    parser.add_argument("--target", required=True, metavar="DB.COLL", help="whose documents carry the fields")
+    parser.add_argument("--source", required=True, metavar="DB.COLL", help="whose fields they carry")
+    parser.add_argument("--on", required=True, metavar="FIELD", help="the target's field with the source's _id")
+    parser.add_argument(
+        "--field",
+        required=True,
+        action="append",
+        metavar="TARGET=SOURCE",
+        help="a field of the target and the one of the source it is taken from: customer.name=name; may be repeated",
+    )
+    parser.add_argument("--name", default="", help="of the view; default: made of --on")
+    parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help="verify: look again after (5)")
+    parser.add_argument("--leases", default="tailrace.leases", metavar="DB.COLL", help="run: where leases are kept")
+    parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
+    parser.set_defaults(run=run, positionals=("action", "uri"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns 1 where the view differs. Raises UsageError for a view that cannot be."""
+    view = View(args.target, args.source, args.on, _fields(args.field), args.name)
+    if args.grace < 0:
+        raise UsageError("--grace is a number of seconds from 0 on")
+    with tailrace.connect(find_uri(args.uri)) as client:
+        if args.action == "run":
+            return _keep(client, view, args.leases)
+        upkeep = ViewUpkeep(client, view)
+        if args.action == "rebuild":
+            count = upkeep.rebuild()
+            print(json.dumps({"rewritten": count}) if args.format == "json" else f"{count} documents rewritten")
+            return 0
+        return _verify(upkeep, args)
+
+
+def _fields(given: list[str]) -> dict[str, str]:
+    fields = {}
+    for one in given:
+        target, equals, source = one.partition("=")
+        if not (target and equals and source):
+            raise UsageError(f"--field {one} is not TARGET=SOURCE", hint="For example --field customer.name=name")
+        fields[target] = source
+    return fields
+
+
+def _verify(upkeep: ViewUpkeep, args: argparse.Namespace) -> int:
+    count = 0
+    for difference in upkeep.verify(grace_s=args.grace):
+        count += 1
+        print(_line(difference, args.format), flush=True)
+    if args.format == "pretty":
+        print(f"differences: {count}")
+    return 1 if count else 0
+
+
+def _line(difference: ViewDifference, form: str) -> str:
+    if form == "json":
+        shown = {"documentKey": difference.document_key, "field": difference.path}
+        values = {"found": difference.found, "wanted": difference.wanted}
+        return dumps(
+            {**shown, **{name: value for name, value in values.items() if value is not MISSING}},
+            json_options=RELAXED_JSON_OPTIONS,
+            ensure_ascii=False,
+        )
+    return (
+        f"{_text(difference.document_key)}  {difference.path}: {_text(difference.found)}, "
+        f"but the source has {_text(difference.wanted)}"
+    )
+
+
+def _text(value: Any) -> str:
+    return "nothing" if value is MISSING else dumps(value, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False)
+
+
+def _keep(client: Any, view: View, leases: str) -> int:
+    database, dot, name = leases.partition(".")
+    if not (database and dot and name):
+        raise UsageError(f"--leases {leases} is not DATABASE.COLLECTION")
+    keeper = ViewKeeper(client, view, store=MongoLeaseStore(client[database][name]))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: keeper.stop())
+    print(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
+    keeper.run()
+    return 0

@@ -1,0 +1,119 @@
+"""The two listeners of a view, one for each direction."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tailrace.client.client import Client
+from tailrace.consumer.lease import LeaseStore
+from tailrace.consumer.listener import Listener
+from tailrace.consumer.views.upkeep import BATCH, ViewUpkeep
+from tailrace.consumer.views.view import View
+
+_BEGIN_S: Final = 120.0
+_STEP_S: Final = 0.05
+
+_log = logging.getLogger("tailrace.consumer")
+
+
+class ViewKeeper:
+    """Keeps a view: a listener follows the source and one the target, each under a lease of its own, so that as many
+    processes as one likes may run the same keeper.
+
+    At its first start the source is followed first, and then the targets that are there are copied through
+    (``start="snapshot"``): nothing falls between the two.
+
+    ``client``    of ``tailrace.connect()``
+    ``store``     where leases and positions are kept
+    ``resource``  the leases are called ``<resource>/source`` and ``<resource>/target``; by default ``view <name>``
+    ``options``   further ones for both listeners (``partitions``, ``commit_every``, ``lease_seconds``, ...)
+    """
+
+    def __init__(
+        self,
+        client: Client[Any],
+        view: View,
+        *,
+        store: LeaseStore,
+        resource: str | None = None,
+        batch: int = BATCH,
+        **options: Any,
+    ) -> None:
+        self.upkeep = ViewUpkeep(client, view, batch=batch)
+        self._store = store
+        name = resource or f"view {view.name} of {view.target}"
+        # After lost history nobody knows which sources have changed: the targets are copied through again.
+        shared: dict[str, Any] = {"store": store, "on_invalidate": "resume", "commit_every": 100, **options}
+        shared.setdefault("commit_interval", 1.0)
+        self._source = Listener(
+            _collection(client, view.source),
+            self.upkeep.source_changed,
+            resource=f"{name}/source",
+            start="now",
+            **shared,
+        )
+        self._target = Listener(
+            _collection(client, view.target),
+            self.upkeep.target_changed,
+            resource=f"{name}/target",
+            start="snapshot",
+            full_document="updateLookup",
+            **shared,
+        )
+        self._stopped = threading.Event()
+
+    def start(self) -> Self:
+        """Keep the view in threads of their own. Returns when both listeners have begun, or others hold the leases."""
+        if not self.upkeep.has_index():
+            view = self.upkeep.view
+            _log.warning("%s has no index on %r: each change of %s reads all of it", view.target, view.on, view.source)
+        self._source.start()
+        deadline = time.monotonic() + _BEGIN_S
+        while not self._stopped.wait(_STEP_S) and not self._source.join(0):
+            lease = self._store.read(self._source.resource)
+            if (lease is not None and lease.position is not None) or time.monotonic() > deadline:
+                break
+        self._target.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask both to end, from any thread."""
+        self._stopped.set()
+        self._source.stop()
+        self._target.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end, ``timeout`` seconds at most. Raises what ended one of them; the other is stopped then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                ended = [self._source.join(_STEP_S), self._target.join(_STEP_S)]
+            except BaseException:
+                self.stop()
+                raise
+            if all(ended):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def run(self) -> None:
+        """Keep the view until ``stop()``."""
+        self.start()
+        self.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        if error is None:
+            self.join()
+
+
+def _collection(client: Client[Any], namespace: str) -> Any:
+    database, _, name = namespace.partition(".")
+    return client[database][name]

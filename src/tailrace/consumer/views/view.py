@@ -1,0 +1,158 @@
+"""A denormalised view as it is declared, and what follows from the declaration alone.
+
+The rule that keeps it right, whoever writes and however late: beside the fields stands a *version*, a cluster time, and
+the fields are those of the source document as it was at that time or later. A writer reads the source after the time of
+the change that it handles, and writes only where the version is older than that time. So a version never goes back, and
+after the last change of a source every target that has that change's version, or a later one, has its last fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+
+from tailrace.errors import UsageError
+
+#: Where targets keep the versions of their views, by the views' names.
+VERSIONS_FIELD: Final = "_views"
+
+MISSING: Final = object()
+
+
+@dataclass(frozen=True)
+class View:
+    """Documents of ``target`` carry ``fields`` of the document of ``source`` whose ``_id`` they name ``on``.
+
+    ``target``  "shop.orders", or the collection
+    ``source``  "shop.customers", or the collection
+    ``on``      the field of the target with the ``_id`` of a source document: one value, no array; it may have dots
+    ``fields``  the field of the target by the field of the source: ``{"customer.name": "name"}``. The view owns the
+                fields of the target: nobody else writes them. Where the source, or its field, is missing, they are too
+    ``name``    of the view; its version stands in ``_views.<name>`` of each target. By default made of ``on``
+    """
+
+    target: Any
+    source: Any
+    on: str
+    fields: Mapping[str, str]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for attribute in ("target", "source"):
+            chosen = getattr(self, attribute)
+            namespace = chosen if isinstance(chosen, str) else str(getattr(chosen, "full_name", ""))
+            database, dot, collection = namespace.partition(".")
+            if not (database and dot and collection):
+                raise UsageError(f"the {attribute} of a view is a collection, not {chosen!r}", hint='"shop.orders"')
+            object.__setattr__(self, attribute, namespace)
+        if not isinstance(self.fields, Mapping) or not self.fields:
+            raise UsageError("a view carries one field or more", hint='fields={"customer.name": "name"}')
+        object.__setattr__(self, "fields", dict(self.fields))
+        object.__setattr__(self, "name", self.name or self.on.replace(".", "_"))
+        if "." in self.name or self.name.startswith("$") or "\0" in self.name:
+            raise UsageError(f"{self.name!r} cannot name a view", hint="No dot, and no $ at the beginning")
+        self._check_paths()
+
+    def _check_paths(self) -> None:
+        for path in (self.on, *self.fields, *self.fields.values()):
+            parts = path.split(".") if isinstance(path, str) else [""]
+            if any(not part or part.startswith("$") or "\0" in part for part in parts):
+                raise UsageError(f"{path!r} is no field of a view", hint="Names joined by dots, such as customer.name")
+        targets = [self.on, VERSIONS_FIELD, "_id", *self.fields]
+        for number, path in enumerate(targets):
+            for other in targets[number + 1 :]:
+                if overlaps(path, other):
+                    raise UsageError(f"a view cannot write {other!r} beside {path!r} of its target")
+        if self.target == self.source:
+            raise UsageError("the target and the source of a view are two collections")
+
+    @property
+    def version_path(self) -> str:
+        """Where a target carries the view's version."""
+        return f"{VERSIONS_FIELD}.{self.name}"
+
+    def update(self, source: Mapping[str, Any] | None, version: Timestamp) -> list[dict[str, Any]]:
+        """The update that gives a target the fields of ``source``, or takes them away where there is none."""
+        values = {path: value_at(source, of) for path, of in self.fields.items()}
+        present = {path: {"$literal": value} for path, value in values.items() if value is not MISSING}
+        absent = [path for path, value in values.items() if value is MISSING]
+        update: list[dict[str, Any]] = [{"$set": {**present, self.version_path: {"$literal": version}}}]
+        return [*update, {"$unset": absent}] if absent else update
+
+    def outdated(self, key: Any, version: Timestamp) -> dict[str, Any]:
+        """The filter of the targets that name the source ``key`` and have an older version. ``None`` stands for those
+        that name none."""
+        return {self.on: {"$eq": key, "$not": {"$type": "array"}}, self.version_path: {"$not": {"$gte": version}}}
+
+    def key_of(self, target: Mapping[str, Any]) -> Any:
+        """The ``_id`` that a target names; ``None`` where it names none."""
+        value = value_at(target, self.on)
+        return None if value is MISSING else value
+
+    def differences(
+        self, target: Mapping[str, Any], source: Mapping[str, Any] | None
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """The fields of a target that are not those of its source: path, what is there, what ought to be. A value that
+        is missing is ``MISSING``."""
+        for path, of in self.fields.items():
+            found, wanted = value_at(target, path), value_at(source, of)
+            if not _same(found, wanted):
+                yield path, found, wanted
+
+    def concerns_source(self, event: Mapping[str, Any]) -> bool:
+        """Whether a change of the source can change a target."""
+        kind = event["operationType"]
+        if kind == "update":
+            return any(overlaps(path, field) for path in changed_paths(event) for field in self.fields.values())
+        return kind in ("insert", "replace", "delete")
+
+    def concerns_target(self, event: Mapping[str, Any]) -> bool:
+        """Whether a change of the target asks for its fields anew. The view's own writes do not: they touch its fields
+        and the version, and nothing else."""
+        kind = event["operationType"]
+        if kind != "update":
+            return kind in ("insert", "replace", "snapshot")
+        paths = changed_paths(event)
+        if any(overlaps(path, self.on) for path in paths):
+            return True
+        stamped = any(overlaps(path, self.version_path) for path in paths)
+        ours = [path for path in paths if any(overlaps(path, field) for field in self.fields)]
+        others = [path for path in paths if path not in ours and not overlaps(path, VERSIONS_FIELD)]
+        return bool(ours) and not (stamped and not others)
+
+
+def changed_paths(event: Mapping[str, Any]) -> list[str]:
+    """The paths that an update event names."""
+    description = event.get("updateDescription") or {}
+    truncated = [array["field"] for array in description.get("truncatedArrays") or ()]
+    return [*(description.get("updatedFields") or {}), *(description.get("removedFields") or ()), *truncated]
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether one path is the other, or leads into it."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def value_at(document: Mapping[str, Any] | None, path: str) -> Any:
+    """The value at a path of names, ``MISSING`` where there is none. No array is entered."""
+    value: Any = document
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return MISSING
+        value = value[name]
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is MISSING or other is MISSING:
+        return one is other
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return repr(one) == repr(other)  # NaN is NaN, and -0.0 is not 0.0
+    return type(one) is type(other) and bool(one == other)
