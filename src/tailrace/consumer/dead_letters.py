@@ -1,0 +1,189 @@
+"""Where poison goes: changes that a handler cannot handle, kept with their position and the reason, to be replayed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import bson
+from bson.binary import Binary
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.json_util import RELAXED_JSON_OPTIONS, dumps
+from pymongo import ASCENDING
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+from pymongo.write_concern import WriteConcern
+
+from tailrace.consumer.change import Change
+from tailrace.consumer.messages.publisher import PublisherAway
+from tailrace.consumer.rules.need import Decision
+from tailrace.errors import TailraceError, UsageError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.failure import is_transient
+from tailrace.source.uri import redact_uri
+
+Then = Literal["skip", "stop"]
+
+#: The whole event is kept up to this size: a document of the server's holds 16 MB.
+_EVENT_BYTES_MAX: Final = 15 << 20
+_REASON_MAX: Final = 2_000
+_ANY_VALUE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
+    tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
+
+_log = logging.getLogger("tailrace.consumer")
+
+
+class DeadLetters:
+    """A listener's ``on_error``: a change whose handler fails ``tries`` times is written to a collection, with its
+    token, its event and the reason. Then the listener goes on with the next change (``then="skip"``) or ends ("stop").
+
+    A broker or a database that is away is no fault of the change: the handler's error ends the listener then, with
+    nothing committed and nothing written here.
+
+    ``collection``  of PyMongo's; written with majority, once for each resource and change
+    """
+
+    def __init__(self, collection: Collection[Any], *, tries: int = 5, then: Then = "skip") -> None:
+        if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
+            raise UsageError(f"tries must be a whole number, 1 or more, not {tries!r}")
+        if then not in ("skip", "stop"):
+            raise UsageError(f'then must be "skip" or "stop", not {then!r}')
+        self._collection = collection.with_options(write_concern=WriteConcern("majority"))
+        self._tries = tries
+        self._then = then
+
+    def __call__(self, change: Change, error: Exception, attempt: int) -> Decision:
+        """What the listener does about an error of its handler."""
+        if isinstance(error, PublisherAway):
+            return "stop"
+        if isinstance(error, PyMongoError) and is_transient(error):
+            return "retry"
+        if attempt < self._tries:
+            return "retry"
+        self._write(change, error, attempt)
+        _log.error(
+            "%s: the change %s is a dead letter after %d tries: %s",
+            change.resource,
+            change.message_id,
+            attempt,
+            _reason(error),
+        )
+        return self._then
+
+    def _write(self, change: Change, error: Exception, attempt: int) -> None:
+        raw = change.raw
+        letter = {
+            "token": Binary(bson.encode(change.token)),
+            "clusterTime": change.cluster_time.to_timestamp(),
+            "namespace": change.namespace,
+            "operationType": change.operation_type,
+            "documentKey": _shown(change.event.get("documentKey")),
+            "error": type(error).__name__,
+            "reason": _reason(error),
+            "tries": attempt,
+            "version": change.version,
+            "event": Binary(raw) if len(raw) <= _EVENT_BYTES_MAX else None,
+            "at": datetime.now(UTC),
+        }
+        key = {"_id": {"resource": change.resource, "change": change.message_id}}
+        self._collection.update_one(key, {"$set": letter}, upsert=True)
+
+    def letters(self, resource: str | None = None) -> Iterator[DeadLetter]:
+        """What is there, oldest change first; of one resource, if one is named."""
+        query = {} if resource is None else {"_id.resource": resource}
+        order = [("clusterTime", ASCENDING), ("_id.change", ASCENDING)]
+        for found in self._collection.find(query, sort=order):
+            yield DeadLetter.of(found)
+
+    def replay(self, handler: Callable[[DeadLetter], Any], resource: str | None = None) -> int:
+        """Hand each letter to ``handler``, oldest first, and remove it when that returns; how many. Raises what the
+        handler raises, and leaves that letter and those after it. Nothing else keeps the order: what was changed since
+        was handled since."""
+        count = 0
+        for letter in self.letters(resource):
+            handler(letter)
+            self._collection.delete_one({"_id": {"resource": letter.resource, "change": letter.message_id}})
+            count += 1
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A change that was given up, with what handlers of changes mostly look at.
+
+    ``raw``     the event's exact BSON
+    ``reason``  what the handler's last error said; ``error`` is its class, ``tries`` how often it was tried
+    ``version``  the fencing token that it was handled under
+    """
+
+    resource: str
+    message_id: str
+    token: Mapping[str, Any]
+    cluster_time: ClusterTime
+    namespace: str | None
+    operation_type: str
+    raw: bytes
+    error: str
+    reason: str
+    tries: int
+    version: int
+    at: datetime
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> DeadLetter:
+        """Read a document of the collection. Raises UsageError where it is none of ours."""
+        try:
+            token = bson.decode(found["token"])
+            return cls(
+                str(found["_id"]["resource"]),
+                str(found["_id"]["change"]),
+                token,
+                ResumeToken.parse(token).cluster_time,
+                found["namespace"],
+                str(found["operationType"]),
+                bytes(found["event"] or b""),
+                str(found["error"]),
+                str(found["reason"]),
+                int(found["tries"]),
+                int(found["version"]),
+                found["at"],
+            )
+        except (LookupError, TypeError, ValueError, bson.errors.BSONError, TailraceError) as error:
+            raise UsageError(
+                f"a document among the dead letters is none: {error}", hint="Name their collection"
+            ) from None
+
+    @property
+    def event(self) -> Mapping[str, Any]:
+        """The event, decoded. Raises UsageError where it was too large to be kept."""
+        if not self.raw:
+            raise UsageError(
+                f"the event {self.message_id} was too large to be kept", hint="Read it from the oplog by its token"
+            )
+        return bson.decode(self.raw, _ANY_VALUE)
+
+    @property
+    def document_key(self) -> Mapping[str, Any] | None:
+        """The changed document's key."""
+        return self.event.get("documentKey")
+
+    @property
+    def full_document(self) -> Mapping[str, Any] | None:
+        """``fullDocument`` of the event."""
+        return self.event.get("fullDocument")
+
+    def check(self) -> None:
+        """There is no lease that could be lost."""
+
+
+def _reason(error: Exception) -> str:
+    return redact_uri(str(error))[:_REASON_MAX] or type(error).__name__
+
+
+def _shown(key: Any) -> str | None:
+    return None if key is None else dumps(key, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False)[:_REASON_MAX]
