@@ -9,7 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.client import ChangeStream, Client, MongoClient, connect
+    from tailrace.client import (
+        AsyncChangeStream,
+        AsyncClient,
+        AsyncMongoClient,
+        ChangeStream,
+        Client,
+        MongoClient,
+        connect,
+    )
     from tailrace.errors import (
         ChangeStreamFatal,
         ChangeStreamHistoryLost,
@@ -26,6 +34,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncChangeStream",
+    "AsyncClient",
+    "AsyncMongoClient",
     "ChangeStream",
     "ChangeStreamFatal",
     "ChangeStreamHistoryLost",
@@ -43,7 +54,9 @@ __all__ = [
     "connect",
 ]
 
-_CLIENT = frozenset({"ChangeStream", "Client", "MongoClient", "connect"})
+_CLIENT = frozenset(
+    {"AsyncChangeStream", "AsyncClient", "AsyncMongoClient", "ChangeStream", "Client", "MongoClient", "connect"}
+)
 
 
 def __dir__() -> list[str]:

@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import bson
 from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 from pymongo import MongoClient
+from pymongo.synchronous import change_stream as pymongo_change_stream
 
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
@@ -43,7 +44,14 @@ _READ_ENTRIES: Final = 2000
 _INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 
 
-class ChangeStream(ABC):
+if TYPE_CHECKING:
+    _PyMongoStream = object
+else:
+    #: Programs ask whether a stream is one of PyMongo's; nothing of its implementation is used.
+    _PyMongoStream = pymongo_change_stream.ChangeStream
+
+
+class ChangeStream(ABC, _PyMongoStream):
     """An iterator over change events. ``for event in stream`` waits for the next one; the end is an invalidation.
 
     A stream belongs to one thread at a time: if two threads use it at once, both get an error (143 and 237), and the
@@ -53,6 +61,7 @@ class ChangeStream(ABC):
     """
 
     _codec_options: CodecOptions[Any]
+    _client: Any = None
     #: The events that are at hand, as documents. Taking one is safe in any thread: the iterator is one of Python's own.
     _ready: Iterator[Any] = iter(())
 

@@ -32,8 +32,8 @@ from tailrace.source.uri import ClientOptions, ConnectionString, redact_repr
 from tailrace.tail.shared_tail import WINDOW_BYTES, TailStatistics
 
 Host = str | ConnectionString | Sequence[str | ConnectionString] | None
-_Pipeline = Sequence[Mapping[str, Any]]
-_Codec = CodecOptions[Any] | None
+Pipeline = Sequence[Mapping[str, Any]]
+Codec = CodecOptions[Any] | None
 
 
 def connect(  # noqa: PLR0917  PyMongo's order
@@ -83,7 +83,7 @@ class _Watchable:
 
     def watch(  # noqa: PLR0917
         self,
-        pipeline: _Pipeline | None = None,
+        pipeline: Pipeline | None = None,
         full_document: str | None = None,
         resume_after: Mapping[str, Any] | None = None,
         max_await_time_ms: int | None = None,
@@ -215,7 +215,7 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
     def get_database(
         self,
         name: str | None = None,
-        codec_options: _Codec = None,
+        codec_options: Codec = None,
         read_preference: Any = None,
         write_concern: WriteConcern | None = None,
         read_concern: ReadConcern | None = None,
@@ -226,7 +226,7 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
     def get_default_database(
         self,
         default: str | None = None,
-        codec_options: _Codec = None,
+        codec_options: Codec = None,
         read_preference: Any = None,
         write_concern: WriteConcern | None = None,
         read_concern: ReadConcern | None = None,
@@ -284,7 +284,7 @@ class Database(_Watchable, pymongo_database.Database[_DocumentType], Generic[_Do
     def get_collection(
         self,
         name: str,
-        codec_options: _Codec = None,
+        codec_options: Codec = None,
         read_preference: Any = None,
         write_concern: WriteConcern | None = None,
         read_concern: ReadConcern | None = None,
@@ -294,7 +294,7 @@ class Database(_Watchable, pymongo_database.Database[_DocumentType], Generic[_Do
 
     def with_options(
         self,
-        codec_options: _Codec = None,
+        codec_options: Codec = None,
         read_preference: Any = None,
         write_concern: WriteConcern | None = None,
         read_concern: ReadConcern | None = None,
@@ -305,7 +305,7 @@ class Database(_Watchable, pymongo_database.Database[_DocumentType], Generic[_Do
     def create_collection(  # noqa: PLR0917
         self,
         name: str,
-        codec_options: _Codec = None,
+        codec_options: Codec = None,
         read_preference: Any = None,
         write_concern: WriteConcern | None = None,
         read_concern: ReadConcern | None = None,
@@ -348,7 +348,7 @@ class Collection(_Watchable, pymongo_collection.Collection[_DocumentType], Gener
 
     def with_options(
         self,
-        codec_options: _Codec = None,
+        codec_options: Codec = None,
         read_preference: Any = None,
         write_concern: WriteConcern | None = None,
         read_concern: ReadConcern | None = None,

@@ -15,6 +15,7 @@ from tailrace.client.change_stream import ChangeStream, OplogChangeStream, check
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.sharded_stream import ShardedChangeStream
+from tailrace.errors import ServerError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.profile import chosen_profile
 from tailrace.source.connection import Reader
@@ -86,6 +87,7 @@ class WatchedDeployment:
                     ConfigurationError,
                     'Use engine="server"',
                 )
+            check_read_concern(request.target)
             checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
             if readers.cluster is not None:
@@ -146,3 +148,16 @@ class WatchedDeployment:
             if each.cluster is not None:
                 each.cluster.close()
             each.client.close()
+
+
+def check_read_concern(target: Any) -> None:
+    """Raises ServerError 72, as the server does, where the read concern of what is watched is not majority."""
+    level = None if target is None else target.read_concern.level
+    if level in (None, "majority"):
+        return
+    raise ServerError(
+        f'Command aggregate does not support {{ readConcern: {{ level: "{level}", provenance: "clientSupplied" }} }} '
+        ":: caused by :: Aggregation stage $changeStream cannot run with a readConcern other than 'majority'. Current "
+        f"readConcern: {level}",
+        code=72,
+    )

@@ -49,7 +49,8 @@ class WatchRequest:
     batch_size: int | None = None
     collation: Collation | Mapping[str, Any] | None = None
     comment: Any = None
-    session: ClientSession | AsyncClientSession | None = None
+    #: A ClientSession or an AsyncClientSession.
+    session: Any = None
     options: Mapping[str, Any] | None = None
     #: Which members to read from, as PyMongo says it; ``None``: as the client does.
     read_preference: Any = None

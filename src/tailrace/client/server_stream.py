@@ -94,7 +94,7 @@ class ServerChangeStream(ChangeStream):
             except BaseException:
                 self.close()
                 raise
-        return None if event is None else self._decoded(bytes(event.raw))
+        return self._decoded(bytes(event.raw)) if isinstance(event, RawBSONDocument) else event
 
     def _look(self) -> RawBSONDocument | None:
         """One getMore at most, and one attempt to resume after it (rules 16, 22 and 26)."""
@@ -183,7 +183,9 @@ class ServerChangeStream(ChangeStream):
     @property
     def resume_token(self) -> Any:
         token = self._resume.token
-        return bson.decode(token.raw, self._codec_options) if isinstance(token, RawBSONDocument) else token
+        return (
+            bson.decode(token.raw, self._codec_options) if isinstance(token, RawBSONDocument) else copy.deepcopy(token)
+        )
 
     @property
     def alive(self) -> bool:
@@ -239,6 +241,8 @@ def _target(client: MongoClient[Any], request: WatchRequest) -> Any:
     scope: Scope = request.scope
     of_user = client if request.target is None else request.target
     raw: CodecOptions[Any] = request.codec_options.with_options(document_class=RawBSONDocument)
+    if client._event_listeners is not None and client._event_listeners.enabled_for_commands:
+        raw = request.codec_options  # who listens sees replies that are decoded, as PyMongo's stream decodes them
     options = (raw, of_user.read_preference, of_user.write_concern, of_user.read_concern)  # rules 6 and 27
     database: Database[RawBSONDocument] = Database(client, scope.database or "admin", *options)
     return database if scope.collection is None else Collection(database, scope.collection, False, *options)

@@ -1,0 +1,1 @@
+"""The same for asyncio: ``AsyncClient(...)[database][collection]`` and ``await collection.watch(...)``."""

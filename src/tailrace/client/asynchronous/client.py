@@ -1,0 +1,272 @@
+"""``AsyncClient``: PyMongo's asynchronous client, with streams of our own, made as ``tailrace.client.client`` is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Generic, Self, cast
+
+from bson.codec_options import CodecOptions, TypeRegistry
+from bson.timestamp import Timestamp
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous import collection as pymongo_collection
+from pymongo.asynchronous import database as pymongo_database
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.collation import Collation
+from pymongo.read_concern import ReadConcern
+from pymongo.typings import _DocumentType
+from pymongo.write_concern import WriteConcern
+
+from tailrace.client.arguments import Arguments, Unshown
+from tailrace.client.asynchronous.change_stream import AsyncChangeStream, ThreadedChangeStream
+from tailrace.client.asynchronous.server_stream import AsyncServerChangeStream
+from tailrace.client.client import Host, Pipeline
+from tailrace.client.deployment import Engine, WatchedDeployment
+from tailrace.client.request import WatchRequest, watch_codec_options
+from tailrace.oplog.namespace import Scope
+from tailrace.source.driver_error import driver_errors
+from tailrace.source.uri import ClientOptions, redact_repr
+from tailrace.tail.shared_tail import WINDOW_BYTES
+
+
+class _AsyncWatchable:
+    """What can be watched: a deployment, a database, a collection."""
+
+    async def watch(  # noqa: PLR0917
+        self,
+        pipeline: Pipeline | None = None,
+        full_document: str | None = None,
+        resume_after: Mapping[str, Any] | None = None,
+        max_await_time_ms: int | None = None,
+        batch_size: int | None = None,
+        collation: Collation | Mapping[str, Any] | None = None,
+        start_at_operation_time: Timestamp | None = None,
+        session: AsyncClientSession | None = None,
+        start_after: Mapping[str, Any] | None = None,
+        comment: Any | None = None,
+        full_document_before_change: str | None = None,
+        show_expanded_events: bool | None = None,
+        *,
+        document_class: type[Any] | None = None,
+        codec_options: CodecOptions[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncChangeStream:
+        """A change stream, with the parameters and errors of ``Client.watch``. ``session`` is an AsyncClientSession."""
+        target, client = cast(Any, self), self._watched_client()
+        with driver_errors():
+            request = WatchRequest(
+                scope=self._watched_scope(),
+                codec_options=watch_codec_options(target.codec_options, codec_options, document_class),
+                pipeline=[] if pipeline is None else pipeline,
+                full_document=full_document,
+                full_document_before_change=full_document_before_change,
+                resume_after=resume_after,
+                start_after=start_after,
+                start_at_operation_time=start_at_operation_time,
+                show_expanded_events=show_expanded_events,
+                max_await_time_ms=max_await_time_ms,
+                batch_size=batch_size,
+                collation=collation,
+                comment=comment,
+                session=session,
+                options=options,
+                read_preference=target.read_preference,
+                target=target,
+                client=client,
+            )
+            if client._deployment.engine == "server":
+                return await AsyncServerChangeStream.opened(client, request)
+            return await ThreadedChangeStream.opened(partial(client._deployment.open, cast(Any, client), request))
+
+    def _watched_scope(self) -> Scope:
+        raise NotImplementedError
+
+    def _watched_client(self) -> AsyncClient[Any]:
+        raise NotImplementedError
+
+
+class AsyncClient(_AsyncWatchable, AsyncMongoClient[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+    """``pymongo.AsyncMongoClient`` whose ``watch``, and that of its databases and collections, is ours.
+
+    ``tailrace.connect`` says what it takes. A stream belongs to one task at a time.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        host: Host = None,
+        port: int | None = None,
+        document_class: type[_DocumentType] | None = None,
+        tz_aware: bool | None = None,
+        connect: bool | None = None,
+        type_registry: TypeRegistry | None = None,
+        *,
+        engine: Engine = "oplog",
+        server_version: str | None = None,
+        tail_window_bytes: int = WINDOW_BYTES,
+        **kwargs: Any,
+    ) -> None:
+        host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
+        arguments = Arguments(host, port, kwargs)
+        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes)
+        arguments.construct(
+            super().__init__,
+            document_class=document_class,
+            tz_aware=tz_aware,
+            connect=connect,
+            type_registry=type_registry,
+        )
+        for name in ("_init_kwargs", "_resolve_srv_info"):
+            if isinstance(vars(self).get(name), dict):
+                setattr(self, name, Unshown(vars(self)[name]))
+
+    def __repr__(self) -> str:
+        try:
+            return redact_repr(super().__repr__())
+        except (AttributeError, KeyError):  # its constructor has failed, and a traceback shows what there is
+            return f"{type(self).__name__}(...)"
+
+    def _watched_scope(self) -> Scope:
+        return Scope.cluster()
+
+    def _watched_client(self) -> AsyncClient[Any]:
+        return self
+
+    def __getitem__(self, name: str) -> AsyncDatabase[_DocumentType]:
+        return AsyncDatabase(self, name)
+
+    def __getattr__(self, name: str) -> AsyncDatabase[_DocumentType]:
+        return cast(AsyncDatabase[_DocumentType], super().__getattr__(name))
+
+    def get_database(
+        self,
+        name: str | None = None,
+        codec_options: CodecOptions[Any] | None = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> AsyncDatabase[Any]:
+        """As PyMongo's."""
+        theirs = super().get_database(name, codec_options, read_preference, write_concern, read_concern)
+        return AsyncDatabase._of(theirs)
+
+    def get_default_database(
+        self,
+        default: str | None = None,
+        codec_options: CodecOptions[Any] | None = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> AsyncDatabase[Any]:
+        """As PyMongo's."""
+        theirs = super().get_default_database(default, codec_options, read_preference, write_concern, read_concern)
+        return AsyncDatabase._of(theirs)
+
+    async def close(self) -> None:
+        """As PyMongo's. Streams still open end with an error."""
+        if "_deployment" in vars(self):
+            await asyncio.to_thread(self._deployment.close)
+        await super().close()
+
+    aclose = close
+
+    async def __aenter__(self) -> Self:
+        return self
+
+
+AsyncClient.__name__ = AsyncMongoClient.__name__  # PyMongo's texts and ``repr`` name the class
+
+
+class AsyncDatabase(_AsyncWatchable, pymongo_database.AsyncDatabase[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+    """``pymongo.asynchronous.database.AsyncDatabase`` whose ``watch``, and that of its collections, is ours."""
+
+    @classmethod
+    def _of(cls, theirs: pymongo_database.AsyncDatabase[Any]) -> AsyncDatabase[Any]:
+        """PyMongo's database as one of ours."""
+        options = (theirs.codec_options, theirs.read_preference, theirs.write_concern, theirs.read_concern)
+        return cls(theirs.client, theirs.name, *options)
+
+    def _watched_scope(self) -> Scope:
+        return Scope.of_database(self.name)
+
+    def _watched_client(self) -> AsyncClient[Any]:
+        return cast(AsyncClient[Any], self.client)
+
+    def __getitem__(self, name: str) -> AsyncCollection[_DocumentType]:
+        return AsyncCollection(self, name)
+
+    def __getattr__(self, name: str) -> AsyncCollection[_DocumentType]:
+        return cast(AsyncCollection[_DocumentType], super().__getattr__(name))
+
+    def get_collection(
+        self,
+        name: str,
+        codec_options: CodecOptions[Any] | None = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> AsyncCollection[Any]:
+        """As PyMongo's."""
+        return AsyncCollection(self, name, False, codec_options, read_preference, write_concern, read_concern)
+
+    def with_options(
+        self,
+        codec_options: CodecOptions[Any] | None = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> AsyncDatabase[Any]:
+        """As PyMongo's."""
+        return AsyncDatabase._of(super().with_options(codec_options, read_preference, write_concern, read_concern))
+
+    async def create_collection(  # noqa: PLR0917
+        self,
+        name: str,
+        codec_options: CodecOptions[Any] | None = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+        session: AsyncClientSession | None = None,
+        check_exists: bool | None = True,
+        **kwargs: Any,
+    ) -> AsyncCollection[Any]:
+        """As PyMongo's."""
+        theirs = await super().create_collection(
+            name, codec_options, read_preference, write_concern, read_concern, session, check_exists, **kwargs
+        )
+        return AsyncCollection._of(self, theirs)
+
+
+class AsyncCollection(_AsyncWatchable, pymongo_collection.AsyncCollection[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+    """``pymongo.asynchronous.collection.AsyncCollection`` whose ``watch`` is ours."""
+
+    @classmethod
+    def _of(
+        cls, database: pymongo_database.AsyncDatabase[Any], theirs: pymongo_collection.AsyncCollection[Any]
+    ) -> AsyncCollection[Any]:
+        """PyMongo's collection as one of ours."""
+        options = (theirs.codec_options, theirs.read_preference, theirs.write_concern, theirs.read_concern)
+        return cls(database, theirs.name, False, *options)
+
+    def _watched_scope(self) -> Scope:
+        return Scope.of_collection(self.database.name, self.name)
+
+    def _watched_client(self) -> AsyncClient[Any]:
+        return cast(AsyncClient[Any], self.database.client)
+
+    def __getitem__(self, name: str) -> AsyncCollection[_DocumentType]:
+        return AsyncCollection._of(self.database, super().__getitem__(name))
+
+    def __getattr__(self, name: str) -> AsyncCollection[_DocumentType]:
+        return cast(AsyncCollection[_DocumentType], super().__getattr__(name))
+
+    def with_options(
+        self,
+        codec_options: CodecOptions[Any] | None = None,
+        read_preference: Any = None,
+        write_concern: WriteConcern | None = None,
+        read_concern: ReadConcern | None = None,
+    ) -> AsyncCollection[Any]:
+        """As PyMongo's."""
+        theirs = super().with_options(codec_options, read_preference, write_concern, read_concern)
+        return AsyncCollection._of(self.database, theirs)
