@@ -175,3 +175,41 @@ def test_no_entry_of_an_event_that_passes_is_left_out(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_the_stages_give_the_same_with_and_without(case: Case) -> None:
     assert check_streams(case, SEED + 1, entries=40, queries=6) > 3
+
+
+SESSIONS: tuple[dict[str, Any], ...] = (
+    {"txnNumber": {"$exists": True}},
+    {"txnNumber": None},
+    {"txnNumber": {"$not": {"$gt": 40}}},
+    {"lsid": {"$exists": False}, "operationType": "update"},
+)
+
+
+@pytest.mark.parametrize("query", SESSIONS, ids=str)
+@pytest.mark.parametrize("profile", [SERVER_6_0, SERVER_4_4, SERVER_8_0], ids=["6.0", "4.4", "8.0"])
+def test_a_match_on_the_session_asks_the_entry_too_where_the_server_does(
+    query: dict[str, Any], profile: ServerProfile
+) -> None:
+    """The plans above leave this rule out, since it shows: what passes is what both the event and the entry pass."""
+    start = {"startAtOperationTime": ClusterTime.of(1, 0).to_timestamp()}
+    options = StreamOptions.parse(Scope.cluster(), start)
+    everything = build_plan(options, profile)
+    stage = bson.encode({"$match": query})
+    plan = build_plan(StreamOptions.parse(Scope.cluster(), start, [stage]), profile)
+    passes_event = compile_stages([stage])
+    asked = {name: test for name, test in query.items() if name in ("lsid", "txnNumber")}
+    passes_entry = compile_stages([bson.encode({"$match": asked})])
+    shown = changed = 0
+    for raw in random_run(77, 700):
+        made = events_of(everything, raw)
+        entry = parse_entry(raw) if made else None
+        if made is None or entry is None or entry.operation == "c":
+            continue
+        expected = [event for event in made if passes_event.apply(event) is not None]
+        if profile.match_sees_session_of_entry and passes_entry.apply(raw) is None:
+            changed += len(expected)
+            expected = []
+        assert events_of(plan, raw) == expected
+        shown += len(expected)
+    assert shown > 50 or query == SESSIONS[0]
+    assert (changed > 50) == (profile.match_sees_session_of_entry and query != SESSIONS[0])

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tailrace.expression.language.expression import ROOT_SLOT, Compilation, Expression
+from tailrace.expression.language.expression import ROOT_SLOT, Compilation, Expression, Frame
 from tailrace.expression.values import value as v
 from tailrace.kernel import project
 from tailrace.kernel.batch import Bytes, Offsets, address
@@ -22,6 +22,32 @@ from tailrace.kernel.project_pool import Pool
 _BYTES_MAX: Final = 128 << 20
 
 
+class PathLookUps:
+    """Paths that are looked up in all events of a block together."""
+
+    def __init__(self, paths: Sequence[tuple[bytes, ...]]) -> None:
+        self._count = len(paths)
+        pool = Pool()
+        rows = []
+        for names in paths:
+            table = pool.table([(pool.bytes(name), len(name)) for name in names], [0])
+            rows.append((len(names), table))
+        place = pool.table(rows, [1])
+        self._pool = pool.placed()
+        self._paths = address(self._pool) + place
+
+    def spans(self, buffer: Bytes, start: Offsets, end: Offsets) -> Offsets:
+        """int64[events, 3 * paths]: of each path the value's type, and where it starts and ends in its event;
+        ``project.MISSING`` where there is none, below 0 where plain code has to look."""
+        found = np.empty((start.size, 3 * self._count), np.int64)
+        state = np.zeros(project.STATE_SLOTS, np.int64)
+        starts, ends = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
+        places = [address(state), self._paths, self._count, address(buffer), address(starts), address(ends)]
+        job = np.array([*places, start.size, address(found)], np.int64)
+        look_up(address(job))
+        return found
+
+
 class External:
     """The expressions of one stage that only plain code evaluates."""
 
@@ -29,21 +55,18 @@ class External:
         self._compilation = compilation
         self._evaluate = [expression.evaluate for expression in expressions]
         self.count = len(self._evaluate)
-        self._slots = list(compilation.paths.values())
-        pool = Pool()
-        rows = []
-        for names in compilation.paths:
-            table = pool.table([(pool.bytes(name), len(name)) for name in names], [0])
-            rows.append((len(names), table))
-        place = pool.table(rows, [1])
-        self._pool = pool.placed()
-        self._paths = address(self._pool) + place
+        self._look_ups = PathLookUps(list(compilation.paths))
+        # A first name alone is asked for where a longer path has to be followed in plain code; else hardly ever.
+        longer = {names[0] for names in compilation.paths if len(names) > 1}
+        slots = [(names, 3 * place, slot) for place, (names, slot) in enumerate(compilation.paths.items())]
+        self._slots = [(at, slot) for names, at, slot in slots if len(names) > 1 or names[0] not in longer]
+        self._first = [(at, slot) for names, at, slot in slots if len(names) == 1 and names[0] in longer]
 
     def values(self, buffer: Bytes, start: Offsets, end: Offsets) -> tuple[Offsets, Bytes, list[int]]:
         """For the events ``buffer[start[i] : end[i]]``, the first ones where there is no room for all: int64[n,
         expressions, 3], type, address and size of each value; the memory that the addresses lead to; and the numbers of
         the events on which an expression fails (the stage may not ask for it: inside an array of no elements)."""
-        spans = self._looked_up(buffer, start, end).tolist()
+        spans = self._look_ups.spans(buffer, start, end).tolist()
         view = memoryview(np.ascontiguousarray(buffer))  # type: ignore[arg-type]
         types: list[int] = []
         parts: list[bytes] = []
@@ -68,24 +91,39 @@ class External:
         whole = np.stack([np.array(types, np.int64), places, sizes], 1)
         return whole.reshape(-1, self.count, 3), memory, failed
 
+    def truths(self, buffer: Bytes, start: Offsets, end: Offsets) -> list[bool | None]:
+        """Whether the first expression is true of each event, as ``$expr`` asks; ``None`` where it fails."""
+        spans = self._look_ups.spans(buffer, start, end).tolist()
+        view = memoryview(np.ascontiguousarray(buffer))  # type: ignore[arg-type]
+        evaluate, truthy = self._evaluate[0], v.truthy
+        found: list[bool | None] = []
+        for first, last, row in zip(start.tolist(), end.tolist(), spans, strict=True):
+            try:
+                found.append(truthy(evaluate(self._frame(view[first:last].tobytes(), row))))
+            except Exception:  # noqa: BLE001  whatever it is, the plain stages raise it again, at its place
+                found.append(None)
+        return found
+
     def _of(self, document: bytes, row: list[int]) -> list[v.Value]:
-        frame = self._compilation.frame()
-        frame[ROOT_SLOT] = (v.OBJECT, document)
-        for at, slot in enumerate(self._slots):
-            kind, start, end = row[3 * at : 3 * at + 3]
-            if kind >= 0:
-                frame[slot] = (kind, document[start:end]) if kind else None
+        frame = self._frame(document, row)
         return [evaluate(frame) or _MISSING for evaluate in self._evaluate]
 
-    def _looked_up(self, buffer: Bytes, start: Offsets, end: Offsets) -> Offsets:
-        paths = len(self._slots)
-        found = np.empty((start.size, 3 * paths), np.int64)
-        state = np.zeros(project.STATE_SLOTS, np.int64)
-        starts, ends = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
-        places = [address(state), self._paths, paths, address(buffer), address(starts), address(ends)]
-        job = np.array([*places, start.size, address(found)], np.int64)
-        look_up(address(job))
-        return found
+    def _frame(self, document: bytes, row: list[int]) -> Frame:
+        frame = self._compilation.frame()
+        frame[ROOT_SLOT] = (v.OBJECT, document)
+        follows = False
+        for at, slot in self._slots:
+            kind = row[at]
+            if kind > 0:
+                frame[slot] = (kind, document[row[at + 1] : row[at + 2]])
+            elif kind == 0:
+                frame[slot] = None
+            else:
+                follows = True
+        for at, slot in self._first if follows else ():
+            if row[at] >= 0:
+                frame[slot] = (row[at], document[row[at + 1] : row[at + 2]]) if row[at] else None
+        return frame
 
 
 _MISSING: Final[v.Value] = (project.MISSING, b"")

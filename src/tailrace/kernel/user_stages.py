@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tailrace.kernel import event_record
 from tailrace.kernel.arrays import gather
 from tailrace.kernel.batch import Bytes, KernelBatch, Offsets, Step
 from tailrace.kernel.match_program import MatchProgram, match_program
+from tailrace.kernel.plain_match import PlainMatch, plain_match
 from tailrace.kernel.project_finish import GIVEN_MAX
 from tailrace.kernel.project_program import (
     FAILS,
@@ -48,7 +49,7 @@ class _Step(NamedTuple):
     """A program; the number of the user's stage that the plain code goes on with where the program does not know; and
     whether the events that come to it have the places of fields that a stage may set."""
 
-    program: MatchProgram | StageProgram
+    program: MatchProgram | PlainMatch | StageProgram
     stage: int
     placed: bool
 
@@ -112,7 +113,7 @@ class BlockStages:
         run, waiting = given, []
         for step in self._steps:
             before = run
-            if isinstance(step.program, MatchProgram):
+            if isinstance(step.program, MatchProgram | PlainMatch):
                 run = _matched(step.program, before)
             else:
                 run = step.program.run(before, tokens if step is self._checked else None)
@@ -161,19 +162,20 @@ class BlockStages:
         return numbers, documents
 
 
-def _matched(program: MatchProgram, run: Run) -> Run:
+def _matched(program: MatchProgram | PlainMatch, run: Run) -> Run:
     answers = program.answers(run.buffer, run.offsets)
     return Run(run.buffer, run.offsets, np.where(run.verdict == PASSES, answers, run.verdict).astype(np.uint8))
 
 
 def _set_aside(before: Run, after: Run, verdict: int, step: _Step) -> list[_Waiting]:
     """The events of a verdict wait for the plain code, in the form that they had before the step."""
-    waiting = []
-    for index in np.flatnonzero(after.verdict == verdict).tolist():
-        document = before.buffer[before.offsets[index] : before.offsets[index + 1]].tobytes()
-        waiting.append(_Waiting(index, step.stage, step.placed, document))
-        after.verdict[index] = _WAITS
-    return waiting
+    chosen = np.flatnonzero(after.verdict == verdict)
+    if not chosen.size:
+        return []
+    after.verdict[chosen] = _WAITS
+    view = memoryview(np.ascontiguousarray(before.buffer))  # type: ignore[arg-type]
+    spans = zip(chosen.tolist(), before.offsets[chosen].tolist(), before.offsets[chosen + 1].tolist(), strict=True)
+    return [_Waiting(index, step.stage, step.placed, view[start:end].tobytes()) for index, start, end in spans]
 
 
 def _joined(run: Run, numbers: list[int], documents: list[bytes]) -> Run:
@@ -217,9 +219,10 @@ def compile_user_stages(
     return BlockStages(user, steps, compiled, asked)
 
 
-def _program(stage: Stage, *, collated: bool) -> MatchProgram | StageProgram | None:
+def _program(stage: Stage, *, collated: bool) -> MatchProgram | PlainMatch | StageProgram | None:
     if stage.name == "$match":
-        return None if collated else match_program(stage.parsed)  # type: ignore[arg-type]
+        parsed: Any = stage.parsed
+        return None if collated else match_program(parsed) or plain_match(parsed)
     return stage_program(stage)
 
 
