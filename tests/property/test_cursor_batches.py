@@ -12,7 +12,7 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.cursor.batch import REPLY_BYTES_MAX, Batch
+from tailrace.cursor.reply_events import REPLY_BYTES_MAX, ReplyEvents
 from tailrace.event.event_block import EventBlock
 from tests.golden import recording
 from tests.golden.cursors import Cursors, MemorySource, batch_of, carry_out
@@ -74,7 +74,7 @@ def _events(sizes: list[int]) -> EventBlock:
 def test_a_batch_takes_its_first_document_and_never_outgrows_its_bound(sizes: list[int], field: str, cut: int) -> None:
     """And takes the same however the events come in blocks."""
     block = _events(sizes)
-    batch, pieces = Batch(field, None), Batch(field, None)
+    batch, pieces = ReplyEvents(field, None), ReplyEvents(field, None)
     taken = batch.add(block)
     for first in range(0, len(sizes), cut):
         piece = block.cut(first, min(first + cut, len(sizes)))

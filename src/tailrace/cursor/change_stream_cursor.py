@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from tailrace.cursor.action import Action, NeedOldest, OldestEntry, OplogRead, Position, ReadOplog
-from tailrace.cursor.batch import Batch
+from tailrace.cursor.reply_events import ReplyEvents
 from tailrace.errors import ChangeStreamHistoryLost, ServerError
 from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.stream import Stream
@@ -45,37 +45,37 @@ class ChangeStreamCursor:
         """The stream that the cursor reads: its statistics, and what it waits for."""
         return self._stream
 
-    def fill(self, batch: Batch, deadline_ms: int | None) -> Generator[Action, Any, Filled]:
-        """Put events into ``batch`` until it is full, the end of the oplog is reached, or the stream is over.
+    def fill(self, reply: ReplyEvents, deadline_ms: int | None) -> Generator[Action, Any, Filled]:
+        """Put events into ``reply`` until it is full, the end of the oplog is reached, or the stream is over.
 
         ``deadline_ms``  how long to wait for a first event; ``None``: not at all
 
-        Raises what ends the stream. Events that the batch held by then are lost with it, as on the server; a stream
+        Raises what ends the stream. Events that the reply held by then are lost with it, as on the server; a stream
         that is resumed gives them again.
         """
         at_end = False
         now_ms: int | None = None
-        while not batch.is_full:
+        while not reply.is_full:
             if self._events is None:
                 self._events = yield from self._stream.next_block()
             if self._events is not None:
-                if not self._put_into(batch):
+                if not self._put_into(reply):
                     break
             elif self._stream.invalidated:
                 return Filled(self._stream.token.to_bson(), closed=True)
-            elif at_end and (batch or deadline_ms is None or (now_ms is not None and now_ms >= deadline_ms)):
+            elif at_end and (reply or deadline_ms is None or (now_ms is not None and now_ms >= deadline_ms)):
                 return Filled(self._stream.token.to_bson(), closed=False)
             else:
-                at_end, now_ms = yield from self._read(None if batch else deadline_ms)
+                at_end, now_ms = yield from self._read(None if reply else deadline_ms)
         # Cut short: the stream goes on after the last event given, whatever was read beyond it.
-        return Filled(batch.last_token or self.first_token, closed=False)
+        return Filled(reply.last_token or self.first_token, closed=False)
 
-    def _put_into(self, batch: Batch) -> bool:
+    def _put_into(self, reply: ReplyEvents) -> bool:
         """Move events that wait into the reply; False where some have to wait longer."""
         events = self._events
         if events is None:
             return True
-        taken = batch.add(events)
+        taken = reply.add(events)
         self._events = None if taken == len(events) else events.cut(taken, len(events))
         return self._events is None
 

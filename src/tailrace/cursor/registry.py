@@ -8,11 +8,11 @@ from typing import Final
 
 from tailrace.cursor.action import Acting, NeedStart, StreamStart
 from tailrace.cursor.aggregate import AggregateCommand, check_kind
-from tailrace.cursor.batch import Batch
 from tailrace.cursor.change_stream_cursor import ChangeStreamCursor
 from tailrace.cursor.command import check_bson
 from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
 from tailrace.cursor.reply import IN_AGGREGATE, IN_GET_MORE, cursor_reply, error_reply, kill_reply
+from tailrace.cursor.reply_events import ReplyEvents
 from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
 from tailrace.pipeline.merge import MergedStream
 from tailrace.pipeline.stream import Stream, open_stream
@@ -84,8 +84,8 @@ class CursorRegistry:
                 plan = plan.start_after(start.operation_time)
             cursor = ChangeStreamCursor(_stream(plan, start), started_by_caller=started_by_caller)
             prefix = IN_AGGREGATE
-            batch = Batch("firstBatch", wanted.batch_size)
-            token, closed = yield from cursor.fill(batch, None)
+            reply = ReplyEvents("firstBatch", wanted.batch_size)
+            token, closed = yield from cursor.fill(reply, None)
         except InternalError:
             raise
         except TailraceError as error:
@@ -93,7 +93,7 @@ class CursorRegistry:
         cursor_id = 0 if closed else self._new_id()
         if not closed:
             self._open[cursor_id] = _Open(cursor, wanted.namespace, now_ms)
-        return self._reply(batch, token, cursor_id, wanted.namespace)
+        return self._reply(reply, token, cursor_id, wanted.namespace)
 
     def get_more(self, database: str, command: bytes, now_ms: int) -> Acting:
         """Give the next batch, after a wait where there is nothing."""
@@ -102,11 +102,11 @@ class CursorRegistry:
             entry = self._checked_out(wanted)
         except TailraceError as error:
             return error_reply(error, in_stream=False)
-        batch = Batch("nextBatch", wanted.batch_size)
+        reply = ReplyEvents("nextBatch", wanted.batch_size)
         closed = True  # unless it ends well: whatever leaves this block closes the cursor
         entry.in_use = True
         try:
-            token, closed = yield from entry.cursor.fill(batch, now_ms + wanted.await_ms)
+            token, closed = yield from entry.cursor.fill(reply, now_ms + wanted.await_ms)
         except InternalError:
             raise
         except TailraceError as error:
@@ -117,7 +117,7 @@ class CursorRegistry:
             if closed:
                 self._open.pop(wanted.cursor_id, None)
         cursor_id = 0 if closed else wanted.cursor_id
-        return self._reply(batch, token, cursor_id, entry.namespace)
+        return self._reply(reply, token, cursor_id, entry.namespace)
 
     def kill_cursors(self, command: bytes) -> bytes:
         """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not looked at."""
@@ -146,10 +146,10 @@ class CursorRegistry:
             del self._open[cursor_id]
         return len(idle)
 
-    def _reply(self, batch: Batch, token: bytes, cursor_id: int, namespace: str) -> bytes:
+    def _reply(self, reply: ReplyEvents, token: bytes, cursor_id: int, namespace: str) -> bytes:
         # Only invalidation closes a change stream's cursor in a reply that is no error.
         invalidated = cursor_id == 0 and self._profile.reply_says_invalidated
-        return cursor_reply(batch, token, cursor_id=cursor_id, namespace=namespace, invalidated=invalidated)
+        return cursor_reply(reply, token, cursor_id=cursor_id, namespace=namespace, invalidated=invalidated)
 
     def _new_id(self) -> int:
         return next(cursor_id for cursor_id in self._new_ids if cursor_id not in self._open)

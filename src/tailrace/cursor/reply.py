@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.cursor.batch import Batch
+from tailrace.cursor.reply_events import ReplyEvents
 from tailrace.errors import (
     NON_RESUMABLE_LABEL,
     RESUMABLE_LABEL,
@@ -46,10 +46,12 @@ IN_AGGREGATE: Final = "PlanExecutor error during aggregation :: caused by :: "
 IN_GET_MORE: Final = "Executor error during getMore :: caused by :: "
 
 
-def cursor_reply(batch: Batch, resume_token: bytes, *, cursor_id: int, namespace: str, invalidated: bool) -> bytes:
+def cursor_reply(
+    reply: ReplyEvents, resume_token: bytes, *, cursor_id: int, namespace: str, invalidated: bool
+) -> bytes:
     """``{cursor: {firstBatch|nextBatch, postBatchResumeToken[, invalidated], id, ns}, ok: 1.0}``."""
     cursor = encode_document(
-        batch.to_element(),
+        reply.to_element(),
         encode_element(OBJECT, b"postBatchResumeToken", resume_token),
         _INVALIDATED if invalidated else b"",
         encode_element(INT64, b"id", encode_int64(cursor_id)),

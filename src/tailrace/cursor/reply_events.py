@@ -16,7 +16,7 @@ REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 _HEAD_BYTES: Final = {"firstBatch": 53, "nextBatch": 52}
 
 
-class Batch:
+class ReplyEvents:
     """The documents of one reply. ``field`` is "firstBatch" or "nextBatch"; ``documents_max`` ``None`` is no limit.
 
     The first document always fits. A nextBatch keeps room for the resume token of the document asked about; a
