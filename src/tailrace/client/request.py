@@ -68,7 +68,8 @@ class WatchRequest:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise refused(f"{name} must be a whole number, 0 or more, not {value!r}", TypeError)
+                kind = ValueError if name == "batch_size" and isinstance(value, str) else TypeError
+                raise refused(f"{name} must be a whole number, 0 or more, not {value!r}", kind)
             if value < 0:
                 raise refused(f"{name} must be a whole number, 0 or more, not {value!r}", ValueError)
             if value > _INT64_MAX:

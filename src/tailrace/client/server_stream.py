@@ -275,6 +275,8 @@ def _translated(client: MongoClient[Any]) -> Iterator[None]:
             raise
         raise source_error(error, client) from None
     except (BSONError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, TailraceError):
+            raise
         raise as_driver_error(UsageError(str(error)), type(error)) from None
 
 
