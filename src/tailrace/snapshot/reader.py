@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Final
 
 from pymongo import MongoClient
@@ -28,9 +29,10 @@ CHUNK_DOCUMENTS: Final = 2_000
 CHUNK_BYTES: Final = 4 << 20
 #: The size of a collection's first chunk: nothing is known of its documents yet.
 _FIRST_CHUNK: Final = 100
-#: Looks at a collection whose chunks move, or whose name goes to another collection, each time it is read.
+#: So often the name of a collection may go to another one while it is copied.
 _TRIES: Final = 20
 _PAUSE_S: Final = 0.02
+_PAUSE_MAX_S: Final = 0.2
 
 _log = logging.getLogger("tailrace.snapshot")
 
@@ -178,6 +180,7 @@ class SnapshotReader:
             throttle=self._throttle,
             chunk_documents=self._chunk_documents,
             stopped=self._stopped,
+            retry_seconds=self._retry_seconds,
         )
 
     def _settle(self, index: int, copy: CollectionCopy) -> None:
@@ -244,7 +247,9 @@ class _Worker:
         throttle: _Throttle,
         chunk_documents: int,
         stopped: Callable[[], bool],
+        retry_seconds: float,
     ) -> None:
+        self._retry_seconds = retry_seconds
         self._places = places
         self._reader = reader
         self._start = start
@@ -283,17 +288,21 @@ class _Worker:
         """The chunk, read while the collection stayed where it was."""
         database = copy.namespace.partition(".")[0]
         placement = placement or self._places.placement(copy.uuid, database)
-        for attempt in range(_TRIES):
+        deadline = time.monotonic() + self._retry_seconds
+        for attempt in count():
             if placement is None:
                 return None, None
             found = self._reader.read(placement, wanted, self._start, size)
             now = self._places.placement(copy.uuid, database)
             if now == placement:
                 return found, placement
+            if time.monotonic() > deadline or self._stopped():
+                break
             placement = now
-            time.sleep(_PAUSE_S * attempt)
+            size = max(1, size // 2)  # what takes less time is less often in the way of a move
+            time.sleep(min(_PAUSE_S * attempt, _PAUSE_MAX_S))
         raise SourceError(
-            f"{copy.namespace} moved at each of {_TRIES} attempts to copy a chunk of it",
+            f"{copy.namespace} moved whenever a chunk of it was copied, for {self._retry_seconds:.0f} s",
             hint="Go on with the snapshot when the balancer is done",
         )
 
