@@ -192,9 +192,13 @@ def test_the_oplog_is_read_once_from_the_second_stream_on_and_no_longer_than_the
         after = own.tail_statistics
         assert 40 <= after.entries - before.entries < 80
         assert after.window_entries >= 40
-        for stream in streams:
+        for stream in streams[1:]:
             stream.close()
-        wait_until(lambda: _readers() == 0, "the reader has ended")
+        wait_until(lambda: streams[0].try_next() is None and _readers() == 0, "the one that is left reads for itself")
+        native["tail_once"]["c0"].insert_one({"_id": 100})
+        assert streams[0].next()["documentKey"]["_id"] == 100
+        assert (own.tail_statistics.streams, own.tail_statistics.joined) == (1, 0)
+        streams[0].close()
         assert own.tail_statistics.streams == 0
 
 

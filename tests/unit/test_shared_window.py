@@ -157,8 +157,14 @@ def test_a_stream_that_waits_for_a_time_is_told_when_it_was_read() -> None:
     assert window.add(segment([entry(1)], START)) == []
     assert window.add(segment([entry(2)], time_of(1))) == [quiet]
     assert window.add(segment([entry(3)], time_of(2))) == []
-    window.await_time(quiet, time_of(4))
+    assert not window.await_time(quiet, time_of(4))
+    assert not window.owes(quiet)
     assert window.promise(time_of(4)) == [quiet]
+    assert window.owes(quiet)
+    assert taken(window, quiet) == ([], time_of(4))
+    assert not window.owes(quiet)
+    window.promise(time_of(6))
+    assert window.await_time(quiet, time_of(5)), "it was read already, and the stream does not know"
 
 
 def test_an_entry_is_found_by_its_time() -> None:

@@ -22,6 +22,7 @@ from tailrace.source.connection import Reader
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
+from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import SharedTail, TailStatistics
 from tailrace.tail.tailed_source import TailedSource
 
@@ -33,7 +34,7 @@ class Readers:
     """The connections that one read preference needs, made at its first stream.
 
     ``client``   of the replica set, or of the config server or mongos; ``source`` reads its oplog
-    ``tail``     reads its oplog for all streams together
+    ``tail``     reads its oplog for all streams together; ``shard_tails`` do so on the shards of a cluster
     ``cluster``  the sharded cluster that this is; ``None`` for a replica set
     """
 
@@ -41,6 +42,7 @@ class Readers:
         self.client = client
         self.source = MongodSource(client)
         self.tail = SharedTail(client, window_bytes=window_bytes, on_read=kernel_loader.is_ready)
+        self.shard_tails = ShardTails(window_bytes=window_bytes, on_read=kernel_loader.is_ready)
         self.cluster: Cluster | None = None
 
 
@@ -91,7 +93,8 @@ class WatchedDeployment:
             checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
             if readers.cluster is not None:
-                return ShardedChangeStream(readers.cluster, readers.client, request, self.profile)
+                shared = readers.shard_tails.of_scope(request.scope)
+                return ShardedChangeStream(readers.cluster, readers.client, request, self.profile, shared)
             source = TailedSource(readers.client, readers.tail, request.scope)
             return OplogChangeStream(source, request, self.profile)
 
@@ -136,7 +139,8 @@ class WatchedDeployment:
         """How the streams share the reading of oplogs."""
         with self._lock:
             readers = list(self._readers.values())
-        return TailStatistics.total(each.tail.statistics for each in readers)
+        tails = (each.tail if each.cluster is None else each.shard_tails for each in readers)
+        return TailStatistics.total(tail.statistics for tail in tails)
 
     def close(self) -> None:
         """Close the connections. Streams still open end with an error."""
@@ -145,6 +149,7 @@ class WatchedDeployment:
             readers = list(self._readers.values())
         for each in readers:
             each.tail.close()
+            each.shard_tails.close()
             if each.cluster is not None:
                 each.cluster.close()
             each.client.close()

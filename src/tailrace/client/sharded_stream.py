@@ -34,7 +34,7 @@ from tailrace.source.drive import answer_request, drive
 from tailrace.source.membership import Beginning, beginning
 from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
-from tailrace.source.sharded import ShardedSource
+from tailrace.source.sharded import ShardedSource, SharedReads
 from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
 from tailrace.source.worker import Worker
@@ -82,10 +82,16 @@ class ShardedChangeStream(BlockChangeStream):
 
     ``client``   the one that the stream was asked from: its ``timeoutMS`` bounds each call
     ``profile``  of the server version whose events to make; ``None``: that of the oldest shard
+    ``shared``   what it reads of the shards together with other streams
     """
 
     def __init__(
-        self, cluster: Cluster, client: MongoClient[Any], request: WatchRequest, profile: ServerProfile | None = None
+        self,
+        cluster: Cluster,
+        client: MongoClient[Any],
+        request: WatchRequest,
+        profile: ServerProfile | None = None,
+        shared: SharedReads | None = None,
     ) -> None:
         options = checked_options(request)
         _refuse_view(cluster, options.scope)
@@ -97,7 +103,7 @@ class ShardedChangeStream(BlockChangeStream):
         self._opened_at = view.time
         self._parts: dict[str, _ShardAnswers] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
-        self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment)
+        self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment, shared=shared)
         super().__init__(client, request, self._merged, partial(_close, self._source, self._parts))
         for member in begun.members:
             self._read(*member)

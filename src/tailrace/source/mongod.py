@@ -94,6 +94,10 @@ class MongodSource:
         cursor = self._tailing
         return None if cursor is None or cursor.session is None else cursor.session.cluster_time
 
+    def await_time(self, until: ClusterTime) -> None:
+        """The caller of ``tail`` waits for everything up to ``until``, and wants a batch that says so, an empty one
+        too. Here nothing is to be done: each entry comes in a batch."""
+
     def wait_until_reachable(self) -> None:
         """Wait for a member that can be read, for ``retry_seconds`` or until ``interrupt``. Raises SourceError as
         ``name`` does."""

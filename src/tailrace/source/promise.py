@@ -16,7 +16,11 @@ Two ways, both without any right to write, measured on shards of 6.0.27:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from bson.int64 import Int64
@@ -29,18 +33,43 @@ from tailrace.source.failure import is_transient
 _NO_SUCH_TRANSACTION: Final = 251
 #: A shard without a majority would keep a reader waiting for ever.
 _LIMIT_MS: Final = 5_000
+_LATELY_S: Final = 0.5
 
 _log = logging.getLogger("tailrace.source")
+
+
+class AskedLately:
+    """Up to where a shard was asked lately: many streams wait for the same time at the same moment, and asking once is
+    enough for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until = ClusterTime(0)
+        self._asked_s = -math.inf
+
+    def once(self, until: ClusterTime, ask: Callable[[], None]) -> None:
+        """Call ``ask`` unless that was done for ``until`` or later a moment ago. A member that is voted out may take
+        back what it wrote, so it is not for ever."""
+        with self._lock:
+            if until <= self._until and time.monotonic() < self._asked_s + _LATELY_S:
+                return
+            ask()
+            self._until, self._asked_s = until, time.monotonic()
 
 
 class PromiseRequester:
     """Asks one shard, one request at a time.
 
+    ``lately``      shared with other requesters of the shard
+
     ``forced``      how many no-ops the shard wrote because it was asked here
     ``reads_only``  ask by reading, the second way; found out where it is not said
     """
 
-    def __init__(self, client: MongoClient[Any], name: str, *, reads_only: bool = False) -> None:
+    def __init__(
+        self, client: MongoClient[Any], name: str, *, reads_only: bool = False, lately: AskedLately | None = None
+    ) -> None:
+        self._lately = lately or AskedLately()
         self._client = client
         self._name = name
         self._reads_only = reads_only
@@ -53,6 +82,9 @@ class PromiseRequester:
 
         Writes nothing where there is such an entry. Raises PyMongoError where the shard does not answer.
         """
+        self._lately.once(until, partial(self._ask, until, clock_document))
+
+    def _ask(self, until: ClusterTime, clock_document: Mapping[str, Any]) -> None:
         with self._client.start_session(causal_consistency=False) as session:
             session.advance_cluster_time(clock_document)
             reply = self._client.admin.command("ping", session=session)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
 from contextlib import closing
 from typing import Any, Final
-
-from pymongo import MongoClient
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -28,6 +25,7 @@ _log = logging.getLogger("tailrace.source")
 class ShardReader:
     """Tails one oplog after ``after`` until it is closed.
 
+    ``source``   reads the shard, and tries for ever
     ``changed``  notified (its lock held) whenever there is something new to look at
 
     Survives elections, killed members and cut connections: it waits as long as it takes, and continues after the last
@@ -37,7 +35,7 @@ class ShardReader:
     def __init__(
         self,
         name: str,
-        client: MongoClient[Any],
+        source: MongodSource,
         after: ClusterTime,
         changed: threading.Condition,
         *,
@@ -52,7 +50,7 @@ class ShardReader:
         self._changed = changed
         self._after = after
         self._tail_options: dict[str, Any] = {"await_ms": await_ms, "batch_size": batch_size, "comment": comment}
-        self._source = MongodSource(client, retry_seconds=math.inf)
+        self._source = source
         self._batches: deque[OplogBatch] = deque()
         self._queued_bytes = 0
         self._read_up_to = after
@@ -89,6 +87,10 @@ class ShardReader:
             self._queued_bytes -= len(batch.raw)
             self._changed.notify_all()
             return batch
+
+    def await_time(self, until: ClusterTime) -> None:
+        """The stream waits for everything up to ``until``: a batch, empty perhaps, is to say so at once."""
+        self._source.await_time(until)
 
     def close(self) -> None:
         """Stop reading: the thread ends when the server's wait for entries does, and closes its cursor."""

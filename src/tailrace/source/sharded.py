@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import bson
 from pymongo import MongoClient
@@ -17,7 +18,8 @@ from pymongo.errors import PyMongoError
 from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
-from tailrace.source.promise import PromiseRequester
+from tailrace.source.mongod import MongodSource
+from tailrace.source.promise import AskedLately, PromiseRequester
 from tailrace.source.shard_reader import ShardReader
 from tailrace.source.worker import Worker
 
@@ -57,13 +59,27 @@ class _ReadShard:
         self.asked_s = 0.0
 
 
+class SharedReads(Protocol):
+    """What the streams of a client share on each shard (``tailrace.tail.shard_tails``)."""
+
+    def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+        """A source for one stream on the shard, which tries for ever."""
+        ...
+
+    def asked(self, client: MongoClient[Any]) -> AskedLately: ...
+
+
 class ShardedSource:
     """Reads the shards that it is told to, ahead of whoever asks for batches.
 
+    ``shared``   what other streams of the client read of the shards too; ``None``: this stream reads by itself
     ``changed``  notified when a batch, a failure or an answer of a ``Worker`` has come
     """
 
-    def __init__(self, *, batch_size: int | None = None, comment: Any = None) -> None:
+    def __init__(
+        self, *, batch_size: int | None = None, comment: Any = None, shared: SharedReads | None = None
+    ) -> None:
+        self._shared = shared
         self.changed = threading.Condition()
         self._options: dict[str, Any] = {"await_ms": _AWAIT_MS, "batch_size": batch_size, "comment": comment}
         self._parts: dict[str, _ReadShard] = {}
@@ -72,9 +88,12 @@ class ShardedSource:
 
     def open(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         """Read a shard after ``after``. Does not wait for it."""
-        reader = ShardReader(name, client, after, self.changed, **self._options)
+        shared = self._shared
+        source = MongodSource(client, retry_seconds=math.inf) if shared is None else shared.source(name, client)
+        reader = ShardReader(name, source, after, self.changed, **self._options)
         asker = Worker(f"tailrace-promise-{name}", self.changed)
-        self._parts[name] = _ReadShard(reader, PromiseRequester(client, name), asker)
+        requester = PromiseRequester(client, name, lately=None if shared is None else shared.asked(client))
+        self._parts[name] = _ReadShard(reader, requester, asker)
 
     def reader(self, name: str) -> ShardReader | None:
         """The reader of a shard that is open."""
@@ -97,6 +116,7 @@ class ShardedSource:
         asking again; ``None`` where a request is under way, or a batch that was read waits to be taken.
         """
         part = self._parts[name]
+        part.reader.await_time(until)
         if part.asker.busy or part.reader.has_batch or part.reader.trouble is not None:
             return None
         now = time.monotonic()

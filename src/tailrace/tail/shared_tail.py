@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -77,7 +77,7 @@ class SharedTail:
 
     ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
 
-    The reader ends with the last stream. For use by many threads.
+    The reader ends when they are fewer. For use by many threads.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class SharedTail:
         with self._lock:
             if not place.joined:
                 return None
-            if not place.pending:
+            if not self._window.owes(place):
                 waiter = place.waiter = threading.Lock()
                 waiter.acquire()
         if waiter is not None:
@@ -176,14 +176,15 @@ class SharedTail:
         return self.poll(place)
 
     def await_time(self, place: TailPlace, until: ClusterTime | None) -> None:
-        """Call the stream's ``on_ready`` when everything up to ``until`` was read, too."""
+        """Wake the stream when everything up to ``until`` was read, too."""
         with self._lock:
-            self._window.await_time(place, until)
+            if self._window.await_time(place, until):
+                place.wake()
 
     def has_come(self, place: TailPlace) -> bool:
         """Whether there is something to take, or to be told."""
         with self._lock:
-            return bool(place.pending) or not place.joined
+            return not place.joined or self._window.owes(place)
 
     def entry(self, time: ClusterTime) -> bytes | None:
         """The oplog's entry of exactly this time, where the window holds it."""
@@ -237,10 +238,10 @@ class SharedTail:
         _call(ready)
 
     def _is_wanted(self, reader: TailReader) -> bool:
-        """Whether the reader is still the one, and there is somebody for whom it reads: not if all streams are so far
-        back that a whole window went by unused."""
-        is_used = self._unused_bytes <= self._window.bytes_max
-        return self._reader is reader and bool(self._places) and is_used and not self._closed
+        """Whether the reader is still the one, and it is worth reading: not for a stream that is alone, and not if all
+        streams are so far back that a whole window went by unused."""
+        is_used = self._unused_bytes <= self._window.bytes_max and len(self._places) >= self._streams_min
+        return self._reader is reader and is_used and not self._closed
 
     def _told(self, places: list[TailPlace]) -> list[Callable[[], None]]:
         for place in places:
@@ -254,6 +255,12 @@ class SharedTail:
         """Why the reader cannot read at the moment, in words; ``None`` while it can, or does not read."""
         reader = self._reader
         return None if reader is None else reader.source.trouble
+
+    @property
+    def clock_document(self) -> Mapping[str, Any] | None:
+        """The ``$clusterTime`` of the reader's last reply."""
+        reader = self._reader
+        return None if reader is None else reader.source.clock_document
 
     @property
     def statistics(self) -> TailStatistics:

@@ -84,6 +84,7 @@ class SharedWindow:
         for segment in behind:
             segment.holders.append(place)
         self._places.setdefault(place.key, {})[place] = None
+        self.await_time(place, place.awaits)
         self.rejoins += place.has_fallen
         return True
 
@@ -113,13 +114,24 @@ class SharedWindow:
         self.high_water = max(self.high_water, high_water)
         return self._promised()
 
-    def await_time(self, place: TailPlace, time: ClusterTime | None) -> None:
-        """Tell ``place`` when everything up to ``time`` was read; ``None``: it does not wait for that any more."""
+    def await_time(self, place: TailPlace, time: ClusterTime | None) -> bool:
+        """Tell ``place`` when everything up to ``time`` was read; ``None``: it does not wait for that any more. Whether
+        it was read already, and the stream does not know."""
         place.awaits = time
-        if time is None or not place.joined:
-            self._awaiting.discard(place)
-        else:
-            self._awaiting.add(place)
+        self._awaiting.discard(place)
+        if time is None or not place.joined or time <= place.position:
+            return False
+        if time <= self.high_water:
+            return True
+        self._awaiting.add(place)
+        return False
+
+    def owes(self, place: TailPlace) -> bool:
+        """Whether there is something to tell a stream that is joined: entries, or that the time that it awaits is
+        past."""
+        if place.pending:
+            return True
+        return place.awaits is not None and place.position < place.awaits <= self.high_water
 
     def take(self, place: TailPlace, bytes_max: int) -> Taken:
         """What has come for a stream that is joined, of about ``bytes_max`` bytes; its position moves behind it."""

@@ -3,7 +3,7 @@ oplog itself where it has to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -45,6 +45,22 @@ class TailedSource(MongodSource):
         self._on_ready = callback
         if self._place is not None:
             self._place.on_ready = callback
+
+    @property
+    def trouble(self) -> str | None:
+        """See MongodSource; of the shared reader where that reads for the stream."""
+        return self._shared.trouble if self.is_joined else super().trouble
+
+    @property
+    def clock_document(self) -> Mapping[str, Any] | None:
+        """See MongodSource; of the shared reader where that reads for the stream."""
+        return (self._shared.clock_document if self.is_joined else None) or super().clock_document
+
+    def await_time(self, until: ClusterTime) -> None:
+        """See MongodSource."""
+        place = self._place
+        if place is not None:
+            self._shared.await_time(place, until)
 
     def poll(self) -> OplogBatch | None:
         """What has come for a stream that reads from the window: its entries, or none and how far was read. Does not
