@@ -21,6 +21,8 @@ def failures(seeds: range) -> list[str]:
             simulate(seed)
         except BrokenPromiseError as error:
             found.append(str(error))
+        except Exception as error:  # noqa: BLE001  an error of the listener's own is a finding too
+            found.append(f"seed {seed}: {type(error).__name__}: {error}")
     return found
 
 

@@ -73,7 +73,7 @@ class ForgetsToReadThePositionBack(ListenerLogic):
 class DoesNotWriteItsStartDown(ListenerLogic):
     """Figure 4b: a listener that crashes before its first commit begins anew, at another present."""
 
-    def _begin(self, owned: Ownership, position: StreamPosition | None) -> Steps:
+    def _begin(self, owned: Ownership, *_: Any) -> Steps:
         time = yield from self._ask(FindStart(self.settings.start))
         yield from self._ask(OpenStream(StreamPosition(at=time)))
         self._moved(StreamPosition(at=time))

@@ -66,8 +66,11 @@ class Simulation:
         """Raises BrokenPromiseError, naming the seed."""
         try:
             self._run()
+        except BrokenPromiseError as error:
+            raise BrokenPromiseError(f"seed {self.seed}: {error}") from error
         except Exception as error:
-            raise BrokenPromiseError(f"seed {self.seed}: {type(error).__name__}: {error}") from error
+            error.add_note(f"seed {self.seed}")
+            raise
 
     def played(self) -> Simulation:
         """The run when it is over."""

@@ -1,5 +1,7 @@
 """Acting on every change, in order, once at a time: leases, listeners, lanes, views and messages."""
 
+from tailrace.consumer.async_change import AsyncChange, AsyncFence
+from tailrace.consumer.async_listener import AsyncListener
 from tailrace.consumer.change import Change
 from tailrace.consumer.fence import Fence
 from tailrace.consumer.lease import Lease, LeaseStore
@@ -17,6 +19,9 @@ from tailrace.consumer.rules.errors import (
 )
 
 __all__ = [
+    "AsyncChange",
+    "AsyncFence",
+    "AsyncListener",
     "Change",
     "Fence",
     "Fenced",

@@ -171,25 +171,32 @@ class Change:
     @contextmanager
     def transaction(self) -> Iterator[ClientSession]:
         """``with change.transaction() as session:`` what is written with ``session`` and the commit of this change's
-        position, both or neither: exactly once. Targets must be in the deployment that holds the leases.
+        position, both or neither: exactly once. Targets are collections of ``session.client``, which is the store's:
+        PyMongo takes a session only with the client that began it.
 
         While it runs nobody can take the lease; the server ends it after 60 s unless it is set otherwise. An error
         inside aborts it, and goes to the error policy; a transient one runs the handler again.
         """
-        if self._committed:
-            raise UsageError("the change was committed already", hint="One transaction a change")
         hands = self._hands
-        hands.check()
-        started = time.monotonic()
         ownership = hands.ownership
-        ownership.in_transaction = True
+        self._begin_transaction()
+        started = time.monotonic()
         try:
             with hands.store.transaction(ownership.lease, self._position.to_document(), hands.lease_seconds) as session:
                 yield session
-            self._committed = True
-            ownership.extended(started + hands.lease_seconds)
+            self._end_transaction(started)
         except LeaseLost as error:
             ownership.lose(error)
             raise
         finally:
             ownership.in_transaction = False
+
+    def _begin_transaction(self) -> None:
+        if self._committed:
+            raise UsageError("the change was committed already", hint="One transaction a change")
+        self._hands.check()
+        self._hands.ownership.in_transaction = True
+
+    def _end_transaction(self, started: float) -> None:
+        self._committed = True
+        self._hands.ownership.extended(started + self._hands.lease_seconds)

@@ -48,7 +48,7 @@ from tailrace.consumer.rules.need import (
     Start,
 )
 from tailrace.consumer.watching import Watched, Watching
-from tailrace.errors import TailraceError, UsageError
+from tailrace.errors import InternalError, TailraceError, UsageError
 
 Handler = Callable[[Change], Any]
 OnError = Literal["stop"] | Callable[[Change, Exception, int], Decision]
@@ -57,7 +57,6 @@ _log = logging.getLogger("tailrace.consumer")
 _TRANSIENT: Final = "TransientTransactionError"
 #: A transaction that another writer got in the way of is tried again so often before the error policy hears of it.
 _TRANSIENT_TRIES: Final = 100
-_HANDLER_STOPS: Final = (KeyboardInterrupt, SystemExit)
 
 
 def new_owner() -> str:
@@ -169,9 +168,7 @@ class Listener:
     def run(self) -> None:
         """Listen in this thread until ``stop()``. Raises what ends it: HandlerFailed, StreamInvalidated,
         ChangeStreamHistoryLost, OwnerNotUnique, or what the stream or the store raise."""
-        if self._begun:
-            raise UsageError("a listener runs once", hint="Make a new one")
-        self._begun = True
+        self._claim_run()
         if self._partitions != 1 or self._has_lanes():
             self._run_lanes(self._partitions)
             return
@@ -181,6 +178,11 @@ class Listener:
             if not self._has_lanes():
                 raise
             self._run_lanes(None)  # others have divided the resource while this listener waited for its turn
+
+    def _claim_run(self) -> None:
+        if self._begun:
+            raise UsageError("a listener runs once", hint="Make a new one")
+        self._begun = True
 
     def run_alone(self) -> None:
         """``run()`` for whoever knows that the resource is not divided, or that this is a part of it."""
@@ -325,18 +327,19 @@ class Listener:
                 return self._watching.perform(need)
 
     def _handle(self, need: HandleChange) -> bool:
-        if self._hands is None:
-            raise UsageError("a change without a lease")
-        change = Change(need.event, need.position, self._hands)
+        change = self._new_change(need)
         try:
             self._handler(change)
         finally:
-            if os.getpid() != self._process:
-                raise HandlerForked(
-                    f"the handler of {self.resource!r} forked, and its child came back into the listener",
-                    hint="End the child with os._exit(), or start it with subprocess",
-                )
+            self._refuse_fork()
         return change.is_committed
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise HandlerForked(
+                f"the handler of {self.resource!r} forked, and its child came back into the listener",
+                hint="End the child with os._exit(), or start it with subprocess",
+            )
 
     def _pause(self, need: Pause) -> None:
         _log.debug("%s: waiting: %s", self.resource, need.reason)
@@ -354,12 +357,18 @@ class Listener:
             return "retry"
         if self._hands is None or not callable(self._on_error):
             return "stop"
-        decision = self._on_error(
-            Change(need.change.event, need.change.position, self._hands), need.error, need.attempt
-        )
+        return self._checked_decision(self._on_error(self._new_change(need.change), need.error, need.attempt))
+
+    def _new_change(self, need: HandleChange) -> Change:
+        if self._hands is None:
+            raise InternalError("a change without a lease")
+        return Change(need.event, need.position, self._hands)
+
+    def _checked_decision(self, decision: Any) -> Decision:
         if decision not in ("retry", "skip", "stop"):
             raise UsageError(f'on_error must return "retry", "skip" or "stop", not {decision!r}')
-        return decision
+        chosen: Decision = decision
+        return chosen
 
     def _keep(self, need: KeepLease) -> None:
         """A thread that keeps the lease, however long the handler takes."""

@@ -7,8 +7,9 @@ takes no ``$expr``, and so no ``$$NOW``, in the query of an upsert.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ import pymongo
 from bson import CodecOptions
 from bson.errors import BSONError
 from bson.int64 import Int64
-from pymongo import ReadPreference, ReturnDocument, WriteConcern
+from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument, WriteConcern
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
@@ -36,6 +38,8 @@ _FIELDS: Final = {"_id", "owner", "version", "position", "expiresAt", "acquiredA
 _DATES: Final = ("expiresAt", "acquiredAt", "committedAt")
 _UNAUTHORIZED: Final = 13
 _WRITE_CONFLICT: Final = 112
+#: A commit whose outcome is unknown is asked for so often; the driver tries each of them twice.
+_COMMIT_TRIES: Final = 5
 _TRANSIENT: Final = "TransientTransactionError"
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 
@@ -118,26 +122,46 @@ class MongoLeaseStore:
                 raise
             self._commit_transaction(session, what)
 
+    @asynccontextmanager
+    async def async_transaction(
+        self, client: AsyncMongoClient[Any], lease: Lease, position: Mapping[str, Any], seconds: float
+    ) -> AsyncIterator[AsyncClientSession]:
+        """``transaction`` for an asyncio handler, with a session of ``client``, which is of the deployment that holds
+        the leases."""
+        what = f"commit to the lease on {lease.resource!r} in a transaction"
+        leases = client[self._leases.database.name][self._leases.name]
+        async with client.start_session() as session:
+            await session.start_transaction(ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
+            try:
+                with self._answering(what):
+                    found = await leases.find_one_and_update(_of(lease), _committed(position, seconds), session=session)
+                if found is None:
+                    raise rules.lost(await asyncio.to_thread(self.read, lease.resource), lease)
+                yield session
+            except BaseException:
+                if session.in_transaction:
+                    await session.abort_transaction()
+                raise
+            _check_not_ended(session)
+            for tries in range(_COMMIT_TRIES, 0, -1):
+                try:
+                    await session.commit_transaction()
+                except PyMongoError as error:
+                    _judge_commit(error, tries - 1, what)
+                else:
+                    return
+
     def _commit_transaction(self, session: ClientSession, what: str) -> None:
         """Commit, and ask again for as long as the answer is unknown. Raises LeaseStoreUnavailable where it stays so:
         whether the transaction took place is then known only by the position in the store."""
-        if not session.in_transaction:
-            raise UsageError(
-                "the handler has ended the transaction of change.transaction() itself",
-                hint="Leave the with block instead: the commit of the position is part of it",
-            )
-        tries = 5
-        while True:
-            tries -= 1
+        _check_not_ended(session)
+        for tries in range(_COMMIT_TRIES, 0, -1):
             try:
                 session.commit_transaction()
             except PyMongoError as error:
-                if error.has_error_label(_UNKNOWN):
-                    if tries:
-                        continue
-                    raise LeaseStoreUnavailable(f"cannot {what}: {error}") from error
-                raise
-            return
+                _judge_commit(error, tries - 1, what)
+            else:
+                return
 
     def read(self, resource: str) -> Lease | None:
         """See LeaseStore."""
@@ -150,6 +174,18 @@ class MongoLeaseStore:
         with self._answering("list the leases"):
             documents = list(self._leases.find({}, sort=[("_id", 1)]))
         return [self._read(document) for document in documents]
+
+    def examine(self) -> list[tuple[str, Lease | LeaseDocumentError]]:
+        """As ``leases``, with an error in the place of each document that is not a lease."""
+        with self._answering("list the leases"):
+            documents = list(self._leases.find({}, sort=[("_id", 1)]))
+        return [(str(document["_id"]), self._examined(document)) for document in documents]
+
+    def _examined(self, document: Mapping[str, Any]) -> Lease | LeaseDocumentError:
+        try:
+            return self._read(document)
+        except LeaseDocumentError as error:
+            return error
 
     def revoke(self, resource: str) -> Lease | None:
         """See LeaseStore."""
@@ -208,6 +244,22 @@ class MongoLeaseStore:
             )
         dates = [document.get(name) for name in _DATES]
         return Lease(document["_id"], owner, int(version), position, *dates)  # type: ignore[arg-type]
+
+
+def _check_not_ended(session: ClientSession | AsyncClientSession) -> None:
+    if not session.in_transaction:
+        raise UsageError(
+            "the handler has ended the transaction of change.transaction() itself",
+            hint="Leave the with block instead: the commit of the position is part of it",
+        )
+
+
+def _judge_commit(error: PyMongoError, tries: int, what: str) -> None:
+    """Let a commit without an answer be asked for ``tries`` more times; raise everything else."""
+    if not error.has_error_label(_UNKNOWN):
+        raise error
+    if not tries:
+        raise LeaseStoreUnavailable(f"cannot {what}: {error}") from error
 
 
 def _wrong_field(document: Mapping[str, Any]) -> str | None:

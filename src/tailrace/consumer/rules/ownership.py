@@ -6,6 +6,8 @@ It is what keeps a process that has woken up from trying.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tailrace.consumer.rules.errors import LeaseLost
 from tailrace.consumer.rules.lease import Lease
 
@@ -17,10 +19,11 @@ class Ownership:
     ``deadline``        when it runs out on the listener's own monotonic clock, counted from before it was asked for
     ``ended``           the listener has given it up; the keeper ends
     ``busy_since``      since when the handler has been at work, on the same clock; ``None`` while it is not
+    ``on_lost``         called, by whichever thread notices, when the lease is found to be lost
     ``in_transaction``  a transaction holds the lease's record: nobody can take it, and a refresh would only wait
     """
 
-    __slots__ = ("_lost", "busy_since", "deadline", "ended", "in_transaction", "lease")
+    __slots__ = ("_lost", "busy_since", "deadline", "ended", "in_transaction", "lease", "on_lost")
 
     def __init__(self, lease: Lease, deadline: float) -> None:
         self.lease = lease
@@ -28,6 +31,7 @@ class Ownership:
         self.ended = False
         self.busy_since: float | None = None
         self.in_transaction = False
+        self.on_lost: Callable[[], object] | None = None
         self._lost: LeaseLost | None = None
 
     @property
@@ -37,8 +41,11 @@ class Ownership:
 
     def lose(self, error: LeaseLost) -> None:
         """From now on it is known to be lost."""
-        if self._lost is None:
-            self._lost = error
+        if self._lost is not None:
+            return
+        self._lost = error
+        if self.on_lost is not None:
+            self.on_lost()
 
     def extended(self, until: float) -> None:
         """The store has said that it is held until ``until``."""

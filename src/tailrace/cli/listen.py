@@ -1,0 +1,201 @@
+"""``tailrace listen``: a handler of the user's, called with every change, in one process at a time."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tailrace.cli.stream_arguments import pipeline_of
+from tailrace.errors import UsageError
+from tailrace.oplog.namespace import Scope
+from tailrace.source.uri import find_uri
+
+if TYPE_CHECKING:
+    from tailrace.consumer import Listener
+
+_DESCRIPTION: Final = """\
+Call a handler with every change of a cluster, a database or a collection: in order, in one process at a time, from the
+committed position on. Start it as often as you like: one process works, the others wait for its lease. SIGTERM and
+Ctrl-C finish the change in hand, commit and release the lease."""
+STORE: Final = "tailrace.leases"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "listen",
+        help="call a handler with every change, in one process at a time",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one change; async def works too")
+    parser.add_argument("--uri", metavar="URI", help="as of tailrace watch (default: TAILRACE_URI)")
+    parser.add_argument("--database", metavar="DB", help="watch this database (default: the whole cluster)")
+    parser.add_argument("--collection", metavar="COLL", help="watch this collection of the database")
+    parser.add_argument("--resource", required=True, metavar="NAME", help="the lease's name: one for each purpose")
+    parser.add_argument("--store", default=STORE, metavar="DB.COLL", help=f"where leases are kept (default: {STORE})")
+    parser.add_argument("--store-uri", metavar="URI", help="the deployment that keeps them (default: the one watched)")
+    parser.add_argument("--partitions", type=int, default=1, metavar="N", help="ordered lanes (default: 1)")
+    parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
+    add_watch_arguments(parser)
+    add_commit_arguments(parser)
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
+    parser.set_defaults(run=run)
+
+
+def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is said of the stream."""
+    parser.add_argument("--pipeline", metavar="JSON", help="stages behind $changeStream, as an array, or @FILE with it")
+    parser.add_argument("--full-document", metavar="MODE", help="updateLookup, whenAvailable or required")
+    parser.add_argument("--full-document-before-change", metavar="MODE", help="whenAvailable or required")
+    parser.add_argument("--show-expanded-events", action="store_true", help="definitions too, such as createIndexes")
+    parser.add_argument(
+        "--start",
+        choices=("oldest", "now", "snapshot"),
+        default="oldest",
+        help="where to begin the first time (default: the oldest entry of the oplog)",
+    )
+    parser.add_argument(
+        "--on-history-lost",
+        choices=("fail", "snapshot", "gap"),
+        default="fail",
+        help="when the oplog no longer reaches back to the position: end, copy again, or go on and note the gap",
+    )
+    parser.add_argument(
+        "--on-invalidate",
+        choices=("fail", "resume"),
+        default="fail",
+        help="when what is watched is dropped or renamed: end, or watch its name again (default: fail)",
+    )
+
+
+def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is said of leases, commits and errors."""
+    parser.add_argument(
+        "--commit-every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="commit after N changes: faster, and up to N - 1 are handled again after a crash (default: 1)",
+    )
+    parser.add_argument("--commit-interval", type=float, metavar="S", help="commit after S seconds too")
+    parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
+    parser.add_argument("--handler-timeout", type=float, metavar="S", help="give the lease to others after S seconds")
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; the exit code. Raises TailraceError."""
+    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
+    from tailrace.consumer import AsyncListener, Listener, MongoLeaseStore  # noqa: PLC0415
+
+    handler = load_handler(args.handler)
+    kind = AsyncListener if inspect.iscoroutinefunction(handler) else Listener
+    if args.collection and not args.database:
+        raise UsageError("--collection needs --database")
+    uri = find_uri(args.uri)
+    store_uri = find_uri(args.store_uri) if args.store_uri else uri
+    with connect(uri, engine=args.engine) as client, connect(store_uri) as keeper:
+        watched: Any = client
+        for name in (args.database, args.collection):
+            watched = watched[name] if name else watched
+        database, collection = store_namespace(args.store)
+        listener = kind(
+            watched,
+            handler,
+            resource=args.resource,
+            store=MongoLeaseStore(keeper[database][collection]),
+            partitions=args.partitions,
+            commit_every=args.commit_every,
+            commit_interval=args.commit_interval,
+            start=args.start,
+            on_history_lost=args.on_history_lost,
+            on_invalidate=args.on_invalidate,
+            retries=args.retries,
+            handler_timeout=args.handler_timeout,
+            lease_seconds=args.lease_seconds,
+            pipeline=pipeline_of(args),
+            full_document=args.full_document,
+            full_document_before_change=args.full_document_before_change,
+            show_expanded_events=args.show_expanded_events or None,
+        )
+        with _metrics(args.metrics, listener), _stopping_on_signals(listener.stop):
+            print(f"tailrace: listening as {listener.owner} on {args.resource}", file=sys.stderr, flush=True)
+            if isinstance(listener, AsyncListener):
+                asyncio.run(listener.run())
+            else:
+                listener.run()
+    return 0
+
+
+def load_handler(name: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names, found from the current directory too. Raises UsageError."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"{name!r} does not name a handler", hint="Write module:function, such as shop.orders:handle")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise UsageError(f"the module {module_name!r} cannot be loaded: {error}") from error
+        raise UsageError(
+            f"there is no module {module_name!r}", hint="It is looked for in the current directory and on PYTHONPATH"
+        ) from None
+    except Exception as error:
+        raise UsageError(f"the module {module_name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UsageError(f"the module {module_name!r} has no function {attribute!r}")
+    handler: Callable[..., Any] = found
+    return handler
+
+
+def store_namespace(text: str) -> tuple[str, str]:
+    """Database and collection of ``db.coll``. Raises UsageError."""
+    scope = Scope.parse(text)
+    if scope.database is None or scope.collection is None:
+        raise UsageError(f"{text!r} is no collection", hint="Write it as database.collection")
+    return scope.database, scope.collection
+
+
+@contextmanager
+def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C stop the listener; the second one ends it where it is."""
+
+    def on_signal(number: int, _frame: object) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        print("tailrace: stopping: the change in hand is finished first", file=sys.stderr, flush=True)
+        stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _metrics(address: str | None, listener: Listener) -> Iterator[None]:
+    if address is None:
+        yield
+        return
+    from tailrace.consumer.metrics import serve_metrics  # noqa: PLC0415
+
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{address!r} is not an address", hint="Write it as HOST:PORT, such as 127.0.0.1:9464")
+    with serve_metrics([listener], host.strip("[]") or "127.0.0.1", int(port)) as url:
+        print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
+        yield

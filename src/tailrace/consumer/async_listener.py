@@ -1,0 +1,155 @@
+"""``AsyncListener``: the rules of ``rules.listener``, driven by asyncio.
+
+The handler runs in the event loop. The stream and the store, which wait for sockets, have a thread; the keeper of the
+lease has another, so that a handler that blocks the loop does not cost it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, cast
+
+from tailrace.consumer.async_change import AsyncChange
+from tailrace.consumer.listener import Listener
+from tailrace.consumer.rules.errors import LeaseLost
+from tailrace.consumer.rules.need import Decision, HandleChange, JudgeError, Need, Outcome, Pause
+from tailrace.consumer.watching import Watched
+from tailrace.errors import InternalError, UsageError
+
+AsyncHandler = Callable[[AsyncChange], Awaitable[Any]]
+
+
+class AsyncListener(Listener):
+    """A Listener whose handler is ``async def``, with the same parameters: ``await listener.run()``, or ``async with
+    AsyncListener(...)``.
+
+    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. Lanes
+    (``partitions``) belong to ``Listener``.
+    """
+
+    def __init__(self, watchable: Watched, handler: AsyncHandler, **options: Any) -> None:
+        if options.get("partitions", 1) != 1:
+            raise UsageError("an asyncio listener has one lane", hint="Use Listener for partitions")
+        super().__init__(watchable, cast(Callable[[Any], Any], handler), **options)
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken: asyncio.Event | None = None
+
+    async def run(self) -> None:  # type: ignore[override]
+        """Listen until ``stop()``. Raises what ends it; where the task is cancelled, the change in hand is left to the
+        next owner, and what was handled before is committed."""
+        self._claim_run()
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        if self._logic.stopping:
+            self._woken.set()
+        with ThreadPoolExecutor(1, thread_name_prefix=f"listener {self.resource}") as pool:
+            steps = self._logic.steps()
+            try:
+                need = next(steps)
+                while True:
+                    asked = time.monotonic()
+                    value, error = None, None
+                    try:
+                        value = await self._answer(need, pool)
+                    except BaseException as raised:  # noqa: BLE001  the logic judges, and raises it again
+                        error = raised
+                    need = steps.send(Outcome(asked, time.monotonic(), value, error))
+            except StopIteration:
+                return
+
+    def start(self) -> Self:
+        """Listen in a task of its own."""
+        if self._task is not None or self._begun:
+            raise UsageError("a listener runs once", hint="Make a new one")
+        self._task = asyncio.get_running_loop().create_task(self.run(), name=f"listener {self.resource}")
+        return self
+
+    def stop(self) -> None:
+        """Ask it to end: the change in hand is finished and committed, the lease released. From any thread, and from a
+        signal's handler."""
+        super().stop()
+        if self._loop is not None and self._woken is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def join(self) -> bool:  # type: ignore[override]
+        """Wait for the end of a started listener; raises what ended it."""
+        if self._task is not None:
+            await self._task
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.stop()
+        if error is None:
+            await self.join()
+        elif self._task is not None:
+            await asyncio.wait([self._task])
+
+    def __enter__(self) -> Self:
+        raise UsageError("an asyncio listener is entered with async with")
+
+    async def _answer(self, need: Need, pool: ThreadPoolExecutor) -> Any:
+        match need:
+            case HandleChange():
+                return await self._handle_in_task(need)
+            case Pause():
+                return await self._wait(need)
+            case JudgeError():
+                decision: Any = self._judge(need)
+                return await decision if inspect.isawaitable(decision) else decision
+            case _:
+                return await asyncio.get_running_loop().run_in_executor(pool, self._perform, need)
+
+    async def _handle_in_task(self, need: HandleChange) -> bool:
+        """The handler in a task that is cancelled when the lease is lost."""
+        hands, loop = self._hands, asyncio.get_running_loop()
+        if hands is None:
+            raise InternalError("a change without a lease")
+        change = AsyncChange(need.event, need.position, hands)
+        task: asyncio.Future[Any] = asyncio.ensure_future(cast(AsyncHandler, self._handler)(change))
+        hands.ownership.on_lost = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if hands.ownership.lost is None or not task.cancelled():
+                raise
+            raise LeaseLost(hands.ownership.lost.message, hint=hands.ownership.lost.hint) from None
+        finally:
+            hands.ownership.on_lost = None
+            if not task.done():
+                task.cancel()
+            self._refuse_fork()
+        return change.is_committed
+
+    async def _wait(self, need: Pause) -> None:
+        seconds = need.seconds * random.uniform(0.75, 1.25)
+        if need.always or self._woken is None:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
+
+    def _new_change(self, need: HandleChange) -> Any:
+        if self._hands is None:
+            raise InternalError("a change without a lease")
+        return AsyncChange(need.event, need.position, self._hands)
+
+    def _checked_decision(self, decision: Any) -> Decision:
+        if inspect.isawaitable(decision):
+            return cast(Decision, self._awaited(decision))
+        return super()._checked_decision(decision)
+
+    async def _awaited(self, decision: Awaitable[Any]) -> Decision:
+        return super()._checked_decision(await decision)

@@ -1,0 +1,363 @@
+"""Handlers that raise, hang or fork, two listeners under one id, positions that do not fit, history that is lost: a
+clear error each, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+import tailrace
+from tailrace.consumer import (
+    Change,
+    Fenced,
+    HandlerFailed,
+    HandlerForked,
+    LeaseDocumentError,
+    LeaseLost,
+    Listener,
+    MongoLeaseStore,
+    OwnerNotUnique,
+)
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import ChangeStreamHistoryLost, StreamInvalidated, TailraceError, UsageError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+
+pytestmark = pytest.mark.mongod
+
+
+class Shop:
+    """A database of its own: orders that are watched, and leases."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self.database = client[name]
+        self.orders = self.database["orders"]
+        self.store = MongoLeaseStore(self.database["leases"])
+        self.watched = client[name]["orders"]
+        self.client = client
+
+    def listener(self, handler: Any, **options: Any) -> Listener:
+        return Listener(self.watched, handler, **{"resource": "orders", "store": self.store, **options})
+
+    def handled(self, count: int, **options: Any) -> list[Any]:
+        """The keys of the next ``count`` changes, as a listener of its own handles them."""
+        seen: list[Any] = []
+
+        def handle(change: Change) -> None:
+            seen.append((change.operation_type, (change.document_key or {}).get("_id")))
+            if len(seen) >= count:
+                listener.stop()
+
+        listener = self.listener(handle, **options)
+        listener.run()
+        return seen
+
+
+@pytest.fixture
+def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    name = f"bad_{abs(hash(request.node.nodeid)) % 10**9}"
+    with tailrace.connect(replica_set.uri) as client:
+        shop = Shop(client, name)
+        shop.database.create_collection("orders")
+        yield shop
+        client.drop_database(name)
+
+
+def test_a_handler_that_raises_is_tried_again_as_often_as_said_then_asked_about(shop: Shop) -> None:
+    shop.orders.insert_many([{"_id": number} for number in range(3)])
+    asked: list[Any] = []
+    tries: list[Any] = []
+
+    def handle(change: Change) -> None:
+        tries.append(change.document_key["_id"])  # type: ignore[index]
+        if change.document_key == {"_id": 1}:
+            raise ValueError("poison")
+        if change.document_key == {"_id": 2}:
+            listener.stop()
+
+    def judge(change: Change, error: Exception, attempt: int) -> Any:
+        asked.append((change.message_id, str(error), attempt))
+        return "skip"
+
+    listener = shop.listener(handle, retries=2, on_error=judge)
+    listener.run()
+    assert tries == [0, 1, 1, 1, 2]
+    assert [(error, attempt) for _, error, attempt in asked] == [("poison", 3)]
+    assert listener.statistics.skipped == 1
+    assert listener.statistics.failures == 3
+    assert listener.statistics.handled == 2
+
+
+def test_an_error_policy_that_answers_nonsense_stops_the_listener_before_the_change(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+
+    def handle(change: Change) -> None:
+        raise ValueError
+
+    with pytest.raises(UsageError, match="'perhaps'"):
+        shop.listener(handle, on_error=lambda *_: "perhaps").run()
+    assert shop.handled(1) == [("insert", 1)]
+
+
+def test_a_handler_that_hangs_gives_its_lease_to_others_and_can_do_nothing_more(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+    shop.database.copies.insert_one({"_id": 1})
+    release, refused = threading.Event(), []
+
+    def hangs(change: Change) -> None:
+        assert release.wait(60)
+        for attempt in (
+            lambda: change.fence.update_one(shop.database.copies, {"_id": 1}, {"$set": {"by": "late"}}),
+            lambda: change.transaction().__enter__(),
+        ):
+            with pytest.raises(LeaseLost, match="handler has been at work") as raised:
+                attempt()
+            refused.append(raised.value)
+        first.stop()
+
+    first = shop.listener(hangs, handler_timeout=0.3)
+    with first:
+        assert shop.handled(1) == [("insert", 1)]  # another listener goes on
+        release.set()
+    assert len(refused) == 2
+    assert first.statistics.leases_lost == 1
+    assert shop.database.copies.find_one() == {"_id": 1}
+
+
+def test_a_child_that_the_handler_forked_does_not_go_on_with_the_listener(shop: Shop) -> None:
+    shop.orders.insert_many([{"_id": 1}, {"_id": 2}])
+    reader, writer = os.pipe()
+    children: list[int] = []
+
+    def forks(change: Change) -> None:
+        child = os.fork()
+        if child == 0:
+            return  # as a handler that forgets os._exit() does
+        children.append(child)
+        listener.stop()
+
+    listener = shop.listener(forks)
+    parent = os.getpid()
+    try:
+        listener.run()
+    except BaseException as error:
+        if os.getpid() != parent:
+            os.write(writer, f"{isinstance(error, HandlerForked)} {error}".encode())
+            os._exit(0)
+        raise
+    os.close(writer)
+    os.waitpid(children[0], 0)
+    with os.fdopen(reader) as said:
+        assert said.read().startswith("True the handler of 'orders' forked")
+    assert listener.statistics.handled == 1
+    assert shop.handled(1) == [("insert", 2)]
+
+
+def test_two_listeners_under_one_id_are_told_apart(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waits(change: Change) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    first = shop.listener(waits, owner="worker")
+    first.start()
+    assert begun.wait(60)
+    assert shop.handled(1, owner="worker") == [("insert", 1)]
+    go_on.set()
+    with pytest.raises(OwnerNotUnique, match="same owner id 'worker'"):
+        first.join()
+
+
+def test_a_token_of_another_collection_is_an_error_that_keeps_the_position(shop: Shop) -> None:
+    """The server's own stream takes such a token as a place in time, unless its event is not found (280)."""
+    shop.database.customers.insert_one({"_id": 1})
+    other = Listener(
+        shop.client[shop.database.name]["customers"], lambda change: other.stop(), resource="orders", store=shop.store
+    )
+    other.run()
+    position = shop.store.read("orders").position  # type: ignore[union-attr]
+    assert position["token"]  # type: ignore[index]
+    with pytest.raises(TailraceError, match="resume"):
+        shop.listener(lambda change: None).run()
+    record = shop.store.read("orders")
+    assert record is not None
+    assert record.position == position
+    assert record.owner is None
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"token": 5},
+        {"token": {"_data": "zz"}},
+        {},
+        {"at": 7},
+        {"token": {"_data": "82"}, "at": Timestamp(1, 1)},
+        {"x": 1},
+    ],
+)
+def test_a_position_that_was_edited_into_something_else_is_an_error(shop: Shop, position: Any) -> None:
+    lease = shop.store.acquire("orders", "a", 60)
+    assert lease is not None
+    shop.store.commit(lease, position, 60)
+    shop.store.release(lease)
+    with pytest.raises(LeaseDocumentError, match="the position in the lease on 'orders' cannot be read"):
+        shop.listener(lambda change: None).run()
+    assert shop.store.read("orders").position == position  # type: ignore[union-attr]
+
+
+def lose_history(shop: Shop) -> None:
+    """A position from long before the oplog begins."""
+    lease = shop.store.acquire("orders", "a", 60)
+    assert lease is not None
+    token = ResumeToken.high_water_mark(ClusterTime.of(1_000_000, 1)).to_document()
+    shop.store.commit(lease, {"token": token}, 60)
+    shop.store.release(lease)
+
+
+def test_lost_history_ends_the_listener_unless_it_was_told_otherwise(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+    lose_history(shop)
+    before = shop.store.read("orders").position  # type: ignore[union-attr]
+    with pytest.raises(ChangeStreamHistoryLost, match="on_history_lost"):
+        shop.listener(lambda change: None).run()
+    assert shop.store.read("orders").position == before  # type: ignore[union-attr]
+
+
+def test_a_gap_that_is_accepted_is_written_down(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+    lose_history(shop)
+    assert shop.handled(1, on_history_lost="gap") == [("insert", 1)]
+    position = shop.store.read("orders").position  # type: ignore[union-attr]
+    assert [gap["from"] for gap in position["gaps"]] == [Timestamp(1_000_000, 1)]  # type: ignore[index]
+    assert position["gaps"][0]["to"] > Timestamp(1_000_000, 1)  # type: ignore[index]
+
+
+def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_behind(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+    shop.orders.drop()
+    seen: list[str] = []
+    with pytest.raises(StreamInvalidated, match="dropped or renamed"):
+        shop.listener(lambda change: seen.append(change.operation_type)).run()
+    assert seen == ["insert", "drop", "invalidate"]
+    shop.orders.insert_one({"_id": 2})
+    assert shop.handled(1) == [("insert", 2)]
+
+
+def test_a_renamed_collection_is_watched_by_its_name_if_so_told(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 1})
+    shop.orders.rename("old")
+    shop.orders.insert_one({"_id": 2})
+    seen = shop.handled(4, on_invalidate="resume")
+    assert seen == [("insert", 1), ("rename", None), ("invalidate", None), ("insert", 2)]
+
+
+def test_the_first_start_is_written_down_before_anything_happens(shop: Shop) -> None:
+    """Figure 4a and 4b: what is written before the first listener, and between its start and its crash, is handled."""
+    shop.orders.insert_one({"_id": 1})
+    assert shop.handled(1) == [("insert", 1)]  # 4a
+    quiet = shop.listener(lambda change: None, resource="from now", start="now")
+    quiet.start()
+    until = time.monotonic() + 60
+    while (record := shop.store.read("from now")) is None or record.position is None:
+        assert time.monotonic() < until
+    shop.store.revoke("from now")  # as after a crash, long before its first change
+    quiet.stop()
+    quiet.join()
+    shop.orders.insert_one({"_id": 2})
+    assert shop.handled(1, resource="from now", start="now") == [("insert", 2)]  # 4b
+
+
+def test_a_quiet_stream_s_position_moves_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
+    shop.orders.insert_one({"_id": 1})
+    seen: list[Any] = []
+    listener = shop.listener(lambda change: seen.append(change.token))
+    with listener:
+        until = time.monotonic() + 60
+        while not seen or (shop.store.read("orders").position or {}).get("token") == seen[0]:  # type: ignore[union-attr]
+            shop.database.others.insert_one({})
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    token = ResumeToken.parse(shop.store.read("orders").position["token"])  # type: ignore[union-attr,index]
+    assert token.is_high_water_mark
+    shop.orders.insert_one({"_id": 2})
+    assert shop.handled(1) == [("insert", 2)]
+
+
+def test_batched_commits_handle_again_what_was_not_committed(shop: Shop) -> None:
+    shop.orders.insert_many([{"_id": number} for number in range(5)])
+    seen: list[Any] = []
+
+    def crashes_at_three(change: Change) -> None:
+        seen.append(change.document_key["_id"])  # type: ignore[index]
+        if seen[-1] == 3:
+            shop.store.revoke("orders")  # nothing that was not committed counts any more
+            listener.stop()
+
+    listener = shop.listener(crashes_at_three, commit_every=3)
+    listener.run()
+    assert seen == [0, 1, 2, 3]
+    assert shop.handled(2) == [("insert", 3), ("insert", 4)]
+
+
+def test_a_target_with_a_newer_token_than_the_lease_in_force_is_an_error_that_says_so(shop: Shop) -> None:
+    """As after the lease's record was deleted: versions begin again, and every write would be refused for ever."""
+    shop.orders.insert_one({"_id": 1})
+    shop.database.copies.insert_one({"_id": 1, "_fence": {"orders": 99}})
+
+    def handle(change: Change) -> None:
+        change.fence.update_one(shop.database.copies, {"_id": 1}, {"$set": {"x": 1}})
+
+    with pytest.raises(HandlerFailed, match="Was the lease's record deleted") as raised:
+        shop.listener(handle).run()
+    assert isinstance(raised.value.__cause__, Fenced)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "commit_every": {"commit_every": 0},
+    "commit_interval": {"commit_interval": -1},
+    "start": {"start": "yesterday"},
+    "on_history_lost": {"on_history_lost": "ignore"},
+    "on_invalidate": {"on_invalidate": "ignore"},
+    "on_error": {"on_error": "ignore"},
+    "retries": {"retries": -1},
+    "lease_seconds": {"lease_seconds": 0},
+    "resume_after": {"resume_after": {"_data": "82"}},
+    "resource": {"resource": ""},
+    "owner": {"owner": ""},
+    "top-level field": {"fence_field": "a.b"},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_option_that_cannot_be_is_refused_by_name(shop: Shop, name: str) -> None:
+    def run() -> None:
+        shop.orders.insert_one({"_id": 1})
+        shop.listener(lambda change: listener_stop(), **WRONG[name]).run()
+
+    def listener_stop() -> None:
+        raise AssertionError("the listener began")
+
+    with pytest.raises(UsageError, match=name):
+        run()
+
+
+def test_what_cannot_be_watched_or_called_is_refused(shop: Shop) -> None:
+    with pytest.raises(UsageError, match="watches a client"):
+        Listener("orders", lambda change: None, resource="r", store=shop.store)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must be a function"):
+        shop.listener("handle")
+    listener = shop.listener(lambda change: None)
+    listener.stop()
+    listener.run()
+    with pytest.raises(UsageError, match="runs once"):
+        listener.run()

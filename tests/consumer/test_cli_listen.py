@@ -1,0 +1,217 @@
+"""``tailrace listen`` and ``tailrace leases`` as processes: signals, statistics, errors in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.cli.main import main
+from tailrace.consumer import MongoLeaseStore
+from tailrace.embedded import ReplicaSet
+
+pytestmark = pytest.mark.mongod
+
+HANDLERS = """
+import time, os
+
+def touch(name, change):
+    with open(name, "a") as file:
+        print(change.document_key["_id"], file=file)
+
+def slowly(change):
+    touch("begun", change)
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    touch("done", change)
+
+async def politely(change):
+    touch("done", change)
+
+def fails(change):
+    raise ValueError("no")
+
+def counts(change):
+    with change.transaction() as session:
+        counters = session.client[os.environ["SHOP"]]["counters"]
+        change.fence.bound_to(session).update_one(
+            counters, {"_id": change.document_key["_id"]}, {"$inc": {"times": 1}}, upsert=True
+        )
+"""
+
+
+class Commands:
+    """Runs of the command line in one directory, against one database."""
+
+    def __init__(self, directory: Path, replica_set: ReplicaSet, database: Any) -> None:
+        self.directory = directory
+        self.database = database
+        self.store = MongoLeaseStore(database["leases"])
+        self.environment = {**os.environ, "TAILRACE_URI": replica_set.uri, "SHOP": database.name}
+        self.running: list[subprocess.Popen[str]] = []
+        (directory / "handlers.py").write_text(HANDLERS)
+
+    def listen(self, handler: str, *more: str) -> subprocess.Popen[str]:
+        arguments = ["--database", self.database.name, "--collection", "orders", "--resource", "orders"]
+        arguments += ["--store", f"{self.database.name}.leases", *more]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tailrace", "listen", f"handlers:{handler}", *arguments],
+            cwd=self.directory,
+            env=self.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def until(self, holds: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> None:
+        end = time.monotonic() + 120
+        while not holds():
+            if process is not None and process.poll() is not None:
+                pytest.fail(f"the listener has ended: {process.stderr and process.stderr.read()}")
+            assert time.monotonic() < end, "it has not come so far"
+            time.sleep(0.05)
+
+    def lines(self, name: str) -> list[str]:
+        file = self.directory / name
+        return file.read_text().split() if file.exists() else []
+
+
+@pytest.fixture
+def commands(replica_set: ReplicaSet, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Commands]:
+    with MongoClient[dict[str, Any]](replica_set.uri) as client:
+        database = client[f"cli_{abs(hash(request.node.nodeid)) % 10**9}"]
+        commands = Commands(tmp_path, replica_set, database)
+        yield commands
+        for process in commands.running:
+            process.kill()
+            process.wait()
+        client.drop_database(database.name)
+
+
+def test_a_signal_finishes_the_change_in_hand_and_releases_the_lease(commands: Commands) -> None:
+    commands.database.orders.insert_many([{"_id": 1}, {"_id": 2}])
+    process = commands.listen("slowly", "--metrics", "127.0.0.1:0")
+    commands.until(lambda: commands.lines("begun"), process)
+    check_statistics(line_with(process, "statistics at").split()[-1])
+    process.send_signal(signal.SIGTERM)
+    line_with(process, "stopping")
+    (commands.directory / "go").touch()
+    assert process.wait(120) == 0
+    assert commands.lines("done") == ["1"]
+    record = commands.store.read("orders")
+    assert record is not None
+    assert record.owner is None
+    second = commands.listen("politely")
+    commands.until(lambda: commands.lines("done") == ["1", "2"], second)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(120) == 0
+
+
+def line_with(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return line
+    pytest.fail(f"nothing was said of {words}")
+
+
+def check_statistics(url: str) -> None:
+    with urllib.request.urlopen(url) as reply:
+        text = reply.read().decode()
+    assert 'tailrace_listener_lease_version{resource="orders"} 1.0' in text
+    assert 'tailrace_listener_changes_handled_total{resource="orders"} 0.0' in text
+    assert "tailrace_listener_lag_seconds" in text
+
+
+def test_leases_are_listed_and_one_is_taken_away(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+    uri, where = commands.environment["TAILRACE_URI"], f"{commands.database.name}.leases"
+    assert main(["leases", uri, "--store", where]) == 0
+    assert capsys.readouterr().out == f"no leases in {where}\n"
+    lease = commands.store.acquire("orders", "me", 600)
+    assert lease is not None
+    commands.store.commit(lease, {"token": {"_data": "82655E32F1000000022B0229296E04"}}, 600)
+    commands.database.leases.insert_one({"_id": "edited", "version": "x"})
+    assert main(["leases", "list", "--uri", uri, "--store", where, "--format", "json"]) == 1
+    edited, orders = json.loads(capsys.readouterr().out)
+    assert (edited["resource"], edited["state"]) == ("edited", "unreadable")
+    assert "version is not a whole number" in edited["trouble"]
+    assert (orders["owner"], orders["version"], orders["state"]) == ("me", 1, "held")
+    assert orders["position"] == "Timestamp(1700672241, 2)"
+    assert orders["lag"] > 0
+    assert orders["age"] >= 0
+    assert main(["leases", "release", "orders", uri, "--store", where]) == 0
+    assert capsys.readouterr().out == "released orders: it was held by me\n"
+    assert main(["leases", uri, "--store", where]) == 1
+    assert re.search(r"(?m)^orders +free +1 ", capsys.readouterr().out)
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "an unknown resource": (["leases", "release", "nothing"], "there is no lease on 'nothing'"),
+    "no resource": (["leases", "release"], "which lease is to be released?"),
+    "another word": (["leases", "freeze"], "'freeze' is not understood"),
+    "no function": (["listen", "handlers", "--resource", "r"], "does not name a handler"),
+    "no module": (["listen", "nowhere:handle", "--resource", "r"], "there is no module 'nowhere'"),
+    "no such function": (["listen", "json:nothing", "--resource", "r"], "has no function 'nothing'"),
+    "a collection alone": (["listen", "json:dumps", "--resource", "r", "--collection", "c"], "needs --database"),
+    "a store that is no collection": (
+        ["listen", "json:dumps", "--resource", "r", "--store", "x"],
+        "is no collection",
+    ),
+    "an address without a port": (["listen", "json:dumps", "--resource", "r", "--metrics", "x"], "is not an address"),
+    "no commits": (["listen", "json:dumps", "--resource", "r", "--commit-every", "0"], "commit_every must be"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_an_error_in_a_sentence(
+    name: str, commands: Commands, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, words = WRONG[name]
+    monkeypatch.setenv("TAILRACE_URI", commands.environment["TAILRACE_URI"])
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_a_handler_that_raises_ends_the_command_with_the_position_kept(commands: Commands) -> None:
+    commands.database.orders.insert_one({"_id": 1})
+    process = commands.listen("fails")
+    assert process.wait(120) == 1
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert "raised ValueError in handlers.py, line 18," in said
+    assert ": no. The position stands before this change" in said
+    assert "Traceback" not in said
+    second = commands.listen("politely")
+    commands.until(lambda: commands.lines("done") == ["1"], second)
+
+
+def test_each_change_takes_effect_once_though_processes_are_killed(commands: Commands) -> None:
+    """Two processes take turns; the one that holds the lease is killed with SIGKILL again and again."""
+    commands.database.create_collection("counters")
+    commands.database.orders.insert_many([{"_id": number} for number in range(300)])
+    counters = commands.database["counters"]
+    for _ in range(4):
+        before = counters.count_documents({})
+        process = commands.listen("counts", "--lease-seconds", "1", "--commit-every", "7")
+        commands.until(lambda before=before: counters.count_documents({}) >= min(300, before + 20), process)
+        process.kill()
+        process.wait()
+    last = commands.listen("counts", "--lease-seconds", "1")
+    commands.until(lambda: counters.count_documents({}) == 300, last)
+    last.send_signal(signal.SIGTERM)
+    assert last.wait(120) == 0
+    assert counters.count_documents({"times": 1}) == 300
