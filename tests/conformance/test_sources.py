@@ -14,6 +14,9 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
+from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.archive.source import ArchiveSource
+from tailrace.archive.writer import SegmentLimits
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, ServerError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -34,6 +37,7 @@ class Written:
 
     uri: str
     dump: Path
+    archive: Path
     start: ClusterTime
     end: ClusterTime
     entries: list[bytes]
@@ -78,13 +82,20 @@ def written(replica_set: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -
             keys[key] = bson.encode(image["preImage"])
         begun, ended = ClusterTime.from_timestamp(start), ClusterTime.from_timestamp(end)
         after = [entry for entry in whole if entry_time(entry) > begun]
-        yield Written(replica_set.uri, folder, begun, ended, after, bytes(info["uuid"]), keys)
+        archive = tmp_path_factory.mktemp("archive")
+        policy = ArchivePolicy(once=True, limits=SegmentLimits(bytes=10_000))
+        Recorder(client, None, archive, policy).run()
+        yield Written(replica_set.uri, folder, archive, begun, ended, after, bytes(info["uuid"]), keys)
         client.drop_database(DATABASE)
 
 
-@pytest.fixture(params=["mongod", "dump"])
+@pytest.fixture(params=["mongod", "dump", "archive"])
 def source(request: pytest.FixtureRequest, written: Written) -> Iterator[OplogSource]:
-    opened: OplogSource = MongodSource(written.uri) if request.param == "mongod" else DumpSource(written.dump)
+    opened: OplogSource = {
+        "mongod": lambda: MongodSource(written.uri),
+        "dump": lambda: DumpSource(written.dump),
+        "archive": lambda: ArchiveSource(written.archive),
+    }[request.param]()
     yield opened
     opened.close()
     opened.close()  # again
@@ -192,14 +203,14 @@ def test_current_documents_are_answered_in_the_order_asked(source: OplogSource, 
     changed, kept = bson.encode({"_id": 1, "text": "new"}), bson.encode({"_id": 5, "text": "x" * 500})
     answer = source.documents(asked)
     assert answer in ([changed, None, kept, None, None, changed], [None] * 6)
-    assert (answer[0] is None) == isinstance(source, DumpSource)
+    assert (answer[0] is None) == isinstance(source, (DumpSource, ArchiveSource))
     assert source.documents([]) == []
 
 
 def test_a_view_is_refused_where_the_source_knows_it(source: OplogSource) -> None:
     source.refuse_view(DATABASE, "c")
     source.refuse_view(DATABASE, "nothing")
-    if isinstance(source, DumpSource):
+    if isinstance(source, (DumpSource, ArchiveSource)):
         source.refuse_view(DATABASE, "v")
         return
     with pytest.raises(ServerError) as caught:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tailrace.lake import durable
+from tailrace import durable
 from tailrace.spark import local_session
 from tailrace.spark.lake import CompactionPolicy
 from tailrace.spark.lake.sink import LakeSink, LakeStreamWriter

@@ -28,6 +28,8 @@ FLOORS = (
     ("kernel", "pipeline"),
     ("cursor",),
     ("source",),
+    ("durable",),
+    ("archive",),
     ("tail",),
     ("client",),
     ("snapshot",),

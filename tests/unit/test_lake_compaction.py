@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tailrace import durable
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake import durable
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.compaction import compact_after
 from tailrace.spark.lake import CompactionPolicy, compact, verify

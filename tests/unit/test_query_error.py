@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tailrace.durable import LakeFullError
 from tailrace.errors import ChangeStreamHistoryLost, InvalidResumeToken, SinkError, TailraceError, UsageError
-from tailrace.lake.durable import LakeFullError
 from tailrace.spark.lake.failure import query_error
 
 TRACE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]

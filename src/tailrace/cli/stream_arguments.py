@@ -155,6 +155,19 @@ _DURATION: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+def _seconds(text: str) -> int | None:
+    span = _DURATION.fullmatch(text)
+    return None if span is None else int(span[1]) * _SECONDS[span[2]]
+
+
+def parse_duration(flag: str, text: str) -> int:
+    """The seconds that a duration such as 30s, 5m, 12h or 7d means."""
+    seconds = _seconds(text)
+    if seconds is None:
+        raise UsageError(f"{flag} {text} is no duration", hint="Such as 30s, 5m, 12h or 7d")
+    return seconds
+
+
 @dataclass
 class Until:
     """Where to end: after ``events`` more events, or when everything up to ``time`` was given."""
@@ -173,9 +186,8 @@ class Until:
             if len(text) > _COUNT_DIGITS_MAX:
                 raise UsageError(f"--until: {len(text)} digits are too many for a number of events")
             return cls(events=int(text))
-        span = _DURATION.fullmatch(text)
-        if span is not None:
-            seconds = int(span[1]) * _SECONDS[span[2]]
+        seconds = _seconds(text)
+        if seconds is not None:
             return cls(time=ClusterTime.of(min(int(time.time()) + seconds, 0xFFFFFFFF), 0))
         try:
             return cls(time=read_time(text))

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace import durable
 from tailrace.errors import SinkError
-from tailrace.lake import durable
 from tailrace.lake.delta_log import entry_of, gaps_of, removal_of
 from tailrace.lake.layout import LakeLayout
 from tailrace.lake.log_state import LogState

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailrace import durable
 from tailrace.errors import SinkError
-from tailrace.lake import durable
 from tailrace.lake.delta_log import (
     FORMAT,
     check_format,

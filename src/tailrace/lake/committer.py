@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tailrace import durable
 from tailrace.errors import SinkError
-from tailrace.lake import durable
 from tailrace.lake.commit_log import CommitLog, Head, append_commit, check_present
 from tailrace.lake.identity import check_claim
 from tailrace.lake.layout import LakeLayout, checked_name

@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tailrace import durable
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake import durable
 from tailrace.lake.commit_log import CommitLog, check_present
 from tailrace.lake.compaction_policy import RETENTION, CompactionPolicy
 from tailrace.lake.identity import read_identity

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tailrace import durable
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake import durable
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.manifest import Commit, Gap

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tailrace import durable
 from tailrace.errors import SinkError, invariant
-from tailrace.lake import durable
 from tailrace.lake.layout import LakeLayout, cluster_time_of, day_of, first_token_of_next_day, new_name
 from tailrace.lake.manifest import StagedFile
 

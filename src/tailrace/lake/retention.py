@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from tailrace.lake import durable
+from tailrace import durable
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.layout import is_lake_file, is_merged
 

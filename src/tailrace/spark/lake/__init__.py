@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tailrace.durable import LakeFullError
     from tailrace.lake.compaction import CompactionResult, compact
     from tailrace.lake.compaction_policy import CompactionPolicy
-    from tailrace.lake.durable import LakeFullError
     from tailrace.lake.verification import LakeReport, verify
     from tailrace.spark.lake.snapshot import files, read
 
@@ -31,7 +31,7 @@ __all__ = [
 _MODULES = {
     "CompactionPolicy": "tailrace.lake.compaction_policy",
     "CompactionResult": "tailrace.lake.compaction",
-    "LakeFullError": "tailrace.lake.durable",
+    "LakeFullError": "tailrace.durable",
     "LakeReport": "tailrace.lake.verification",
     "compact": "tailrace.lake.compaction",
     "files": "tailrace.spark.lake.snapshot",

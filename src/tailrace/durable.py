@@ -1,6 +1,7 @@
-"""The few file-system operations that the lake's promises rest on: write durably, write once, lock.
+"""The few file-system operations that the promises of the lake and of the archive rest on: write durably, write once,
+lock.
 
-All changes to the lake go through here, so that one place decides what is on disk after a power cut. A POSIX file
+All changes to either go through here, so that one place decides what is on disk after a power cut. A POSIX file
 system shared by driver and executors is assumed: rename is atomic and ``flock`` is honoured.
 """
 
@@ -124,6 +125,13 @@ def publish(path: Path, content: bytes, beside: Path) -> None:
             sync_directory(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def publish_file(temporary: Path, path: Path) -> None:
+    """Give a finished file, whose bytes are on the device, its name: it appears at once."""
+    with writing(path):
+        temporary.replace(path)
+        sync_directory(path.parent)
 
 
 def read_json(path: Path) -> dict[str, object] | None:

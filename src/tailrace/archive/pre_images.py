@@ -1,0 +1,56 @@
+"""The stored pre-images of a range of cluster time, before the server lets them expire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final
+
+from bson.binary import Binary
+from bson.max_key import MaxKey
+from bson.min_key import MinKey
+
+from tailrace import raw_bson
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.request import PreImageKey
+from tailrace.source.connection import Connection
+from tailrace.source.lookup import pre_image
+
+_UUID: Final = 4
+
+
+def stored_between(connection: Connection, after: ClusterTime, until: ClusterTime) -> list[tuple[PreImageKey, bytes]]:
+    """The pre-images of operations with ``after`` < ts <= ``until``, which a majority must have committed.
+
+    They are filed by collection and then by time, so each collection's part is one seek.
+    """
+    return connection.retrying(lambda: list(_stored(connection, after, until)))
+
+
+def _stored(connection: Connection, after: ClusterTime, until: ClusterTime) -> Iterator[tuple[PreImageKey, bytes]]:
+    stored = connection.majority("config", "system.preimages")
+    with connection.session_after(until) as session:
+        uuid: bytes | None = None
+        while (uuid := _next_collection(stored, session, uuid)) is not None:
+            bounds = {
+                "$gt": {"nsUUID": _binary(uuid), "ts": after.to_timestamp(), "applyOpsIndex": MaxKey()},
+                "$lte": {"nsUUID": _binary(uuid), "ts": until.to_timestamp(), "applyOpsIndex": MaxKey()},
+            }
+            with closing(stored.find_raw_batches({"_id": bounds}, session=session)) as cursor:
+                for reply in cursor:
+                    for document in raw_bson.split(reply):
+                        yield pre_image(document)
+
+
+def _next_collection(stored: Any, session: Any, after: bytes | None) -> bytes | None:
+    """The UUID of the next collection that has pre-images; the first one's after ``None``."""
+    bound = {"nsUUID": MinKey()} if after is None else {"nsUUID": _binary(after), "ts": MaxKey()}
+    with closing(
+        stored.find_raw_batches({"_id": {"$gt": bound}}, sort=[("_id", 1)], limit=1, session=session)
+    ) as found:
+        raw: bytes = next(found, b"")
+    return pre_image(raw)[0].collection_uuid if raw else None
+
+
+def _binary(uuid: bytes) -> Binary:
+    return Binary(uuid, _UUID)

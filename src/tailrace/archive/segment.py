@@ -1,0 +1,296 @@
+"""One segment: written as batches come, and published whole; read by row groups."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tailrace.archive.columns import SCHEMA, raw_entries, record_batch
+from tailrace.archive.layout import Segment
+from tailrace.durable import publish_file, sync_file, writing
+from tailrace.errors import SourceError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.request import OplogBatch, PreImageKey
+
+#: Entries of so many bytes make a row group: what a reader takes at a time.
+ROW_GROUP_BYTES: Final = 8 << 20
+_METADATA: Final = b"tailrace.archive"
+_COMPRESSION: Final = {"compression": "zstd", "compression_level": 1}
+_ENTRY_OPTIONS: Final[dict[str, Any]] = {
+    **_COMPRESSION,
+    "use_dictionary": ["operation", "namespace"],
+    "write_statistics": ["cluster_time", "operation", "namespace"],
+}
+IMAGES_SCHEMA: Final = pa.schema(
+    [
+        pa.field("cluster_time", pa.uint64(), nullable=False),
+        pa.field("collection_uuid", pa.binary(16), nullable=False),
+        pa.field("operation_index", pa.int64(), nullable=False),
+        pa.field("document", pa.binary(), nullable=False),
+    ]
+)
+#: What pyarrow raises for a file that is cut short, altered or not Parquet.
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError)
+
+
+class SegmentWriter:
+    """The segment of ``folder`` that begins after ``after``. Used as a context: what was not published is taken away.
+
+    One thread at a time.
+    """
+
+    def __init__(self, folder: Path, after: ClusterTime) -> None:
+        self._folder = folder
+        self._after = after
+        self._temporary = folder / f".{after:016x}.{os.getpid()}.unfinished"
+        self._parts: list[bytes] = []
+        self._pending = 0
+        self.bytes = 0
+        self.entries = 0
+        with writing(self._temporary):
+            self._file = self._temporary.open("wb")
+        self._writer = pq.ParquetWriter(self._file, SCHEMA, **_ENTRY_OPTIONS)
+
+    def add(self, raw: bytes) -> None:
+        """Append a run of entries. Raises SinkError where it cannot be written, OplogFormatError for what is no
+        entry."""
+        self._parts.append(raw)
+        self._pending += len(raw)
+        self.bytes += len(raw)
+        if self._pending >= ROW_GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        raw, self._parts, self._pending = b"".join(self._parts), [], 0
+        if raw:
+            batch = record_batch(raw)
+            self.entries += batch.num_rows
+            with writing(self._temporary):
+                self._writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
+
+    def publish(self, until: ClusterTime, images: int) -> Segment:
+        """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images`` is how many
+        pre-images lie beside it."""
+        self._write()
+        about = {
+            "after": f"{self._after:016x}",
+            "until": f"{until:016x}",
+            "entries": self.entries,
+            "bytes": self.bytes,
+            "images": images,
+        }
+        with writing(self._temporary):
+            self._writer.add_key_value_metadata({_METADATA.decode(): json.dumps(about)})
+            self._writer.close()
+            self._file.close()
+            sync_file(self._temporary)
+            digest = digest_of(self._temporary)
+            path = self._folder / f"{self._after:016x}-{until:016x}-{digest}.parquet"
+            publish_file(self._temporary, path)
+        return Segment(self._after, until, digest, path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self._file.closed:
+            # The footer goes to a file that is deleted: a full disk must not hide the error that is under way.
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+            with suppress(OSError):
+                self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+class ImagesWriter:
+    """The pre-images of a segment, beside it. Used as a context, like the segment's own writer."""
+
+    def __init__(self, folder: Path, after: ClusterTime) -> None:
+        self._temporary = folder / f".{after:016x}.{os.getpid()}.images.unfinished"
+        self._writer: pq.ParquetWriter | None = None
+        self.count = 0
+
+    def add(self, images: Sequence[tuple[PreImageKey, bytes]]) -> None:
+        """Append pre-images, which are later than those before."""
+        if not images:
+            return
+        ordered = sorted(images, key=lambda image: (image[0].cluster_time, image[0].apply_ops_index))
+        columns = [
+            pa.array([int(key.cluster_time) for key, _ in ordered], pa.uint64()),
+            pa.array([key.collection_uuid for key, _ in ordered], pa.binary(16)),
+            pa.array([key.apply_ops_index for key, _ in ordered], pa.int64()),
+            pa.array([document for _, document in ordered], pa.binary()),
+        ]
+        with writing(self._temporary):
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._temporary, IMAGES_SCHEMA, use_dictionary=False, **_COMPRESSION)
+            self._writer.write_table(pa.table(columns, schema=IMAGES_SCHEMA))
+        self.count += len(ordered)
+
+    def publish(self, path: Path) -> None:
+        """Put them in their place, before the segment appears: of several tries the last one counts."""
+        if self._writer is None:
+            return
+        with writing(self._temporary):
+            self._writer.close()
+            sync_file(self._temporary)
+            publish_file(self._temporary, path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._writer is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def digest_of(path: Path) -> str:
+    """The first 16 digits of a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+class SegmentReader:
+    """A segment's entries by row groups. Raises SourceError where the file cannot be read or is damaged."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        try:
+            self._file = pq.ParquetFile(segment.path, memory_map=True)
+            self.about: dict[str, Any] = json.loads(self._file.metadata.metadata[_METADATA])
+            found = self._file.schema_arrow
+        except _DAMAGE as error:
+            raise damaged(segment.path, error) from None
+        if found.names != SCHEMA.names:
+            raise damaged(segment.path, ValueError(f"its columns are {', '.join(found.names)}"))
+        self._bounds = [self._bounds_of(group) for group in range(self._file.num_row_groups)]
+
+    def _bounds_of(self, group: int) -> tuple[int, int]:
+        statistics = self._file.metadata.row_group(group).column(0).statistics
+        if statistics is None or not statistics.has_min_max:
+            raise damaged(self.segment.path, ValueError("a row group without its range of cluster times"))
+        return int(statistics.min), int(statistics.max)
+
+    @property
+    def row_groups(self) -> int:
+        return len(self._bounds)
+
+    def row_group_of(self, time: ClusterTime) -> int | None:
+        """The row group in which an entry of that time would lie."""
+        for group, (low, high) in enumerate(self._bounds):
+            if low <= time <= high:
+                return group
+        return None
+
+    def column(self, group: int, name: str) -> pa.ChunkedArray:
+        """One column of one row group."""
+        try:
+            return self._file.read_row_group(group, columns=[name], use_threads=False).column(0)
+        except _DAMAGE as error:
+            raise damaged(self.segment.path, error) from None
+
+    def times(self, group: int) -> npt.NDArray[np.uint64]:
+        """The cluster times of a row group, ascending."""
+        found: npt.NDArray[np.uint64] = self.column(group, "cluster_time").to_numpy()
+        return found
+
+    def pairs(self, group: int) -> tuple[pa.Array, list[tuple[str, str]]]:
+        """What an entry of the row group does, and where: a number for each row, and the pairs (operation, namespace)
+        that the numbers mean."""
+        operations = self.column(group, "operation").combine_chunks().dictionary_encode()
+        namespaces = self.column(group, "namespace").combine_chunks().dictionary_encode()
+        width = max(1, len(namespaces.dictionary))
+        codes = pc.add(pc.multiply(operations.indices, width), namespaces.indices)
+        found = codes.dictionary_encode()
+        named = [
+            (str(operations.dictionary[code // width]), str(namespaces.dictionary[code % width]))
+            for code in found.dictionary.to_pylist()
+        ]
+        return found.indices, named
+
+    def batches(self, after: ClusterTime, until: ClusterTime, passes: Any = None) -> Iterator[OplogBatch]:
+        """The entries with ``after`` < ts <= ``until``, a batch for each row group, and one with the end's high water.
+
+        ``passes``  says of a pair (operation, namespace) whether such an entry is wanted; the rest is left out
+        """
+        edge = after
+        for group, (low, high) in enumerate(self._bounds):
+            if high <= after or low > until:
+                continue
+            raw = self._entries(group, after, until, whole=after < low and high <= until, passes=passes)
+            edge = ClusterTime(min(high, until))
+            yield OplogBatch(raw, edge)
+        end = min(until, self.segment.until)
+        if edge < end:
+            yield OplogBatch(b"", end)
+
+    def _entries(self, group: int, after: ClusterTime, until: ClusterTime, *, whole: bool, passes: Any) -> bytes:
+        keep: npt.NDArray[np.bool_] | None = None
+        if passes is not None:
+            codes, named = self.pairs(group)
+            wanted = np.array([passes(*pair) for pair in named], np.bool_)
+            if not wanted.all():
+                keep = wanted[codes.to_numpy()]
+                if not keep.any():
+                    return b""
+        if not whole:
+            times = self.times(group)
+            inside = (times > np.uint64(after)) & (times <= np.uint64(until))
+            keep = inside if keep is None else keep & inside
+        column = self.column(group, "entry")
+        return raw_entries(column if keep is None else column.filter(pa.array(keep)))
+
+    def entry(self, time: ClusterTime) -> bytes | None:
+        """The entry at exactly that time."""
+        group = self.row_group_of(time)
+        if group is None:
+            return None
+        times = self.times(group)
+        place = int(np.searchsorted(times, np.uint64(time)))
+        if place == len(times) or int(times[place]) != time:
+            return None
+        found: bytes = self.column(group, "entry")[place].as_py()
+        return found
+
+
+def images_of(segment: Segment, keys: Sequence[PreImageKey]) -> dict[PreImageKey, bytes]:
+    """Those of the pre-images that lie beside a segment."""
+    if not segment.images_path.exists():
+        return {}
+    wanted = set(keys)
+    try:
+        file = pq.ParquetFile(segment.images_path, memory_map=True)
+        found = {}
+        times = pa.array(sorted({int(key.cluster_time) for key in wanted}), pa.uint64())
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, use_threads=False)
+            table = table.filter(pc.is_in(table.column("cluster_time"), times))
+            for time, uuid, index, document in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                key = PreImageKey(uuid, ClusterTime(time), index)
+                if key in wanted:
+                    found[key] = document
+    except _DAMAGE as error:
+        raise damaged(segment.images_path, error) from None
+    return found
+
+
+def damaged(path: Path, error: Exception) -> SourceError:
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SourceError(
+        f"the archive's file {path} is damaged or cannot be read: {words}",
+        hint="'tailrace archive verify' lists all that is wrong; bring the file back from a copy",
+    )

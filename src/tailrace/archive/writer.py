@@ -1,0 +1,215 @@
+"""One oplog into its folder of the archive: read by one thread, written by another, published segment by segment."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tailrace.archive.layout import HEAD, LOCK, Head, Segment, head, listed
+from tailrace.archive.pre_images import stored_between
+from tailrace.archive.retention import Retention, remove_before, retain
+from tailrace.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentReader, SegmentWriter
+from tailrace.durable import locked, write_json, writing
+from tailrace.errors import SinkError, SourceError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.plan.request import OplogBatch
+from tailrace.source.connection import Connection
+from tailrace.source.mongod import MongodSource
+
+#: Batches between the two threads.
+_QUEUE: Final = 4
+_AWAIT_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """When a segment is published: at ``bytes`` of entries, or ``seconds`` after its first one came."""
+
+    bytes: int = 256 << 20
+    seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class Written:
+    """What one oplog's writer has done since it began. Times are cluster times; ``until`` is on the device."""
+
+    entries: int = 0
+    bytes: int = 0
+    images: int = 0
+    segments: int = 0
+    expired: int = 0
+    read: ClusterTime = ZERO
+    until: ClusterTime = ZERO
+
+
+class OplogWriter:
+    """Archives one oplog until it is stopped.
+
+    ``begin``   where to begin where nothing was archived yet: after this cluster time; ``None``: at the oldest entry
+    ``until``   stop when everything up to this cluster time is archived; ``None``: go on
+    ``images``  whether stored pre-images are archived too
+
+    ``run`` raises ChangeStreamHistoryLost where the oplog no longer reaches back to the archive's end, SinkError where
+    the archive cannot be written or another process writes it, SourceError as a source does. What was published stays.
+    """
+
+    def __init__(
+        self,
+        source: MongodSource,
+        folder: Path,
+        *,
+        begin: ClusterTime | None = None,
+        until: ClusterTime | None = None,
+        limits: SegmentLimits | None = None,
+        retention: Retention | None = None,
+        images: bool = True,
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._begin = begin
+        self._last = until
+        self._limits = limits or SegmentLimits()
+        self._retention = retention or Retention()
+        self._connection = Connection(source.client) if images else None
+        self._stopped = threading.Event()
+        self._queue: queue.Queue[OplogBatch | None] = queue.Queue(_QUEUE)
+        self._failure: BaseException | None = None
+        self.written = Written()
+
+    def stop(self) -> None:
+        """Publish what was read and end. From any thread."""
+        self._stopped.set()
+
+    def end_at(self, until: ClusterTime) -> None:
+        """End when everything up to ``until`` is archived: the shard is one no longer. From any thread."""
+        self._last = until
+
+    def run(self) -> None:
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        with locked(self._folder / LOCK, wait=False) as alone:
+            if not alone:
+                raise SinkError(
+                    f"another process archives into {self._folder}", hint="One writer an archive: stop the other one"
+                )
+            after = self._position()
+            self.written.read = self.written.until = after
+            worker = threading.Thread(target=self._write, args=(after,), name="tailrace-archive", daemon=True)
+            worker.start()
+            try:
+                self._read(after)
+            finally:
+                self._queue.put(None)
+                worker.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _position(self) -> ClusterTime:
+        """After which cluster time to go on; the archive's last entry must be the oplog's too."""
+        remove_before(self._folder)
+        reach = head(self._folder)
+        if reach is None:
+            # A writer that was killed between a segment and the first head has left a segment that nobody has read.
+            for segment in listed(self._folder):
+                segment.path.unlink()
+                segment.images_path.unlink(missing_ok=True)
+            return ClusterTime(self._source.oldest()[0] - 1) if self._begin is None else self._begin
+        found = [segment for segment in listed(self._folder) if segment.until > reach.start]
+        edge = max((segment.until for segment in found), default=reach.until)
+        if edge < reach.until:
+            raise SourceError(
+                f"the archive {self._folder} ends at {edge}, and was written up to {reach.until}: a segment is missing",
+                hint="Bring the file back; if it is lost, archive into another directory",
+            )
+        if found:
+            self._compare(found[-1])
+        return edge
+
+    def _compare(self, newest: Segment) -> None:
+        reader = SegmentReader(newest)
+        if not reader.row_groups:
+            return
+        entry: bytes = reader.column(reader.row_groups - 1, "entry")[-1].as_py()
+        time_ = ClusterTime(int(reader.times(reader.row_groups - 1)[-1]))
+        oldest, _ = self._source.oldest()
+        if oldest <= time_ and self._source.entries([time_]) != [entry]:
+            raise SourceError(
+                f"the oplog of {self._source.name} is not the one that was archived: its entry at {time_} is another",
+                hint="Archive into a new directory",
+            )
+
+    # -- the reading thread ---------------------------------------------------------------------------------------
+
+    def _read(self, after: ClusterTime) -> None:
+        tail = self._source.tail(after, await_ms=_AWAIT_MS)
+        try:
+            for batch in tail:
+                self._queue.put(batch)
+                if self._failure is not None or self._stopped.is_set():
+                    return
+                if self._last is not None and batch.high_water >= self._last:
+                    return
+        finally:
+            tail.close()
+
+    # -- the writing thread ---------------------------------------------------------------------------------------
+
+    def _write(self, after: ClusterTime) -> None:
+        try:
+            while (edge := self._write_segment(after)) is not None:
+                after = edge
+        except BaseException as error:  # noqa: BLE001  it is raised in the thread that called run
+            self._failure = error
+            while self._queue.get() is not None:
+                pass
+
+    def _write_segment(self, after: ClusterTime) -> ClusterTime | None:
+        """One segment of what comes; where the next one begins, ``None`` when nothing more comes."""
+        with SegmentWriter(self._folder, after) as segment, ImagesWriter(self._folder, after) as images:
+            edge = looked = after
+            unlooked = 0
+            begun: float | None = None
+            more = True
+            while more:
+                batch = self._queue.get()
+                if batch is None:
+                    more = False
+                    break
+                edge = max(edge, batch.high_water)
+                if batch.raw:
+                    begun = begun or time.monotonic()
+                    segment.add(batch.raw)
+                    self.written.bytes += len(batch.raw)
+                    unlooked += len(batch.raw)
+                self.written.read = edge
+                if unlooked >= ROW_GROUP_BYTES:
+                    self._add_images(images, looked, edge)
+                    looked, unlooked = edge, 0
+                if segment.bytes >= self._limits.bytes or (
+                    begun is not None and time.monotonic() - begun >= self._limits.seconds
+                ):
+                    break
+            if segment.bytes:
+                self._add_images(images, looked, edge)
+                self._publish(segment, images, after, edge)
+                after = edge
+        return after if more else None
+
+    def _add_images(self, images: ImagesWriter, after: ClusterTime, until: ClusterTime) -> None:
+        if self._connection is not None and after < until:
+            images.add(stored_between(self._connection, after, until))
+
+    def _publish(self, segment: SegmentWriter, images: ImagesWriter, after: ClusterTime, until: ClusterTime) -> None:
+        images.publish(self._folder / f"{after:016x}-{until:016x}.images.parquet")
+        segment.publish(until, images.count)
+        reach = head(self._folder)
+        write_json(self._folder / HEAD, Head(after if reach is None else reach.start, until).document())
+        self.written.entries += segment.entries
+        self.written.images += images.count
+        self.written.segments += 1
+        self.written.until = until
+        self.written.expired += retain(self._folder, self._retention)

@@ -1,0 +1,185 @@
+"""``tailrace archive``: keep the oplog for longer than the deployment does."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tailrace.cli.stream_arguments import parse_duration
+from tailrace.errors import SourceError, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.uri import find_uri
+
+if TYPE_CHECKING:
+    from tailrace.archive.verification import OplogReport
+    from tailrace.archive.writer import Written
+
+_DESCRIPTION = """\
+Keep a deployment's oplog for longer than the deployment does. Every oplog entry goes to DIR as it is, once, with the
+stored pre-images, in compressed Parquet files: a replica set's, or those of all shards and of the config server. Run it
+again to go on where it stopped. Change streams are read from it with "tailrace replay DIR", and with --archive DIR (or
+connect(uri, archive=DIR)) one that starts before the oplog begins.
+
+  tailrace archive URI DIR         archive until Ctrl-C or SIGTERM
+  tailrace archive status DIR      how far an archive reaches
+  tailrace archive verify DIR      read all of it, and name what is damaged or missing"""
+_WORDS: Final = ("status", "verify")
+_PROGRESS_S: Final = 10.0
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "archive",
+        help="keep the oplog for longer than the deployment does",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "uri",
+        nargs="?",
+        metavar="URI",
+        help="mongodb://... of a replica set, or of a cluster's config server or mongos; @FILE reads it from a file "
+        "(default: the environment variable TAILRACE_URI); or status, or verify",
+    )
+    parser.add_argument("directory", nargs="?", metavar="DIR", help="the archive; a new directory begins one")
+    parser.add_argument("--once", action="store_true", help="stop when all that was there at the beginning is archived")
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        choices=("oldest", "now"),
+        default="oldest",
+        help="where a new archive begins (default: with the oldest entry)",
+    )
+    parser.add_argument("--keep", metavar="30d", help="delete segments that are older (s, m, h, d; default: never)")
+    parser.add_argument(
+        "--keep-bytes", metavar="500g", help="delete the oldest segments beyond this size, each oplog's"
+    )
+    parser.add_argument(
+        "--segment-bytes", metavar="256m", default="256m", help="close a file at so many bytes of entries"
+    )
+    parser.add_argument(
+        "--segment-seconds", metavar="N", type=float, default=60.0, help="or after so long (default: 60)"
+    )
+    parser.add_argument("--no-pre-images", action="store_true", help="leave out config.system.preimages")
+    parser.set_defaults(run=run, positionals=("uri", "directory"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code. Raises TailraceError."""
+    if args.uri in _WORDS:
+        if args.directory is None:
+            raise UsageError(f"tailrace archive {args.uri} needs the archive's directory")
+        return _report(Path(args.directory), reads_all=args.uri == "verify")
+    if args.directory is None or args.directory in _WORDS:
+        raise UsageError("the archive's directory is missing", hint=f"tailrace archive {args.directory or 'URI'} DIR")
+    return _record(args)
+
+
+def _record(args: argparse.Namespace) -> int:
+    from tailrace.archive.recorder import ArchivePolicy, Recorder  # noqa: PLC0415  so that --help does not load it
+    from tailrace.archive.retention import Retention  # noqa: PLC0415
+    from tailrace.archive.writer import SegmentLimits  # noqa: PLC0415
+    from tailrace.source.connection import open_client  # noqa: PLC0415
+    from tailrace.source.topology import Cluster  # noqa: PLC0415
+
+    keep = None if args.keep is None else parse_duration("--keep", args.keep)
+    policy = ArchivePolicy(
+        from_oldest=args.begin == "oldest",
+        once=args.once,
+        images=not args.no_pre_images,
+        limits=SegmentLimits(_size(args.segment_bytes, "--segment-bytes"), args.segment_seconds),
+        retention=Retention(keep, None if args.keep_bytes is None else _size(args.keep_bytes, "--keep-bytes")),
+    )
+    uri = find_uri(args.uri)
+    with open_client(uri) as client:
+        cluster = Cluster.discover(client, uri, {})
+        recorder = Recorder(client, cluster, Path(args.directory), policy)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: recorder.stop())
+        begun = time.monotonic()
+        try:
+            recorder.run(_progress(begun), every_s=_PROGRESS_S)
+        finally:
+            _print_progress(recorder.statistics(), begun)
+            if cluster is not None:
+                cluster.close()
+    return 0
+
+
+def _progress(begun: float) -> Callable[[dict[str, Written]], None]:
+    return lambda written: _print_progress(written, begun)
+
+
+def _print_progress(written: dict[str, Written], begun: float) -> None:
+    entries = sum(one.entries for one in written.values())
+    size = sum(one.bytes for one in written.values())
+    seconds = max(0.001, time.monotonic() - begun)
+    reached = [one.until for one in written.values() if one.until]
+    behind = f", on disk up to {_moment(min(reached))}" if reached else ""
+    expired = sum(one.expired for one in written.values())
+    gone = f", {expired} expired segments deleted" if expired else ""
+    print(
+        f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}",
+        file=sys.stderr,
+    )
+
+
+def _report(folder: Path, *, reads_all: bool) -> int:
+    from tailrace.archive.verification import status, verify  # noqa: PLC0415
+
+    def read(path: Path) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[Kreading {path.name}", end="", file=sys.stderr)
+
+    reports = verify(folder, read) if reads_all else status(folder)
+    if reads_all and sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    for report in reports:
+        _print_report(report)
+    faults = [fault for report in reports for fault in report.faults]
+    for fault in faults:
+        print(f"damaged: {fault}")
+    if faults:
+        raise SourceError(f"the archive {folder} has {len(faults)} fault{'s' if len(faults) > 1 else ''}")
+    if reads_all:
+        print("whole: every file is what was written, and none is missing")
+    return 0
+
+
+def _print_report(report: OplogReport) -> None:
+    if report.after is None or report.until is None:
+        print(f"{report.name}: nothing archived yet")
+        return
+    images = f", {report.images:,} pre-images" if report.images else ""
+    print(
+        f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
+        f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}\n"
+        f"  from {_moment(ClusterTime(report.after + 1))}\n  to   {_moment(report.until)}"
+    )
+
+
+def _moment(time_: ClusterTime) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(time_.seconds))} UTC ({time_.seconds},{time_.increment})"
+
+
+def _bytes(count: int) -> str:
+    size: float = count
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _size(text: str, flag: str) -> int:
+    number, unit = text.rstrip("kKmMgGtT"), text[len(text.rstrip("kKmMgGtT")) :].lower()
+    if not number.isdigit() or unit not in _UNITS or int(number) == 0:
+        raise UsageError(f"{flag} {text} is no size", hint="Such as 256m or 2g")
+    return int(number) * _UNITS[unit]
