@@ -4,6 +4,7 @@
     python -m tests.differential.fuzz --seeds 1-50 --ops 2000        many, in one server
     python -m tests.differential.fuzz --seeds 1-9999 --ops 500 --until-minutes 60
     python -m tests.differential.fuzz --seed 7 --version 4.4.2       a server of another version
+    python -m tests.differential.fuzz --seed 7 --archive             ours from an archive of the oplog
 
 Exit code 1 when anything differs. The last line gives operations, streams, events and bytes compared.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -28,7 +30,13 @@ from tailrace.source.mongod import MongodSource
 from tests.differential import cases
 from tests.differential.compare import Bench, Case, Compared, Difference
 from tests.differential.execute import Executed, clear, execute
-from tests.differential.ours import SourceOplog, read_into_memory
+from tests.differential.ours import (
+    ArchiveOplog,
+    SourceOplog,
+    archive_of,
+    read_archive_into_memory,
+    read_into_memory,
+)
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.differential.workload import Workload
 from tests.golden.replay import MemoryOplog
@@ -91,6 +99,7 @@ class Run:
         ops: int,
         matches: int = 2,
         version: str = SERVER,
+        archive: Path | None = None,
     ) -> None:
         self.matches = matches
         self._version = version
@@ -101,8 +110,15 @@ class Run:
         self._wire = wire
         self._rng = random.Random(f"tailrace cases {seed}")
         self.executed: Executed = execute(wire, self.workload, ops)
-        self.memory: MemoryOplog = read_into_memory(wire, source, self.executed.start, self.executed.end)
-        self.bench = Bench(wire, self.memory, SourceOplog(source), version, self.executed.end)
+        start, end = self.executed.start, self.executed.end
+        if archive is None:
+            self.memory: MemoryOplog = read_into_memory(wire, source, start, end)
+            live = SourceOplog(source)
+        else:
+            archived = archive_of(source, archive)
+            self.memory = read_archive_into_memory(archived, source, start, end)
+            live = ArchiveOplog(archived, source)
+        self.bench = Bench(wire, self.memory, live, version, end)
         totals.operations += ops
         totals.seeds += 1
 
@@ -235,9 +251,11 @@ def run_seed(
     ops: int,
     matches: int = 2,
     version: str = SERVER,
+    archive: Path | None = None,
 ) -> None:
-    """Execute and compare one seed; every stream also with ``matches`` random ``$match`` stages."""
-    run = Run(wire, source, totals, seed=seed, ops=ops, matches=matches, version=version)
+    """Execute and compare one seed; every stream also with ``matches`` random ``$match`` stages. With ``archive``, a
+    directory, ours are read from the archive that is made there."""
+    run = Run(wire, source, totals, seed=seed, ops=ops, matches=matches, version=version, archive=archive)
     run()
     run.finish()
 
@@ -247,12 +265,14 @@ def main(arguments: list[str] | None = None) -> int:
     totals = Totals()
     reported = 0
     deadline = time.monotonic() + 60 * options.until_minutes if options.until_minutes else None
-    with server(options.version) as (wire, source):
+    with server(options.version) as (wire, source), tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder, "archive") if options.archive else None
         for seed in options.seeds:
             if deadline is not None and time.monotonic() > deadline:
                 break
             begun = time.monotonic()
-            run_seed(wire, source, totals, seed=seed, ops=options.ops, matches=options.matches, version=options.version)
+            chosen = {"ops": options.ops, "matches": options.matches, "version": options.version, "archive": archive}
+            run_seed(wire, source, totals, seed=seed, **chosen)
             print(f"seed {seed}: {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
             for text in totals.differences[reported : reported + options.show]:
                 print(text, flush=True)
@@ -274,6 +294,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", "--operations", type=int, default=2000, help="operations a seed (2000)")
     parser.add_argument("--version", default=SERVER, help=f"of the server: 4.4.2, 5.0.4 or {SERVER} (default)")
     parser.add_argument("--matches", type=int, default=2, help="random $match stages for each stream (2)")
+    parser.add_argument("--archive", action="store_true", help="read ours from an archive of the oplog")
     parser.add_argument("--until-minutes", type=float, help="begin no further seed after this time")
     parser.add_argument("--show", type=int, default=3, help="differences to print a seed (3)")
     parser.add_argument("--report", type=Path, help="append every difference to this file")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from bson.int64 import Int64
 
+from tailrace import raw_bson
+from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.archive.source import ArchiveSource
+from tailrace.archive.writer import SegmentLimits
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import Answer, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch, Request
 from tailrace.source.mongod import MongodSource
 from tests.differential.wire import Wire
-from tests.golden.replay import MemoryOplog
+from tests.golden.replay import Documents, MemoryOplog
 
 _MAJORITY = {"readConcern": {"level": "majority"}}
 
@@ -36,6 +41,58 @@ class SourceOplog:
         # Few bytes a batch where few entries are asked for: the edges between batches are what is to be tried.
         size = min(entries_max * 500, 1 << 24)
         return self._source.read(after, until, batch_bytes_max=size, oplog_filter=oplog_filter)
+
+
+class ArchiveOplog(SourceOplog):
+    """An archive as the tests' oplog; current documents are looked up live, as a stream that goes on live does."""
+
+    def __init__(self, archived: ArchiveSource, source: MongodSource) -> None:
+        super().__init__(source)
+        self._archived = archived
+
+    def answer(self, request: Request) -> Answer:
+        match request:
+            case NeedEntries(times):
+                return self._archived.entries(times)
+            case NeedPreImages(keys):
+                return self._archived.pre_images(keys)
+        return super().answer(request)
+
+    def batches(
+        self, after: ClusterTime, until: ClusterTime, entries_max: int, oplog_filter: bytes | None = None
+    ) -> Iterable[OplogBatch]:
+        size = min(entries_max * 500, 1 << 24)
+        return self._archived.read(after, until, batch_bytes_max=size, oplog_filter=oplog_filter)
+
+
+class ArchivedMemory(MemoryOplog):
+    """An archive's entries in memory, and its pre-images where they lie."""
+
+    def __init__(
+        self, entries: list[bytes], stored: list[bytes], documents: Documents, archived: ArchiveSource
+    ) -> None:
+        super().__init__(entries, stored, documents)
+        self._archived = archived
+
+    def answer(self, request: Request) -> Answer:
+        if isinstance(request, NeedPreImages):
+            return self._archived.pre_images(request.keys)
+        return super().answer(request)
+
+
+def archive_of(source: MongodSource, folder: Path) -> ArchiveSource:
+    """The archive in ``folder``, brought up to now, in segments of a few entries."""
+    policy = ArchivePolicy(once=True, limits=SegmentLimits(bytes=200_000))
+    Recorder(source.client, None, folder, policy).run()
+    return ArchiveSource(folder)
+
+
+def read_archive_into_memory(
+    archived: ArchiveSource, source: MongodSource, after: ClusterTime, until: ClusterTime
+) -> MemoryOplog:
+    """As ``read_into_memory``, of the archive."""
+    entries = [entry for batch in archived.read(after, until) for entry in raw_bson.split(batch.raw)]
+    return ArchivedMemory(entries, [], source.documents, archived)
 
 
 def read_into_memory(wire: Wire, source: MongodSource, after: ClusterTime, until: ClusterTime) -> MemoryOplog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +16,22 @@ _OPERATIONS = 250
 
 
 @pytest.mark.parametrize(
-    ("version", "seed", "matches"),
-    [(SERVER, 101, 0), (SERVER, 102, 0), (SERVER, 103, 2), ("5.0.4", 104, 1), ("4.4.2", 105, 1)],
+    ("version", "seed", "matches", "archived"),
+    [
+        (SERVER, 101, 0, False),
+        (SERVER, 102, 0, True),
+        (SERVER, 103, 2, False),
+        ("5.0.4", 104, 1, False),
+        ("4.4.2", 105, 1, True),
+    ],
 )
-def test_every_stream_of_a_random_workload_is_the_servers(version: str, seed: int, matches: int) -> None:
+def test_every_stream_of_a_random_workload_is_the_servers(
+    tmp_path: Path, version: str, seed: int, matches: int, archived: bool
+) -> None:
     totals = Totals()
+    archive = tmp_path / "archive" if archived else None
     with server(version) as sides:
-        run_seed(*sides, totals, seed=seed, ops=_OPERATIONS, matches=matches, version=version)
+        run_seed(*sides, totals, seed=seed, ops=_OPERATIONS, matches=matches, version=version, archive=archive)
     assert not totals.differences, "\n\n".join(totals.differences[:3])
     assert totals.streams >= 40
     assert totals.events >= 2000

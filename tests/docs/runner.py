@@ -32,7 +32,7 @@ _ADMIN_COMMAND = re.compile(r"db\.adminCommand\((.*?)\)\s*(?:;|$)", re.DOTALL | 
 _INSTRUCTIONS: Final = frozenset({"FROM", "RUN", "COPY", "USER", "ENV", "ENTRYPOINT", "CMD", "WORKDIR", "ARG"})
 _ENDLESS_S: Final = 1.0
 _LIMIT_S: Final = 400.0
-_EXTRAS: Final = frozenset({"spark", "icu", "embedded", "redis", "nats", "kafka", "dev"})
+_EXTRAS: Final = frozenset({"spark", "archive", "icu", "embedded", "redis", "nats", "kafka", "dev"})
 
 
 class Interpreter:

@@ -34,6 +34,7 @@ class HybridSource:
     def __init__(self, live: MongodSource, archive: ArchiveSource) -> None:
         self._live = live
         self._archive = archive
+        self._is_checked = False
         if live.name != archive.name:
             raise SourceError(
                 f"the archive is that of {archive.name}, and the deployment is {live.name}",
@@ -55,11 +56,23 @@ class HybridSource:
         return None if reaches_back(end, oldest, complete) else (end, oldest)
 
     def oldest(self) -> tuple[ClusterTime, bool]:
-        """The archive's beginning, where the two meet; otherwise the oplog's."""
+        """The archive's beginning, where the two meet; otherwise the oplog's. Raises SourceError where they are not of
+        one deployment."""
         live = self._live.oldest()
+        self._check_identity(*live)
         if self.hole is not None:
             return live
         return min(live, self._archive.oldest(), key=lambda found: found[0])
+
+    def _check_identity(self, oldest: ClusterTime, complete: bool) -> None:
+        """The archive's last entry is the oplog's too, where that holds its time or is complete from the first on."""
+        if self._is_checked:
+            return
+        last = list(self._archive.last_entries())[-1:]
+        time = entry_time(last[0]) if last else None
+        if time is not None and (complete or oldest <= time) and self._live.entries([time]) != last:
+            self._refuse_seam(time)
+        self._is_checked = True
 
     def read(self, after: ClusterTime, until: ClusterTime, **options: Any) -> Iterator[OplogBatch]:
         """See OplogSource."""
@@ -114,7 +127,8 @@ class HybridSource:
                 f"The archive ends at {end} and the oplog of {self._live.name} begins at {oldest}: what lies between "
                 "is lost. Start behind it, and let 'tailrace archive' run without such pauses"
             )
-        archived = [entry for entry in self._archive.last_entries() if oldest <= entry_time(entry) <= end]
+        # An oplog that is complete from its first entry on must hold all of them.
+        archived = [entry for entry in self._archive.last_entries() if complete or oldest <= entry_time(entry)]
         if not archived:
             return
         begin = ClusterTime(entry_time(archived[0]) - 1)
@@ -143,7 +157,7 @@ class HybridSource:
 
     def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
         """The stored pre-images, and the archived ones where the server has let them expire."""
-        found = self._live.pre_images(keys)
+        found = list(self._live.pre_images(keys))
         missing = [place for place, image in enumerate(found) if image is None]
         for place, image in zip(missing, self._archive.pre_images([keys[place] for place in missing]), strict=True):
             found[place] = image

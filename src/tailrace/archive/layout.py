@@ -36,7 +36,7 @@ _TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Segment:
+class ArchiveSegment:
     """A file with every entry of one oplog with ``after`` < ts <= ``until``."""
 
     after: ClusterTime
@@ -50,7 +50,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Reach:
     """How far an oplog's archive reaches: every entry with ``start`` < ts <= ``until``."""
 
     start: ClusterTime
@@ -160,7 +160,7 @@ def oplog_name(folder: Path) -> str:
     return unquote(folder.name)
 
 
-def head(folder: Path) -> Head | None:
+def head(folder: Path) -> Reach | None:
     """How far the archive of one oplog reaches; ``None`` where nothing was archived yet. Raises SourceError."""
     try:
         found = read_json(folder / HEAD)
@@ -172,10 +172,10 @@ def head(folder: Path) -> Head | None:
         raise SourceError(error.message) from None
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{folder / HEAD} is damaged: {error!r}") from None
-    return Head(start, until)
+    return Reach(start, until)
 
 
-def segments(folder: Path) -> list[Segment]:
+def segments(folder: Path) -> list[ArchiveSegment]:
     """The segments of one oplog in order, checked: none is missing between the first and the last that the head names.
 
     Raises SourceError that says which range is not there.
@@ -202,7 +202,7 @@ def missing(folder: Path, after: ClusterTime, until: ClusterTime) -> SourceError
     )
 
 
-def listed(folder: Path) -> list[Segment]:
+def listed(folder: Path) -> list[ArchiveSegment]:
     """The segments that are there, whole or not, in order."""
     found = []
     try:
@@ -213,11 +213,13 @@ def listed(folder: Path) -> list[Segment]:
         match = _SEGMENT.fullmatch(name)
         if match is not None:
             after, until, digest = match.groups()
-            found.append(Segment(ClusterTime(int(after, 16)), ClusterTime(int(until, 16)), digest, folder / name))
+            found.append(
+                ArchiveSegment(ClusterTime(int(after, 16)), ClusterTime(int(until, 16)), digest, folder / name)
+            )
     return sorted(found)
 
 
-def first_hole(reach: Head, found: list[Segment]) -> tuple[ClusterTime, ClusterTime] | None:
+def first_hole(reach: Reach, found: list[ArchiveSegment]) -> tuple[ClusterTime, ClusterTime] | None:
     """The first range that the head promises and no segment holds."""
     edge = reach.start
     for segment in found:

@@ -9,7 +9,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 import bson
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
 
+_CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 _FIELDS: Final = {"op": 0, "ns": 1}
 
 
@@ -17,7 +20,10 @@ def passing(oplog_filter: bytes | None) -> Callable[[str, str], bool] | None:
     """Says of an operation and a namespace whether such an entry may pass; ``None`` where all may."""
     if oplog_filter is None:
         return None
-    query = bson.decode(oplog_filter)
+    try:
+        query = bson.decode(oplog_filter, codec_options=_CODEC)
+    except (BSONError, ValueError, OverflowError, RecursionError):
+        return None  # values of a user's that Python does not have
 
     @lru_cache(maxsize=65536)
     def passes(operation: str, namespace: str) -> bool:

@@ -20,7 +20,7 @@ from tailrace.archive.layout import (
     oplog_folder,
 )
 from tailrace.archive.retention import Retention
-from tailrace.archive.writer import OplogWriter, SegmentLimits, Written
+from tailrace.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits
 from tailrace.durable import write_json, writing
 from tailrace.errors import TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
@@ -31,6 +31,7 @@ from tailrace.source.topology import Cluster, ShardAddress
 
 #: How often config.shards is looked at for shards that come and go.
 _MEMBERS_S: Final = 5.0
+_UNAUTHORIZED: Final = 13
 
 _log = logging.getLogger("tailrace.archive")
 
@@ -70,10 +71,11 @@ class Recorder:
         self._writers: dict[str, OplogWriter] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._failure: TailraceError | None = None
+        self._running = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
-    def statistics(self) -> dict[str, Written]:
+    def statistics(self) -> dict[str, ArchiveProgress]:
         """What each oplog's writer has done so far."""
         with self._lock:
             return {name: writer.written for name, writer in self._writers.items()}
@@ -82,7 +84,9 @@ class Recorder:
         """End, with everything published that was read. From any thread or signal handler."""
         self._ended.set()
 
-    def run(self, on_progress: Callable[[dict[str, Written]], None] | None = None, *, every_s: float = 5.0) -> None:
+    def run(
+        self, on_progress: Callable[[dict[str, ArchiveProgress]], None] | None = None, *, every_s: float = 5.0
+    ) -> None:
         """Archive until ``stop``, or with ``once`` to the present. Raises TailraceError."""
         description = self._begin()
         try:
@@ -91,8 +95,6 @@ class Recorder:
                     on_progress(self.statistics())
                 if self._cluster is not None and not self._policy.once:
                     description = self._follow_members(description)
-                if not any(thread.is_alive() for thread in list(self._threads.values())):
-                    break
         finally:
             self._end()
         if self._failure is not None:
@@ -187,6 +189,7 @@ class Recorder:
         thread = threading.Thread(target=self._run, args=(name, writer), name=f"tailrace-archive-{name}", daemon=True)
         with self._lock:
             self._writers[name] = writer
+            self._running += 1
         self._threads[name] = thread
         thread.start()
 
@@ -194,9 +197,16 @@ class Recorder:
         try:
             writer.run()
         except TailraceError as error:
+            if error.code == _UNAUTHORIZED and writer.reads_images:
+                error.hint = f"{error.hint or ''} Or leave them out: --no-pre-images".strip()
             with self._lock:
                 self._failure = self._failure or (error if self._cluster is None else on_shard(error, name))
             self._ended.set()
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._ended.set()
 
     def _end(self) -> None:
         for writer in self._writers.values():

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.archive.layout import HEAD, IMAGES, Head, Segment, head, listed
+from tailrace.archive.layout import HEAD, IMAGES, ArchiveSegment, Reach, head, listed
 from tailrace.durable import write_json, writing
 
 
@@ -18,7 +18,7 @@ class Retention:
     seconds: float | None = None
     bytes: int | None = None
 
-    def expired(self, found: list[Segment], now: float) -> list[Segment]:
+    def expired(self, found: list[ArchiveSegment], now: float) -> list[ArchiveSegment]:
         """The oldest of these segments, as many as may go."""
         count = 0
         if self.seconds is not None:
@@ -31,7 +31,7 @@ class Retention:
         return found[:count]
 
 
-def _size(segment: Segment) -> int:
+def _size(segment: ArchiveSegment) -> int:
     images = segment.images_path
     return segment.path.stat().st_size + (images.stat().st_size if images.exists() else 0)
 
@@ -43,7 +43,7 @@ def retain(folder: Path, retention: Retention) -> int:
         return 0
     expired = retention.expired([segment for segment in listed(folder) if segment.until > reach.start], time.time())
     if expired:
-        write_json(folder / HEAD, Head(expired[-1].until, reach.until).document())
+        write_json(folder / HEAD, Reach(expired[-1].until, reach.until).document())
     remove_before(folder)
     return len(expired)
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.archive.columns import SCHEMA, raw_entries, record_batch
-from tailrace.archive.layout import Segment
+from tailrace.archive.layout import ArchiveSegment
 from tailrace.durable import publish_file, sync_file, writing
 from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -80,7 +80,7 @@ class SegmentWriter:
             with writing(self._temporary):
                 self._writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
 
-    def publish(self, until: ClusterTime, images: int) -> Segment:
+    def publish(self, until: ClusterTime, images: int) -> ArchiveSegment:
         """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images`` is how many
         pre-images lie beside it."""
         self._write()
@@ -99,7 +99,7 @@ class SegmentWriter:
             digest = digest_of(self._temporary)
             path = self._folder / f"{self._after:016x}-{until:016x}-{digest}.parquet"
             publish_file(self._temporary, path)
-        return Segment(self._after, until, digest, path)
+        return ArchiveSegment(self._after, until, digest, path)
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +167,7 @@ def digest_of(path: Path) -> str:
 class SegmentReader:
     """A segment's entries by row groups. Raises SourceError where the file cannot be read or is damaged."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: ArchiveSegment) -> None:
         self.segment = segment
         try:
             self._file = pq.ParquetFile(segment.path, memory_map=True)
@@ -267,7 +267,7 @@ class SegmentReader:
         return found
 
 
-def images_of(segment: Segment, keys: Sequence[PreImageKey]) -> dict[PreImageKey, bytes]:
+def images_of(segment: ArchiveSegment, keys: Sequence[PreImageKey]) -> dict[PreImageKey, bytes]:
     """Those of the pre-images that lie beside a segment."""
     if not segment.images_path.exists():
         return {}

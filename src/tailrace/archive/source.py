@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tailrace.archive.layout import Segment, existing, oplog_folder, segments
+from tailrace.archive.layout import ArchiveSegment, existing, oplog_folder, segments
 from tailrace.archive.passing import passing
 from tailrace.archive.segment import SegmentReader, images_of
 from tailrace.errors import SourceError, UsageError
@@ -37,7 +37,7 @@ class ArchiveSource:
             raise UsageError(f"{folder} has no oplog {name}", hint=f"It has {', '.join(self.description.oplogs)}")
         self._name = name
         self._folder = oplog_folder(self._root, name)
-        self._segments: list[Segment] = []
+        self._segments: list[ArchiveSegment] = []
         #: The segment that was read last: entries and images are asked for in runs.
         self._reader: SegmentReader | None = None
         self.refresh()
@@ -61,7 +61,7 @@ class ArchiveSource:
         """Every entry later than this, up to ``newest``, is there."""
         return self._some_segments()[0].after
 
-    def _some_segments(self) -> list[Segment]:
+    def _some_segments(self) -> list[ArchiveSegment]:
         if not self._segments:
             raise SourceError(
                 f"the archive {self._root} holds no entry of {self._name} yet", hint="Let 'tailrace archive' run first"
@@ -120,7 +120,7 @@ class ArchiveSource:
 
     def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
         """Those that were still kept when their operations were archived."""
-        by_segment: dict[Segment, list[PreImageKey]] = {}
+        by_segment: dict[ArchiveSegment, list[PreImageKey]] = {}
         for key in keys:
             segment = self._segment_of(key.cluster_time)
             if segment is not None:
@@ -170,14 +170,14 @@ class ArchiveSource:
         if not reaches_back(after, oldest, complete):
             raise history_lost(f"The archive {self._root} begins at {oldest}: start there or later")
 
-    def _segment_of(self, time: ClusterTime) -> Segment | None:
+    def _segment_of(self, time: ClusterTime) -> ArchiveSegment | None:
         return next((segment for segment in self._segments if segment.after < time <= segment.until), None)
 
     def _entry(self, time: ClusterTime) -> bytes | None:
         segment = self._segment_of(time)
         return None if segment is None else self._opened(segment).entry(time)
 
-    def _opened(self, segment: Segment) -> SegmentReader:
+    def _opened(self, segment: ArchiveSegment) -> SegmentReader:
         reader = self._reader
         if reader is None or reader.segment != segment:
             reader = self._reader = SegmentReader(segment)

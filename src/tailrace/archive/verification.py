@@ -11,7 +11,7 @@ import numpy as np
 from tailrace.archive.layout import (
     HEAD,
     IMAGES,
-    Segment,
+    ArchiveSegment,
     existing,
     first_hole,
     head,
@@ -77,7 +77,7 @@ def _report(root: Path, name: str, on_segment: Callable[[Path], None] | None) ->
     return report
 
 
-def _add(report: OplogReport, segment: Segment, *, whole: bool) -> None:
+def _add(report: OplogReport, segment: ArchiveSegment, *, whole: bool) -> None:
     try:
         report.bytes += segment.path.stat().st_size
         reader = SegmentReader(segment)
@@ -96,7 +96,7 @@ def _add(report: OplogReport, segment: Segment, *, whole: bool) -> None:
         report.faults.append(error.message if isinstance(error, SourceError) else f"{segment.path}: {error}")
 
 
-def _faults(segment: Segment, reader: SegmentReader, images: int) -> Iterator[str]:
+def _faults(segment: ArchiveSegment, reader: SegmentReader, images: int) -> Iterator[str]:
     if digest_of(segment.path) != segment.digest:
         yield f"{segment.path} is not what was written: its digest is another"
         return
@@ -122,7 +122,7 @@ def _faults(segment: Segment, reader: SegmentReader, images: int) -> Iterator[st
         images_of(segment, [])
 
 
-def _add_strangers(report: OplogReport, folder: Path, found: list[Segment]) -> None:
+def _add_strangers(report: OplogReport, folder: Path, found: list[ArchiveSegment]) -> None:
     """Files that nobody needs: what a killed writer has left goes when the next one begins, others are named."""
     known = {segment.path.name for segment in listed(folder)} | {segment.images_path.name for segment in found}
     for path in sorted(folder.iterdir()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tailrace.archive.layout import HEAD, LOCK, Head, Segment, head, listed
+from tailrace.archive.layout import HEAD, LOCK, ArchiveSegment, Reach, head, listed
 from tailrace.archive.pre_images import stored_between
 from tailrace.archive.retention import Retention, remove_before, retain
 from tailrace.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentReader, SegmentWriter
@@ -34,7 +34,7 @@ class SegmentLimits:
 
 
 @dataclass(slots=True)
-class Written:
+class ArchiveProgress:
     """What one oplog's writer has done since it began. Times are cluster times; ``until`` is on the device."""
 
     entries: int = 0
@@ -77,12 +77,18 @@ class OplogWriter:
         self._connection = Connection(source.client) if images else None
         self._stopped = threading.Event()
         self._queue: queue.Queue[OplogBatch | None] = queue.Queue(_QUEUE)
+        self._all_read = False
         self._failure: BaseException | None = None
-        self.written = Written()
+        self.written = ArchiveProgress()
 
     def stop(self) -> None:
-        """Publish what was read and end. From any thread."""
+        """Publish what was read and end, also where no member can be reached. From any thread."""
         self._stopped.set()
+        self._source.interrupt()
+
+    @property
+    def reads_images(self) -> bool:
+        return self._connection is not None
 
     def end_at(self, until: ClusterTime) -> None:
         """End when everything up to ``until`` is archived: the shard is one no longer. From any thread."""
@@ -98,10 +104,16 @@ class OplogWriter:
                 )
             after = self._position()
             self.written.read = self.written.until = after
+            if self._connection is not None:
+                # Who may not read them is told now, and not when the first segment is full.
+                stored_between(self._connection, after, after)
             worker = threading.Thread(target=self._write, args=(after,), name="tailrace-archive", daemon=True)
             worker.start()
             try:
                 self._read(after)
+            except SourceError:
+                if not self._stopped.is_set():  # what is interrupted may say so
+                    raise
             finally:
                 self._queue.put(None)
                 worker.join()
@@ -129,14 +141,15 @@ class OplogWriter:
             self._compare(found[-1])
         return edge
 
-    def _compare(self, newest: Segment) -> None:
+    def _compare(self, newest: ArchiveSegment) -> None:
         reader = SegmentReader(newest)
         if not reader.row_groups:
             return
         entry: bytes = reader.column(reader.row_groups - 1, "entry")[-1].as_py()
         time_ = ClusterTime(int(reader.times(reader.row_groups - 1)[-1]))
-        oldest, _ = self._source.oldest()
-        if oldest <= time_ and self._source.entries([time_]) != [entry]:
+        oldest, complete = self._source.oldest()
+        # An oplog that is complete from its first entry on would hold it too, were it the same.
+        if (complete or oldest <= time_) and self._source.entries([time_]) != [entry]:
             raise SourceError(
                 f"the oplog of {self._source.name} is not the one that was archived: its entry at {time_} is another",
                 hint="Archive into a new directory",
@@ -164,8 +177,16 @@ class OplogWriter:
                 after = edge
         except BaseException as error:  # noqa: BLE001  it is raised in the thread that called run
             self._failure = error
-            while self._queue.get() is not None:
+            while self._next_batch() is not None:
                 pass
+
+    def _next_batch(self) -> OplogBatch | None:
+        """What was read next; ``None`` when nothing more comes, however often that is asked."""
+        if not self._all_read:
+            batch = self._queue.get()
+            self._all_read = batch is None
+            return batch
+        return None
 
     def _write_segment(self, after: ClusterTime) -> ClusterTime | None:
         """One segment of what comes; where the next one begins, ``None`` when nothing more comes."""
@@ -175,7 +196,7 @@ class OplogWriter:
             begun: float | None = None
             more = True
             while more:
-                batch = self._queue.get()
+                batch = self._next_batch()
                 if batch is None:
                     more = False
                     break
@@ -207,7 +228,7 @@ class OplogWriter:
         images.publish(self._folder / f"{after:016x}-{until:016x}.images.parquet")
         segment.publish(until, images.count)
         reach = head(self._folder)
-        write_json(self._folder / HEAD, Head(after if reach is None else reach.start, until).document())
+        write_json(self._folder / HEAD, Reach(after if reach is None else reach.start, until).document())
         self.written.entries += segment.entries
         self.written.images += images.count
         self.written.segments += 1

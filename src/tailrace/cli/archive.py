@@ -16,8 +16,9 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
+    from tailrace.archive.recorder import Recorder
     from tailrace.archive.verification import OplogReport
-    from tailrace.archive.writer import Written
+    from tailrace.archive.writer import ArchiveProgress
 
 _DESCRIPTION = """\
 Keep a deployment's oplog for longer than the deployment does. Every oplog entry goes to DIR as it is, once, with the
@@ -101,8 +102,8 @@ def _record(args: argparse.Namespace) -> int:
     with open_client(uri) as client:
         cluster = Cluster.discover(client, uri, {})
         recorder = Recorder(client, cluster, Path(args.directory), policy)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: recorder.stop())
+        _stop_at_signals(recorder)
+        print(f"tailrace: archiving into {args.directory}", file=sys.stderr)
         begun = time.monotonic()
         try:
             recorder.run(_progress(begun), every_s=_PROGRESS_S)
@@ -113,11 +114,23 @@ def _record(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(begun: float) -> Callable[[dict[str, Written]], None]:
+def _stop_at_signals(recorder: Recorder) -> None:
+    """The first signal ends cleanly; a second one ends at once."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
+        recorder.stop()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+
+
+def _progress(begun: float) -> Callable[[dict[str, ArchiveProgress]], None]:
     return lambda written: _print_progress(written, begun)
 
 
-def _print_progress(written: dict[str, Written], begun: float) -> None:
+def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
     entries = sum(one.entries for one in written.values())
     size = sum(one.bytes for one in written.values())
     seconds = max(0.001, time.monotonic() - begun)

@@ -58,6 +58,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_uri_argument(parser)
     add_stream_arguments(parser)
+    parser.add_argument(
+        "--archive",
+        metavar="DIR",
+        help="a replica set's archive ('tailrace archive'), for a start that lies before the oplog's beginning",
+    )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     parser.add_argument(
         "--server-version", metavar="V", help="make the events of this version (default: the deployment's)"
@@ -75,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
-    with connect(find_uri(args.uri), engine=args.engine, server_version=args.server_version) as client:
+    with connect(
+        find_uri(args.uri), engine=args.engine, server_version=args.server_version, archive=args.archive
+    ) as client:
         if args.until == "now":
             until.time = operation_time(client)
         await_ms = args.max_await_time_ms

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, Self, cast
 
 from bson.codec_options import CodecOptions, TypeRegistry
@@ -47,6 +48,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
     engine: Engine = "oplog",
     server_version: str | None = None,
     tail_window_bytes: int = WINDOW_BYTES,
+    archive: str | Path | None = None,
     **kwargs: Any,
 ) -> Client[Any]:
     """A client for a replica set or a sharded cluster: takes what ``pymongo.MongoClient`` takes, in the same order.
@@ -59,6 +61,8 @@ def connect(  # noqa: PLR0917  PyMongo's order
                         version (docs/reference/server-versions.md)
     ``tail_window_bytes``  how much of an oplog's end is kept in memory for streams that read it together
                         (docs/design/tail.md)
+    ``archive``  engine "oplog", a replica set: the directory of its archive (``tailrace archive``), from which a stream
+                 begins that starts before the oplog does
     ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 
     Raises what PyMongo raises where the URI or an option cannot be used, as UsageError too; no error holds a password.
@@ -74,6 +78,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
         engine=engine,
         server_version=server_version,
         tail_window_bytes=tail_window_bytes,
+        archive=archive,
         **kwargs,
     )
 
@@ -168,11 +173,12 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
         engine: Engine = "oplog",
         server_version: str | None = None,
         tail_window_bytes: int = WINDOW_BYTES,
+        archive: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
         arguments = Arguments(host, port, kwargs)
-        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes)
+        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes, archive)
         arguments.construct(
             super().__init__,
             document_class=document_class,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, cast
 
 from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, InvalidOperation
@@ -15,9 +16,10 @@ from tailrace.client.change_stream import ChangeStream, OplogChangeStream, check
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.sharded_stream import ShardedChangeStream
-from tailrace.errors import ServerError
+from tailrace.errors import ChangeStreamHistoryLost, ServerError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import chosen_profile
+from tailrace.oplog.history import history_lost
+from tailrace.plan.profile import ServerProfile, chosen_profile
 from tailrace.source.connection import Reader
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.mongod import MongodSource
@@ -57,7 +59,14 @@ class WatchedDeployment:
     being read. May be used from several threads.
     """
 
-    def __init__(self, arguments: Arguments, engine: Engine, server_version: str | None, window_bytes: int) -> None:
+    def __init__(
+        self,
+        arguments: Arguments,
+        engine: Engine,
+        server_version: str | None,
+        window_bytes: int,
+        archive: str | Path | None = None,
+    ) -> None:
         if engine not in ENGINES:
             raise refused(f"there is no engine {engine!r}", ValueError, f"One of: {', '.join(ENGINES)}")
         if server_version is not None and engine == "server":
@@ -68,6 +77,13 @@ class WatchedDeployment:
             )
         if arguments.shards and engine == "server":
             raise refused("a server's own stream is opened at one URI", ConfigurationError, "Give that of the mongos")
+        if archive is not None and (arguments.shards or engine == "server"):
+            raise refused(
+                "an archive goes with the oplog of one replica set, and with no other engine",
+                ConfigurationError,
+                "Leave it out",
+            )
+        self._archive = archive
         with driver_errors():
             self.profile = None if server_version is None else chosen_profile(server_version)
         self.engine: Engine = engine
@@ -93,8 +109,17 @@ class WatchedDeployment:
             checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
             if readers.cluster is not None:
+                if self._archive is not None:
+                    raise refused(
+                        "a cluster's live oplogs are not joined with an archive",
+                        ConfigurationError,
+                        "Read the archive alone: tailrace replay",
+                    )
                 shared = readers.shard_tails.of_scope(request.scope)
                 return ShardedChangeStream(readers.cluster, readers.client, request, self.profile, shared)
+            if self._archive is not None:
+                live = MongodSource(readers.client)
+                return _open_with_archive(live, self._archive, request, self.profile)
             source = TailedSource(readers.client, readers.tail, request.scope)
             return OplogChangeStream(source, request, self.profile)
 
@@ -166,3 +191,24 @@ def check_read_concern(target: Any) -> None:
         f"readConcern: {level}",
         code=72,
     )
+
+
+def _open_with_archive(
+    live: MongodSource, folder: str | Path, request: WatchRequest, profile: ServerProfile | None
+) -> ChangeStream:
+    """A stream whose start may lie before the oplog's beginning. Raises 286 with the hole's two ends where the archive
+    and the oplog do not meet."""
+    from tailrace.archive.hybrid import HybridSource  # noqa: PLC0415  not without pyarrow
+    from tailrace.archive.source import ArchiveSource  # noqa: PLC0415
+
+    source = HybridSource(live, ArchiveSource(folder))
+    try:
+        return OplogChangeStream(cast(MongodSource, source), request, profile)  # it answers as one
+    except ChangeStreamHistoryLost:
+        hole = source.hole
+        if hole is None:
+            raise
+        raise history_lost(
+            f"The archive ends at {hole[0]} and the oplog begins at {hole[1]}: what lies between is lost. Start behind "
+            "it, and let 'tailrace archive' run without such pauses"
+        ) from None
