@@ -32,7 +32,7 @@ _SLICE_OF = {
     "sync": _SLICE,
     "async": _SLICE.replace("TestCollectionChangeStream", "TestAsyncCollectionAsyncChangeStream"),
 }
-_OUTCOME = re.compile(r"^\S*::(\S+?)::(.+?) (PASSED|FAILED|SKIPPED|ERROR)", re.MULTILINE)
+_OUTCOME = re.compile(r"^\S*::(\S+?)::(.+?)(?: <- \S+)? (PASSED|FAILED|SKIPPED|ERROR)", re.MULTILINE)
 
 
 def outcomes(engine: str, flavour: str, uri: str, directory: Path, select: str = "") -> dict[str, str]:
