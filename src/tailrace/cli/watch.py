@@ -110,12 +110,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what: str) -> None:
+    from tailrace.client.patience import try_next_patiently  # noqa: PLC0415  as in run()
+
     first, found_nothing = stream.resume_token, False
     shown = None if first is None else bytes(first.raw)
     quiet_since: float | None = time.monotonic()
     try:
         while stream.alive and not until.all_counted and not _is_past(stream, until, first if found_nothing else None):
-            event = stream.try_next()
+            event = try_next_patiently(stream)
             found_nothing = event is None
             if event is None:
                 writer.flush()

@@ -19,10 +19,12 @@ from pymongo.synchronous import change_stream as pymongo_change_stream
 
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
+from tailrace.client.commands import telling_refusals
+from tailrace.client.oplog_resume import OplogResume
 from tailrace.client.request import WatchRequest
 from tailrace.client.statistics import StreamStatistics
 from tailrace.client.turn import Turn
-from tailrace.errors import UsageError
+from tailrace.errors import TailraceError, UsageError
 from tailrace.event.event_block import OPERATION_TYPES, EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.explain import explain
@@ -197,10 +199,11 @@ class BlockChangeStream(ChangeStream):
                 return event
         except _CANNOT_DECODE as error:
             self._refuse_to_decode(error)
-        while self.alive:
-            event = self._awaited()
-            if event is not None:
-                return event
+        with time_limit_of(self._client):  # rule 31: of the whole call
+            while self.alive:
+                event = self._awaited()
+                if event is not None:
+                    return event
         raise StopIteration
 
     __next__ = next
@@ -221,10 +224,9 @@ class BlockChangeStream(ChangeStream):
                 try:
                     last = self._look()
                     self._turn.check()
-                except TimeLimitError:
-                    raise
-                except BaseException:
-                    self.close()
+                except BaseException as error:
+                    if not self._leaves_open(error):
+                        self.close()
                     raise
             if last is not None:
                 return self._decoded(last)
@@ -232,6 +234,10 @@ class BlockChangeStream(ChangeStream):
             return next(self._ready, None)
         except _CANNOT_DECODE as error:
             self._refuse_to_decode(error)
+
+    def _leaves_open(self, error: BaseException) -> bool:
+        """Whether the stream goes on after an error (rule 31)."""
+        return isinstance(error, TimeLimitError)
 
     def _refill(self) -> bool:
         """Make the next events of the block ready; False where it has none. Two threads may come here at a time."""
@@ -318,17 +324,23 @@ class OplogChangeStream(BlockChangeStream):
     ) -> None:
         options = checked_options(request)
         scope = options.scope
-        if scope.database is not None and scope.collection is not None:
-            source.refuse_view(scope.database, scope.collection)
         self._source = source
-        plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
-        stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
+        with telling_refusals(request):
+            if scope.database is not None and scope.collection is not None:
+                source.refuse_view(scope.database, scope.collection)
+            plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
+            stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
         super().__init__(source.client, request, stream, partial(_close_all, self._open))
         self._answers = answers_of(source)
+        self._resume = OplogResume(source.client, request)
+        self._has_given = False
+        #: The events of the commands that somebody is told of.
+        self._told: list[bytes] = []
         self._tail = partial(
             source.tail,
+            on_error=self._resume.on_error,
             await_ms=max(1, int(self._await_s * 1000)),
             batch_size=request.batch_size or _READ_ENTRIES,
             comment=request.comment,
@@ -339,6 +351,18 @@ class OplogChangeStream(BlockChangeStream):
         #: Events of that batch so far, and their bytes.
         self._given, self._given_bytes = 0, 0
         self._read_up_to = plan.read_after or ClusterTime(0)
+        self._open_read()
+
+    def _open_read(self) -> None:
+        """The first reply, with what is there already: what cannot be read is told by ``watch`` itself."""
+        try:
+            with time_limit_of(self._client):
+                self._stream.feed(ONE_OPLOG, self._read())
+        except BaseException:
+            self.close()
+            raise
+        if self._resume.commands is not None:
+            self._resume.commands.answered(self.resume_token, [])
 
     def _begun(self, plan: Plan) -> Plan:
         oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
@@ -355,9 +379,27 @@ class OplogChangeStream(BlockChangeStream):
         sent = None if document["oplogQuery"] is None else self._filter_choice.asks
         return {**document, "oplogQuerySent": sent}
 
+    def _leaves_open(self, error: BaseException) -> bool:
+        return super()._leaves_open(error) or error is self._resume.kept
+
+    def _look(self) -> bytes | None:
+        commands = self._resume.commands
+        if commands is None:
+            return super()._look()
+        self._told = []
+        try:
+            last = super()._look()
+        except TailraceError as error:
+            commands.failed(error)
+            raise
+        commands.answered(self.resume_token, self._told)
+        return last
+
     def _next_block(self) -> EventBlock | None:
         block = next(drive(self._stream, self._answers), None)
         if block is not None:
+            if self._resume.commands is not None:
+                self._told += block.events()
             self._given += len(block)
             self._given_bytes += block.size
         return block
@@ -380,13 +422,27 @@ class OplogChangeStream(BlockChangeStream):
             self._oplog_filter = wanted
             self._open.append(self._tail(self._read_up_to, oplog_filter=wanted))
         try:
-            batch = next(self._open[0])
-        except TimeLimitError:
-            self._open.clear()
+            while True:
+                self._resume.reads(self._token_given(), has_given=self._has_given)
+                batch = next(self._open[0])
+                if not self._resume.is_to_resume():
+                    break
+        except BaseException as error:
+            if error is not self._resume.kept:
+                self._open.clear()
             raise
         self._read_up_to = batch.high_water
         self._batch = batch
         return batch
+
+    def _forget_block(self) -> None:
+        self._has_given |= self._events is not None and self._events.token is not None
+        super()._forget_block()
+
+    def close(self) -> None:
+        if self._resume.commands is not None:
+            self._resume.commands.close()
+        super().close()
 
 
 def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from pymongo.errors import ConfigurationError, InvalidOperation
 from tailrace.client import kernel_loader
 from tailrace.client.arguments import Arguments, refused
 from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
+from tailrace.client.commands import telling_refusals
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.sharded_stream import ShardedChangeStream
@@ -106,7 +107,8 @@ class WatchedDeployment:
                     'Use engine="server"',
                 )
             check_read_concern(request.target)
-            checked_options(request)  # what is wrong with the call is said without connecting
+            with telling_refusals(request):
+                checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
             if readers.cluster is not None:
                 if self._archive is not None:

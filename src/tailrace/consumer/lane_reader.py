@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tailrace.client.change_stream import ChangeStream
+from tailrace.client.patience import try_next_patiently
 from tailrace.consumer.lane_queue import Item, LaneQueue
 from tailrace.consumer.rules.lane_key import outline
 from tailrace.consumer.rules.lanes import LanePlan, least
@@ -66,7 +67,7 @@ class LaneReader(threading.Thread):
         with self._open_stream(begin) as stream:
             self._stream = stream
             while stream.alive and self._queues:
-                event = stream.try_next()
+                event = try_next_patiently(stream)
                 if event is not None:
                     self._dispatch(event.raw)
                 if self._stopping.is_set():

@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 
 from tailrace.client.change_stream import ChangeStream
 from tailrace.client.client import client_of, operation_time
+from tailrace.client.patience import try_next_patiently
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules.need import CloseStream, FindStart, Need, OpenStream, PullChange, Pulled, TakeSnapshot
 from tailrace.consumer.rules.position import StreamPosition
@@ -100,7 +101,7 @@ class Watching:
         stream = self._stream
         if stream is None:
             raise InternalError("there is no stream to pull from")
-        event = stream.try_next()
+        event = try_next_patiently(stream)
         if event is None:
             return Pulled(None, stream.resume_token, alive=stream.alive)
         return Pulled(event, event["_id"], invalidate=event["operationType"] == "invalidate")

@@ -8,9 +8,9 @@ answers. How cursors behave at the end of the oplog and under truncation is meas
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -36,6 +36,9 @@ AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
 _AWAIT_MS_MAX: Final = 10_000
 _SAME_MEMBER_TRIES: Final = 10
+
+#: Decides what follows a failed command.
+OnError: TypeAlias = Callable[[PyMongoError], None]
 
 
 class _Position(NamedTuple):
@@ -149,7 +152,15 @@ class MongodSource:
                 yield batch
 
     def _window(
-        self, position: _Position, until: ClusterTime, window: Window, backoff: Backoff, bytes_max: int, **extra: Any
+        self,
+        position: _Position,
+        until: ClusterTime,
+        window: Window,
+        backoff: Backoff,
+        bytes_max: int,
+        *,
+        on_error: OnError | None = None,
+        **extra: Any,
     ) -> Iterator[tuple[_Position, OplogBatch]]:
         """The entries of one window after ``position``, each batch with the position that it leads to. The last one
         leads to the window's end, unless the reading was cut off: then it is empty and leads nowhere."""
@@ -163,7 +174,7 @@ class MongodSource:
                         yield position, batch
         except PyMongoError as error:
             window.shrink()
-            self._connection.endure(error, backoff, self.name)
+            self._after(error, backoff, on_error)
             yield position, OplogBatch(b"", position.after)
             return
         if position.after < end:
@@ -179,10 +190,14 @@ class MongodSource:
         oplog_filter: bytes | None = None,
         batch_size: int | None = None,
         comment: Any = None,
+        on_error: OnError | None = None,
     ) -> Generator[OplogBatch, None, None]:
         """See OplogSource. While no member can be read it keeps trying, and gives an empty batch after each attempt.
+        The first batch comes at once: what there is already, or nothing.
 
-        ``batch_size`` bounds the entries and ``comment`` marks the commands of the oplog cursor.
+        ``batch_size`` bounds the entries and ``comment`` marks the commands of the oplog cursor. ``on_error`` is called
+        in place of waiting when a command has failed: where it returns, an empty batch is given, and the read is opened
+        again when the next one is asked for; what it raises ends the iterator.
         """
         position = _Position(after, None, reached=after <= self.newest())
         backoff = self._connection.new_backoff(for_ever=True)
@@ -193,7 +208,9 @@ class MongodSource:
                 # A tailable cursor on a long stretch of which the filter passes nothing would not answer for minutes.
                 until = self._newest()[0] if oplog_filter is not None else position.after
                 while position.after < until:
-                    for reached, batch in self._window(position, until, window, backoff, batch_bytes_max, **extra):
+                    for reached, batch in self._window(
+                        position, until, window, backoff, batch_bytes_max, on_error=on_error, **extra
+                    ):
                         if self._connection.interrupted:
                             return
                         position = reached
@@ -213,8 +230,14 @@ class MongodSource:
                                 position = _Position(seen, None, reached=True)
                             yield OplogBatch(b"", position.after)
             except PyMongoError as error:
-                self._connection.endure(error, backoff, self.name)
+                self._after(error, backoff, on_error)
                 yield OplogBatch(b"", position.after)
+
+    def _after(self, error: PyMongoError, backoff: Backoff, on_error: OnError | None) -> None:
+        if on_error is None:
+            self._connection.endure(error, backoff, self.name)
+        else:
+            on_error(error)
 
     def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:
         """The entries at exactly these times, ``None`` where the oplog has none."""

@@ -13,7 +13,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.request import OplogBatch
 from tailrace.source.batch import BATCH_BYTES_MAX
-from tailrace.source.mongod import AWAIT_MS, MongodSource
+from tailrace.source.mongod import AWAIT_MS, MongodSource, OnError
 from tailrace.source.time_limit import remaining_s
 from tailrace.tail.segment import TailPlace
 from tailrace.tail.shared_tail import SharedTail
@@ -78,8 +78,9 @@ class TailedSource(MongodSource):
         oplog_filter: bytes | None = None,
         batch_size: int | None = None,
         comment: Any = None,
+        on_error: OnError | None = None,
     ) -> Generator[OplogBatch, None, None]:
-        """See OplogSource and MongodSource."""
+        """See OplogSource and MongodSource. ``on_error`` is called for what fails in reads of the stream's own."""
         place = self._place = self._shared.enter(self._scope, after, self._on_ready)
         options: dict[str, Any] = {
             "await_ms": await_ms,
@@ -87,8 +88,11 @@ class TailedSource(MongodSource):
             "oplog_filter": oplog_filter,
             "batch_size": batch_size,
             "comment": comment,
+            "on_error": on_error,
         }
         try:
+            if place.joined and (batch := self._shared.wait(place, 0.0)) is not None:
+                yield batch  # at once, as a cursor's first reply comes
             while not self.interrupted:
                 yield from self._from_window(place, await_ms / 1000)
                 if not self.interrupted:

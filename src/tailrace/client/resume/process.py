@@ -45,12 +45,12 @@ class ResumeProcess:
         #: Rules 23 and 28: where a stream without a token begins again.
         self._time = start.start_at_operation_time
         self._uses_start_after = start.start_after is not None
-        self._was_opened = False
+        self.was_opened = False
 
     def start_options(self) -> dict[str, Any]:
         """Rule 28: the starting point that the next aggregate sends, by the server's name; the others are left out.
         Before the first reply, and where nothing better is known, what the caller has said."""
-        if not self._was_opened:
+        if not self.was_opened:
             return self._start.options()
         if self.token is not None:
             return {"startAfter" if self._uses_start_after else "resumeAfter": self.token}
@@ -65,7 +65,7 @@ class ResumeProcess:
         ``batch_token``     the reply's ``postBatchResumeToken``, ``None`` where it has none
         ``operation_time``  the reply's ``operationTime``
         """
-        self._was_opened = True
+        self.was_opened = True
         if is_empty and batch_token is not None:
             self.token = batch_token  # rule 18
         elif is_empty and self.token is None and self._time is None:

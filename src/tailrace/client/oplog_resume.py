@@ -1,0 +1,89 @@
+"""What follows a failure of one stream's read of the oplog: the rules of the drivers, kept by who plays the server too.
+
+A read of the oplog stands for the server's cursor: opening it is the aggregate, every later reply is a getMore's. The
+tail goes on from the last entry that it gave, so a resume misses and repeats nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bson
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+from tailrace.client.commands import commands_of
+from tailrace.client.failure import failure_of_read
+from tailrace.client.request import WatchRequest
+from tailrace.client.resume import Next, ResumeProcess, SaidStart
+from tailrace.errors import ServerError, TailraceError
+from tailrace.source.driver_error import as_driver_error
+from tailrace.source.failure import is_transient, source_error
+
+
+class OplogResume:
+    """Belongs to one stream, and does not hold it.
+
+    ``client``  the one that the oplog is read by
+    """
+
+    def __init__(self, client: MongoClient[Any], request: WatchRequest) -> None:
+        self._client = client
+        said = (request.resume_after, request.start_after, request.start_at_operation_time)
+        self._process = ResumeProcess(SaidStart(*said))
+        self._failed: PyMongoError | None = None
+        self._follows = Next.RESUME
+        #: Whether the read is to be opened: at first, and after a failure.
+        self._opening = True
+        #: The last error that has left the stream open.
+        self.kept: BaseException | None = None
+        #: Told of the commands that the server's stream would have sent; ``None`` where nobody listens.
+        self.commands = commands_of(request)
+
+    def reads(self, token: bytes, *, has_given: bool) -> None:
+        """The stream is about to read; ``token`` is its resume token, ``has_given`` whether it has given an event."""
+        commands = self.commands
+        if commands is None:
+            return
+        if not self._opening:
+            commands.get_more()
+            return
+        # Rule 28: where the read goes on, as a driver would say it.
+        known = bson.decode(token)
+        if self._process.token is not None or self._process.was_opened:
+            self._process.found_nothing(known)
+        if has_given:
+            self._process.gives(known, is_last=True, batch_token=known)
+        commands.aggregate(self._client.primary or ("", None), self._process.start_options())
+
+    def on_error(self, error: PyMongoError) -> None:
+        """A command of the read has failed. Where this returns, the read is opened again after its last entry; the
+        end of the stream is raised (rules 24 and 25)."""
+        failure = failure_of_read(error, "aggregate" if self._opening else "getMore")
+        self._failed, self._follows = error, self._process.failed(failure)
+        self._opening = True
+        if self.commands is not None:
+            self.commands.failed(error)
+        if self._follows is Next.END:
+            self._failed = None
+            raise self._ending(error, failure.labels) from None
+
+    def is_to_resume(self) -> bool:
+        """After each batch: whether it is none, but the sign that the read is opened again now (rule 26). Raises the
+        error that leaves the stream open."""
+        error, self._failed = self._failed, None
+        if error is None:
+            if self._opening:
+                self._opening = False
+                self._process.opened(is_empty=True, batch_token=None, operation_time=None)
+            return False
+        if self._follows is Next.RESUME:
+            return True
+        self.kept = source_error(error, self._client)
+        raise self.kept
+
+    def _ending(self, error: PyMongoError, labels: frozenset[str]) -> TailraceError:
+        if isinstance(error, OperationFailure) and is_transient(error):
+            message = str((error.details or {}).get("errmsg") or error)
+            return as_driver_error(ServerError(message, code=error.code, labels=labels), error)
+        return source_error(error, self._client)
