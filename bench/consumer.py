@@ -1,0 +1,199 @@
+"""How many changes a second does a listener handle, beside the usual loop on PyMongo?
+
+    python bench/consumer.py [--changes 4000] [--rounds 3] [--cases ...]
+
+The loop is what people write: ``for change in collection.watch(resume_after=token)``, the handler, then one
+``update_one`` that keeps the resume token, with majority write concern, after every change. Beside it listeners with 1
+and 4 partitions, with a commit after every change and after every 100, whose handler does nothing, or one small write
+(``update_one`` by ``_id``, write concern 1), plain or with the commit in one transaction. Each case is a fresh process
+over the same ``--changes`` inserts (ten times as many where commits are rare); counted from the first change handled to
+the last. Sides take turns, ``--rounds`` times; medians are printed, and the ratio to the loop with the same handler.
+
+Bars: with 4 partitions at least 3 times the loop; with commits of 100 at least 10 times. Exit status 1 where one is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Final, NamedTuple
+
+import bson
+import pymongo
+from pymongo import WriteConcern
+
+
+class Case(NamedTuple):
+    """``partitions`` 0: the loop. ``work``: nothing, write, transaction."""
+
+    partitions: int
+    every: int
+    work: str
+    bar: float | None = None
+
+
+CASES: Final = {
+    "nothing, loop": Case(0, 1, "nothing"),
+    "nothing, 1 partition": Case(1, 1, "nothing"),
+    "nothing, 4 partitions": Case(4, 1, "nothing", 3),
+    "nothing, 1 partition, commits of 100": Case(1, 100, "nothing", 10),
+    "nothing, 4 partitions, commits of 100": Case(4, 100, "nothing", 10),
+    "write, loop": Case(0, 1, "write"),
+    "write, 1 partition": Case(1, 1, "write"),
+    "write, 4 partitions": Case(4, 1, "write", 3),
+    "write, 1 partition, commits of 100": Case(1, 100, "write"),
+    "write, 4 partitions, commits of 100": Case(4, 100, "write"),
+    "transaction, loop": Case(0, 1, "transaction"),
+    "transaction, 1 partition": Case(1, 1, "transaction"),
+    "transaction, 4 partitions": Case(4, 1, "transaction"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default="", help="only those whose name has this in it")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(run_child(json.loads(args.child))))
+        return 0
+    from tailrace.embedded import ReplicaSet  # noqa: PLC0415  the children must not pay for it
+
+    cases = {name: case for name, case in CASES.items() if args.cases in name or case.partitions == 0}
+    with ReplicaSet(1, oplog_size_mb=2048) as members:
+        fill(members.uri, args.changes)
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+        for turn in range(args.rounds):
+            for name, case in cases.items():
+                found[name].append(measured(members.uri, case, args.changes, turn))
+    print(f"{args.changes:,} changes, {os.cpu_count()} cores, medians of {args.rounds}")
+    print(f"{'':40}{'changes/s':>10}{'ratio':>8}{'client CPU us':>15}  bar")
+    good = True
+    for name, case in cases.items():
+        rate, cpu = (statistics.median(one[what] for one in found[name]) for what in ("rate", "cpu_us"))
+        loop = statistics.median(one["rate"] for one in found[f"{case.work}, loop"])
+        met = case.bar is None or rate / loop >= case.bar
+        good = good and met
+        bar = "" if case.bar is None else f"{case.bar:g}" + ("" if met else "  missed")
+        print(f"{name:40}{rate:>10,.0f}{rate / loop:>8.1f}{cpu:>15,.0f}  {bar}")
+    return 0 if good else 1
+
+
+def fill(uri: str, changes: int) -> None:
+    """The changes, in a collection for cases with a commit each and in one for cases with few."""
+    with pymongo.MongoClient[Any](uri) as client:
+        for name, count in (("orders", changes), ("many", 10 * changes)):
+            for first in range(0, count, 1000):
+                documents = [{"_id": bson.ObjectId(), "n": n, "name": "x" * 200} for n in range(first, first + 1000)]
+                client["shop"][name].insert_many(documents)
+
+
+def measured(uri: str, case: Case, changes: int, turn: int) -> dict[str, float]:
+    count = changes if case.every == 1 else 10 * changes
+    job = {"uri": uri, "case": case._asdict(), "changes": count, "name": f"{turn}-{'-'.join(map(str, case))}"}
+    run = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)], check=True, stdout=subprocess.PIPE)
+    answer: dict[str, float] = json.loads(run.stdout)
+    print(f"{job['name']}: {answer['rate']:,.0f}/s", file=sys.stderr)
+    return answer
+
+
+# ── a child: one case ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Meter:
+    """From the first change handled to the last."""
+
+    def __init__(self, changes: int) -> None:
+        self.left = changes
+        self.changes = changes
+        self.ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def count(self) -> None:
+        with self._lock:
+            if self.left == self.changes:
+                self.begin, self.cpu = time.monotonic(), time.process_time()
+            self.left -= 1
+            if self.left == 0:
+                seconds, cpu = time.monotonic() - self.begin, time.process_time() - self.cpu
+                self.result = {"rate": self.changes / seconds, "cpu_us": cpu / self.changes * 1e6}
+                self.ended.set()
+
+
+def run_child(job: dict[str, Any]) -> dict[str, float]:
+    case, meter = Case(**job["case"]), Meter(job["changes"])
+    collection = "orders" if case.every == 1 else "many"
+    with pymongo.MongoClient[Any](job["uri"]) as client:
+        client["effects"].drop_collection("customers")
+        client["effects"].create_collection("customers")
+        (run_loop if case.partitions == 0 else run_listener)(client, collection, case, meter, job)
+    return meter.result
+
+
+def run_loop(client: pymongo.MongoClient[Any], collection: str, case: Case, meter: Meter, job: dict[str, Any]) -> None:
+    tokens = client["tailrace"].get_collection("tokens", write_concern=WriteConcern("majority"))
+    effects = client["effects"]["customers"]
+    query, first = {"_id": job["name"]}, client["local"]["oplog.rs"].find_one({"ns": f"shop.{collection}"})
+    tokens.update_one(query, {"$set": {"token": None}}, upsert=True)
+    assert first is not None
+    with client["shop"][collection].watch(start_at_operation_time=first["ts"]) as stream:
+        for change in stream:
+            key = change["documentKey"]["_id"]
+            if case.work == "transaction":
+                with (
+                    client.start_session() as session,
+                    session.start_transaction(write_concern=WriteConcern("majority")),
+                ):
+                    effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True, session=session)
+                    client["tailrace"]["tokens"].update_one(query, {"$set": {"token": change["_id"]}}, session=session)
+            else:
+                if case.work == "write":
+                    effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True)
+                tokens.update_one(query, {"$set": {"token": change["_id"]}})
+            meter.count()
+            if meter.ended.is_set():
+                return
+
+
+def run_listener(
+    client: pymongo.MongoClient[Any], collection: str, case: Case, meter: Meter, job: dict[str, Any]
+) -> None:
+    import tailrace  # noqa: PLC0415  the loop must not pay for it
+    from tailrace.consumer import Change, Listener, MongoLeaseStore  # noqa: PLC0415
+
+    effects = client["effects"]["customers"]
+
+    def handle(change: Change) -> None:
+        if case.work == "transaction":
+            with change.transaction() as session:
+                key = (change.document_key or {})["_id"]
+                effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True, session=session)
+        elif case.work == "write":
+            effects.update_one({"_id": (change.document_key or {})["_id"]}, {"$set": {"n": 1}}, upsert=True)
+        meter.count()
+
+    with (
+        tailrace.connect(job["uri"]) as watched,
+        Listener(
+            watched["shop"][collection],
+            handle,
+            resource=job["name"],
+            store=MongoLeaseStore(client["tailrace"]["leases"]),
+            partitions=case.partitions,
+            commit_every=case.every,
+        ),
+    ):
+        meter.ended.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
