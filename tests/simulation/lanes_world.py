@@ -1,0 +1,422 @@
+"""Processes that share lanes, under one seeded scheduler: the logic is the real one (``rules.lane_group``,
+``rules.listener``, ``rules.lane_turn``); store, stream, targets and clock are simulated.
+
+Every need is performed and answered in steps of their own, so that a process can be paused or killed before a step, or
+between a step and its answer; answers of the store are lost now and then, done or not done. Processes come with
+different wishes for the number of lanes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import bson
+from bson.timestamp import Timestamp
+
+from tailrace.consumer.lane_store import LaneStore
+from tailrace.consumer.memory_lease_store import MemoryLeaseStore
+from tailrace.consumer.rules.commit_policy import CommitPolicy
+from tailrace.consumer.rules.errors import Fenced, LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.keeper import keep
+from tailrace.consumer.rules.lane_group import LaneGroupLogic
+from tailrace.consumer.rules.lane_key import PlacedEvent
+from tailrace.consumer.rules.lane_need import (
+    FindBeginning,
+    GiveLease,
+    HoldLease,
+    ReadRecords,
+    Record,
+    RunLanes,
+    TakeLease,
+    WriteRecord,
+)
+from tailrace.consumer.rules.lane_turn import BarrierReached, LaneTurn
+from tailrace.consumer.rules.lanes import BARRIER_LANE, LanePlan, lane_position, lane_resource, order_of
+from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.consumer.rules.need import (
+    AcquireLease,
+    CloseStream,
+    CommitPosition,
+    HandleChange,
+    KeepLease,
+    OpenStream,
+    Outcome,
+    Pause,
+    PullChange,
+    RefreshLease,
+    ReleaseLease,
+)
+from tailrace.consumer.rules.position import StreamPosition
+from tailrace.event.resume_token import ResumeToken
+
+RESOURCE: Final = "orders"
+LEASE_S: Final = 10.0
+_UUID = bytes(16)
+
+
+class InvariantBrokenError(AssertionError):
+    """What must never happen has happened."""
+
+
+@dataclass(frozen=True)
+class SimulatedEvent:
+    """The ``number``-th event: the ``n``-th of its ``key``, or a barrier (no key)."""
+
+    number: int
+    key: int | None
+    n: int
+    token: Mapping[str, Any]
+    order: bytes
+    is_invalidate: bool = False
+
+    @property
+    def is_barrier(self) -> bool:
+        return self.key is None
+
+    @property
+    def event(self) -> SimulatedEvent:
+        return self
+
+    @property
+    def placed(self) -> PlacedEvent:
+        return PlacedEvent(self.order, self.key)
+
+
+def events_of(rng: random.Random, count: int, keys: int, barriers: int) -> list[SimulatedEvent]:
+    at = set(rng.sample(range(count), barriers))
+    counted: dict[int | None, int] = defaultdict(int)
+    events = []
+    for number in range(count):
+        key = None if number in at else rng.randrange(keys)
+        counted[key] += 1
+        token = bson.decode(ResumeToken((number + 2) << 32, uuid=_UUID).to_bson())
+        events.append(SimulatedEvent(number, key, counted[key], token, token["_data"].encode()))
+    return events
+
+
+@dataclass
+class Rules:
+    """What a mutant replaces."""
+
+    turn: type[LaneTurn] = LaneTurn
+    is_done: Callable[[LanePlan, PlacedEvent], bool] = LanePlan.is_done
+    fences_generations: bool = True
+    group: type[LaneGroupLogic] = LaneGroupLogic
+
+
+class Actor:
+    """One generator of needs: performs the need in hand, and answers it one step later."""
+
+    def __init__(self, world: World, steps: Generator[Any, Outcome, Any], perform: Callable[[Any], Any]) -> None:
+        self._world, self._steps, self._perform = world, steps, perform
+        self._need = None
+        self._outcome: Outcome | None = None
+        self.wakes = 0.0
+        self.ended = False
+        self.error: BaseException | None = None
+
+    def step(self) -> None:
+        now = self._world.now
+        if self._need is not None and self._outcome is None:
+            self._outcome = self._performed(self._need, now)
+            if isinstance(self._need, Pause):
+                self.wakes = now + self._need.seconds
+            return
+        try:
+            outcome, self._outcome = self._outcome, None
+            if outcome is None:
+                self._need = next(self._steps)
+            else:
+                self._need = self._steps.send(Outcome(outcome.asked, now, outcome.value, outcome.error))
+        except StopIteration:
+            self.ended = True
+        except (LeaseLost, LeaseStoreUnavailable) as error:
+            self.ended, self.error = True, error
+
+    def _performed(self, need: Any, now: float) -> Outcome:
+        world = self._world
+        is_asked = isinstance(
+            need,
+            ReadRecords | TakeLease | HoldLease | WriteRecord | AcquireLease | RefreshLease | CommitPosition,
+        )
+        lost = is_asked and world.has_faults and world.rng.random() < 0.04
+        try:
+            if lost and world.rng.random() < 0.5:
+                raise LeaseStoreUnavailable("the request was lost")
+            value = self._perform(need)
+            if lost:
+                raise LeaseStoreUnavailable("the answer was lost")
+        except InvariantBrokenError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the logic judges it
+            return Outcome(now, now, None, error)
+        return Outcome(now, now, value)
+
+
+class Lane:
+    """One lane at work in a process: the real listener's logic over the simulated stream."""
+
+    def __init__(self, world: World, process: Process, plan: LanePlan, lane: int) -> None:
+        self.world, self.process, self.plan, self.lane = world, process, plan, lane
+        self.store = LaneStore(
+            world.store,
+            RESOURCE,
+            plan,
+            lane,
+            unavailable=self.stop,
+            committed=lambda *_: None,  # type: ignore[arg-type]
+        )
+        settings = ListenerSettings(
+            resource=f"{RESOURCE}/{lane}",
+            lease_seconds=LEASE_S,
+            commits=CommitPolicy(world.commit_every, idle_seconds=20.0),
+        )
+        self.logic = ListenerLogic(settings)
+        self.actor = Actor(world, self.logic.steps(), self.perform)
+        self.next = 0
+        self.turn: LaneTurn | None = None
+        self.mark: Mapping[str, Any] | None = None
+        process.actors.append(self.actor)
+
+    def stop(self) -> None:
+        self.logic.stopping = True
+
+    def perform(self, need: Any) -> Any:
+        match need:
+            case AcquireLease():
+                return self.store.acquire(RESOURCE, self.process.name, LEASE_S)
+            case RefreshLease():
+                return self.store.refresh(need.lease, LEASE_S)
+            case CommitPosition():
+                return self.world.committed(self, need.lease, need.position)
+            case ReleaseLease():
+                return self.store.release(need.lease)
+            case KeepLease():
+                self.process.actors.append(Actor(self.world, keep(need.ownership, LEASE_S), self.perform))
+                return None
+            case OpenStream():
+                return self.open(need.position)
+            case PullChange():
+                return self.pull()
+            case HandleChange():
+                return self.handle(need)
+            case CloseStream() | Pause():
+                return None
+        raise InvariantBrokenError(f"unexpected: {need}")
+
+    def open(self, position: StreamPosition) -> None:
+        first = self.world.places(self.plan)[0]
+        begin = min(order_of(position), first) if self.lane != BARRIER_LANE else order_of(position)
+        self.done = order_of(position)
+        self.next = sum(event.order <= begin for event in self.world.events)
+        self.turn = self.world.rules.turn(self.lane, self.done, lambda: self.world.places(self.plan))
+
+    def pull(self) -> Any:
+        assert self.turn is not None
+        item = None
+        self.mark = None
+        while not self.turn.is_waiting and self.next < self.world.written:
+            event = self.world.events[self.next]
+            self.next += 1
+            mine = event.is_barrier or event.key % self.plan.lanes == self.lane
+            is_open = event.is_barrier or event.order > self.done
+            if mine and is_open and not self.world.rules.is_done(self.plan, event.placed):
+                item = event
+                break
+            if event.order > self.done:
+                self.mark = event.token
+        return self.turn.pull(item, lambda: self.mark)
+
+    def handle(self, need: HandleChange) -> bool:
+        event = need.event
+        if isinstance(event, BarrierReached):
+            return False
+        if self.world.in_transaction:
+            self.world.committed(self, need.lease, need.position)
+        self.world.affect(event, self.plan, self.lane, need.lease.version)
+        return self.world.in_transaction
+
+
+@dataclass
+class Process:
+    """One process: the group's logic, the lanes that it works on, and what keeps their leases."""
+
+    world: World
+    name: str
+    lanes: int
+    actors: list[Actor] = field(default_factory=list)
+    works: dict[int, Lane] = field(default_factory=dict)
+    frozen_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.logic = self.world.rules.group(RESOURCE, self.name, self.lanes, LEASE_S)
+        self.actors.append(Actor(self.world, self.logic.steps(), self.perform))
+
+    def perform(self, need: Any) -> Any:
+        store = self.world.store
+        match need:
+            case ReadRecords():
+                now = store.now()
+                read = [store.read(resource) for resource in need.resources]
+                return tuple(None if lease is None else Record(lease, lease.is_free(now)) for lease in read)
+            case TakeLease():
+                return store.acquire(need.resource, self.name, LEASE_S)
+            case HoldLease():
+                return store.refresh(need.lease, LEASE_S)
+            case WriteRecord():
+                return store.commit(need.lease, need.document, LEASE_S)
+            case GiveLease():
+                return store.release(need.lease)
+            case FindBeginning():
+                lease = store.acquire(RESOURCE, self.name, LEASE_S)
+                if lease is not None:
+                    if lease.position is None:
+                        store.commit(lease, StreamPosition(at=Timestamp(1, 0)).to_document(), LEASE_S)
+                    store.release(lease)
+                return None
+            case RunLanes():
+                return self.run_lanes(need)
+            case Pause():
+                return None
+        raise InvariantBrokenError(f"unexpected: {need}")
+
+    def run_lanes(self, need: RunLanes) -> frozenset[int]:
+        for lane, work in list(self.works.items()):
+            if work.actor.ended:
+                if work.actor.error is not None and not isinstance(work.actor.error, LeaseLost):
+                    raise InvariantBrokenError(f"a lane ended: {work.actor.error}")
+                del self.works[lane]
+            elif lane not in need.lanes:
+                work.stop()
+        for lane in sorted(need.lanes - self.works.keys()):
+            self.works[lane] = Lane(self.world, self, need.plan, lane)
+        return frozenset(self.works)
+
+
+class World:
+    """``run()`` to the end, or InvariantBrokenError."""
+
+    def __init__(self, seed: int, *, in_transaction: bool, rules: Rules | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.in_transaction = in_transaction
+        self.rules = rules or Rules()
+        self.commit_every = self.rng.choice((1, 1, 3))
+        self.now = 0.0
+        self.has_faults = True
+        self.store = MemoryLeaseStore(lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now))
+        self.events = events_of(self.rng, 40, 6, self.rng.choice((0, 1, 2, 3)))
+        self.written = 5
+        self.effects: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.handled: set[int] = set()
+        self.fences: dict[int, dict[str, int]] = defaultdict(dict)
+        self.positions: dict[str, bytes] = {}
+        self.processes: list[Process] = []
+        self.started = 0
+
+    # What lanes do to the world
+
+    def places(self, plan: LanePlan) -> list[bytes]:
+        places = []
+        for lane in range(plan.lanes):
+            name = lane_resource(RESOURCE, plan, lane)
+            lease = self.store.read(name)
+            places.append(order_of((None if lease is None else lane_position(lease.position, name)) or plan.start))
+        return places
+
+    def committed(self, lane: Lane, lease: Any, position: StreamPosition) -> Any:
+        written = lane.store.commit(lease, position.to_document(), LEASE_S)
+        name, place = lane_resource(RESOURCE, lane.plan, lane.lane), order_of(position)
+        if place < self.positions.get(name, b""):
+            raise InvariantBrokenError(f"the position of {name} went back")
+        self.positions[name] = place
+        return written
+
+    def affect(self, event: SimulatedEvent, plan: LanePlan, lane: int, version: int) -> None:
+        """A fenced write, with the marks that ``Fence`` leaves; the invariants are judged here."""
+        if event.is_barrier:
+            self._affect_barrier(event)
+            return
+        assert event.key is not None
+        marks = {f"{RESOURCE}/{lane}": version}
+        if self.rules.fences_generations:
+            marks[RESOURCE] = plan.fencing_token(0)
+        fence = self.fences[event.key]
+        if any(fence.get(name, 0) > mark for name, mark in marks.items()):
+            raise Fenced("a newer owner was there")
+        fence.update(marks)
+        seen = self.effects[event.key]
+        furthest = max((n for n, _ in seen), default=0)
+        if seen and version < seen[-1][1]:
+            raise InvariantBrokenError(
+                f"key {event.key}: an older owner's effect after a newer one's: {seen}, {event.n}"
+            )
+        if event.n > furthest + 1:
+            raise InvariantBrokenError(f"key {event.key}: out of order: {seen}, then {event.n}")
+        if seen and event.n <= seen[-1][0] and (self.in_transaction or version == seen[-1][1]):
+            raise InvariantBrokenError(f"key {event.key}: handled again: {seen}, then {event.n} by {version}")
+        if any(other.is_barrier and other.number not in self.handled for other in self.events[: event.number]):
+            raise InvariantBrokenError(f"event {event.number} was handled before a barrier in front of it")
+        seen.append((event.n, version))
+        self.handled.add(event.number)
+
+    def _affect_barrier(self, event: SimulatedEvent) -> None:
+        missing = [other.number for other in self.events[: event.number] if other.number not in self.handled]
+        if missing:
+            raise InvariantBrokenError(f"the barrier {event.number} was handled before {missing}")
+        if event.number in self.handled and self.in_transaction:
+            raise InvariantBrokenError(f"the barrier {event.number} was handled twice")
+        self.handled.add(event.number)
+
+    # The scheduler
+
+    def run(self, steps: int = 6000) -> None:
+        """Faults for a while, then none: everything is handled in the end."""
+        for _ in range(2):
+            self._start()
+        for step in range(steps):
+            if step == steps // 4:
+                self.has_faults = False
+                self.written = len(self.events)
+                for process in self.processes:
+                    process.frozen_until = 0.0
+            if self.has_faults:
+                self._torment()
+            self._step()
+            if not self.has_faults and len(self.handled) == len(self.events):
+                return
+        raise InvariantBrokenError(f"handled {len(self.handled)} of {len(self.events)} when faults were healed")
+
+    def _start(self) -> None:
+        self.started += 1
+        self.processes.append(Process(self, f"p{self.started}", self.rng.choice((1, 2, 2, 3, 4))))
+
+    def _torment(self) -> None:
+        luck = self.rng.random()
+        if luck < 0.002 and self.processes:
+            self.processes.remove(self.rng.choice(self.processes))
+        if luck > 0.994 and len(self.processes) < 3:
+            self._start()
+        if 0.010 < luck < 0.016 and self.processes:
+            self.rng.choice(self.processes).frozen_until = self.now + self.rng.uniform(0.3, 3.0) * LEASE_S
+        if luck > 0.95 and self.written < len(self.events):
+            self.written += 1
+
+    def _step(self) -> None:
+        if not self.processes:
+            self._start()
+        self.now += self.rng.uniform(0, 0.02)
+        runnable, wakes = [], []
+        for process in self.processes:
+            process.actors = [actor for actor in process.actors if not actor.ended]
+            for actor in process.actors:
+                at = max(actor.wakes, process.frozen_until)
+                (runnable if at <= self.now else wakes).append(actor if at <= self.now else at)
+        if not runnable:
+            self.now = min(wakes)
+            return
+        self.rng.choice(runnable).step()

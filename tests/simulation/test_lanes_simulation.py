@@ -1,0 +1,71 @@
+"""Lanes under the scheduler of ``lanes_world``: rebalancing, changes of their number, barriers, crashes, pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tailrace.consumer.rules import lane_group
+from tailrace.consumer.rules.lane_turn import LaneTurn
+from tests.simulation.lanes_world import InvariantBrokenError, Rules, World
+
+
+def failing_seed(seeds: range, rules: Rules | None = None) -> tuple[int, str] | None:
+    for seed in seeds:
+        for in_transaction in (False, True):
+            try:
+                World(seed, in_transaction=in_transaction, rules=rules).run()
+            except InvariantBrokenError as error:
+                return seed, str(error)
+    return None
+
+
+def test_lanes_hold_their_promises() -> None:
+    assert failing_seed(range(40)) is None
+
+
+@pytest.mark.slow
+def test_lanes_hold_their_promises_over_many_seeds() -> None:
+    assert failing_seed(range(5000)) is None
+
+
+class NoBarriers(LaneTurn):
+    """Lane 0 does not wait for the others, nor they for it."""
+
+    def __init__(self, lane: int, done: bytes, places: Any, ends: Any = None) -> None:
+        def all_far(*_: object) -> Sequence[bytes]:
+            return [b"\xff"] * 1100
+
+        super().__init__(lane, done, all_far, ends)
+
+
+class OthersDoNotWait(LaneTurn):
+    """Lane 0 waits for the others, but they go on behind the barrier."""
+
+    def _at_barrier(self, barrier: Any) -> Any:
+        pulled = super()._at_barrier(barrier)
+        self._barrier = None
+        return pulled
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(turn=NoBarriers),
+        Rules(turn=OthersDoNotWait),
+        Rules(is_done=lambda plan, event: False),
+        Rules(fences_generations=False),
+    ],
+    ids=["no barriers", "the others do not wait", "no floors", "no generation in the fence"],
+)
+def test_a_planted_fault_is_found(rules: Rules) -> None:
+    """A simulation that finds nothing shows nothing."""
+    assert failing_seed(range(1000), rules) is not None
+
+
+def test_lanes_that_are_not_sealed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_group, "sealed", lambda position: position)
+    monkeypatch.setattr(lane_group, "is_sealed", lambda position: position is None)
+    assert failing_seed(range(1000)) is not None
