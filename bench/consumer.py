@@ -6,8 +6,11 @@ The loop is what people write: ``for change in collection.watch(resume_after=tok
 ``update_one`` that keeps the resume token, with majority write concern, after every change. Beside it listeners with 1
 and 4 partitions, with a commit after every change and after every 100, whose handler does nothing, or one small write
 (``update_one`` by ``_id``, write concern 1), plain or with the commit in one transaction. Each case is a fresh process
-over the same ``--changes`` inserts (ten times as many where commits are rare); counted from the first change handled to
-the last. Sides take turns, ``--rounds`` times; medians are printed, and the ratio to the loop with the same handler.
+over the same ``--changes`` inserts (ten times as many where commits are rare), counted from the moment when a quarter
+is handled. Sides take turns, ``--rounds`` times; medians are printed, and the ratio to the loop with the same handler.
+
+The last line is about the reading alone: events a second that one process reads and divides into lanes when all but one
+of 1024 lanes belong to others. It says what a handler would have to keep up with before reading in parallel paid.
 
 Bars: with 4 partitions at least 3 times the loop; with commits of 100 at least 10 times. Exit status 1 where one is
 missed.
@@ -75,6 +78,7 @@ def main() -> int:
         for turn in range(args.rounds):
             for name, case in cases.items():
                 found[name].append(measured(members.uri, case, args.changes, turn))
+        reading = [child({"uri": members.uri, "reading": True}) for _ in range(args.rounds)]
     print(f"{args.changes:,} changes, {os.cpu_count()} cores, medians of {args.rounds}")
     print(f"{'':40}{'changes/s':>10}{'ratio':>8}{'client CPU us':>15}  bar")
     good = True
@@ -85,6 +89,8 @@ def main() -> int:
         good = good and met
         bar = "" if case.bar is None else f"{case.bar:g}" + ("" if met else "  missed")
         print(f"{name:40}{rate:>10,.0f}{rate / loop:>8.1f}{cpu:>15,.0f}  {bar}")
+    rate, cpu = (statistics.median(one[what] for one in reading) for what in ("rate", "cpu_us"))
+    print(f"{'reading for lanes of others':40}{rate:>10,.0f}{'':8}{cpu:>15,.1f}")
     return 0 if good else 1
 
 
@@ -100,9 +106,13 @@ def fill(uri: str, changes: int) -> None:
 def measured(uri: str, case: Case, changes: int, turn: int) -> dict[str, float]:
     count = changes if case.every == 1 else 10 * changes
     job = {"uri": uri, "case": case._asdict(), "changes": count, "name": f"{turn}-{'-'.join(map(str, case))}"}
+    return child(job)
+
+
+def child(job: dict[str, Any]) -> dict[str, float]:
     run = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)], check=True, stdout=subprocess.PIPE)
     answer: dict[str, float] = json.loads(run.stdout)
-    print(f"{job['name']}: {answer['rate']:,.0f}/s", file=sys.stderr)
+    print(f"{job.get('name', 'reading')}: {answer['rate']:,.0f}/s", file=sys.stderr)
     return answer
 
 
@@ -110,11 +120,11 @@ def measured(uri: str, case: Case, changes: int, turn: int) -> dict[str, float]:
 
 
 class Meter:
-    """From the first change handled to the last."""
+    """From the moment when a quarter is handled to the last change: everything is loaded and connected by then."""
 
     def __init__(self, changes: int) -> None:
         self.left = changes
-        self.changes = changes
+        self.changes = changes - changes // 4
         self.ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -130,6 +140,8 @@ class Meter:
 
 
 def run_child(job: dict[str, Any]) -> dict[str, float]:
+    if job.get("reading"):
+        return run_reading(job["uri"])
     case, meter = Case(**job["case"]), Meter(job["changes"])
     collection = "orders" if case.every == 1 else "many"
     with pymongo.MongoClient[Any](job["uri"]) as client:
@@ -193,6 +205,45 @@ def run_listener(
         ),
     ):
         meter.ended.wait()
+
+
+def run_reading(uri: str) -> dict[str, float]:
+    """The collection of many changes, twice; the second time counts."""
+    from bson.raw_bson import RawBSONDocument  # noqa: PLC0415
+
+    import tailrace  # noqa: PLC0415
+    from tailrace.consumer.lane_queue import LaneQueue  # noqa: PLC0415
+    from tailrace.consumer.lane_reader import LaneReader  # noqa: PLC0415
+    from tailrace.consumer.rules.lanes import LanePlan  # noqa: PLC0415
+    from tailrace.consumer.rules.position import StreamPosition  # noqa: PLC0415
+
+    with tailrace.connect(uri) as client:
+        first = client["local"]["oplog.rs"].find_one({"ns": "shop.many"})
+        count = client["shop"]["many"].count_documents({})
+        assert first is not None
+        begin, collection = StreamPosition(at=first["ts"]), client["shop"]["many"]
+
+        def read() -> None:
+            queue = LaneQueue(begin, events=count, size=1 << 40)
+            reader = LaneReader(
+                lambda at: collection.watch(
+                    document_class=RawBSONDocument, max_await_time_ms=50, start_at_operation_time=at.at
+                ),
+                LanePlan(1024, begin),
+                {0: queue},
+                "reading",
+            )
+            reader.start()
+            while not reader.caught_up:
+                time.sleep(0.002)
+            reader.stop()
+            reader.join()
+
+        read()
+        started, cpu = time.monotonic(), time.process_time()
+        read()
+        seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+    return {"rate": count / seconds, "cpu_us": cpu / count * 1e6}
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Ordeal:
     def __post_init__(self) -> None:
         self._client = pymongo.MongoClient[Any](self.target)
         self.effects = self._client[self.database + "_effects"]
-        self.effects["effects"].drop()
+        self._client.drop_database(self.effects.name)
         self.effects.create_collection("effects")
         self._running: list[subprocess.Popen[bytes]] = []
         self._written: dict[int, int] = dict.fromkeys(range(self.documents), 0)

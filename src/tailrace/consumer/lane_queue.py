@@ -111,7 +111,8 @@ class LaneQueue:
             if item.order > self._done or item.is_barrier:
                 self._items.append(item)
                 self._bytes += len(item.event)
-                self._changed.notify_all()
+                if len(self._items) == 1:
+                    self._changed.notify_all()
             return True
 
     def mark(self, token: Mapping[str, Any], reader: object) -> None:
@@ -149,15 +150,18 @@ class LaneQueue:
                 if self._error is not None:
                     raise self._error
                 return None
+            was_hungry = self.is_hungry
             item = self._items.popleft()
             self._bytes -= len(item.event)
-            self._changed.notify_all()
+            if not was_hungry and self.is_hungry:
+                self._changed.notify_all()
             return item
 
     def wait_for_room(self, timeout: float) -> None:
-        """Wait until an event was taken, at most so many seconds."""
+        """Wait until half of the queue is free, at most so many seconds: waking the reader for each event that is taken
+        would cost more than the event."""
         with self._changed:
-            if self._items and not self._closed:
+            if not self.is_hungry and not self._closed:
                 self._changed.wait(timeout)
 
     def close(self) -> None:
