@@ -248,7 +248,8 @@ def test_a_handler_that_raises_ends_all_lanes_before_its_change(shop: Any) -> No
     handle = seen.handler("a")
 
     def fails(change: Change) -> None:
-        if change.document_key == {"_id": 5} and len(seen.changes) > 30:
+        updated = change.event.get("updateDescription", {}).get("updatedFields", {})
+        if change.document_key == {"_id": 5} and updated.get("n") == 5:
             raise RuntimeError("no")
         handle(change)
 
