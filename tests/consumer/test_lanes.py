@@ -28,9 +28,9 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
     """A client, the database of this test, and a lease store in another."""
     name = f"lanes_{abs(hash(request.node.nodeid)) % 10**9}"
     with tailrace.connect(replica_set.uri) as client:
-        yield client, client.pymongo[name], MongoLeaseStore(client.pymongo[f"{name}_leases"]["leases"])
-        client.pymongo.drop_database(name)
-        client.pymongo.drop_database(f"{name}_leases")
+        yield client, client[name], MongoLeaseStore(client[f"{name}_leases"]["leases"])
+        client.drop_database(name)
+        client.drop_database(f"{name}_leases")
 
 
 def eventually(holds: Callable[[], Any], what: str) -> None:
