@@ -6,6 +6,9 @@ saw it, since all of them waited for that thread before they looked.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -62,6 +65,16 @@ def test_what_is_not_compiled_is_compiled_elsewhere_and_loaded_by_the_next_batch
     loader.read(1)
     assert loader.ready
     assert set(imported) == {threading.current_thread()}
+
+
+def test_the_compiling_ends_with_the_process_that_wanted_it(tmp_path: Path) -> None:
+    """A service that was killed and started in a loop had eighteen of them; tests only ended in good order."""
+    command = [sys.executable, "-c", kernel_loader._COMPILE, *sys.path]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    compiling = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
+    assert compiling.stdin is not None
+    compiling.stdin.close()  # what the system does for a process that is killed
+    assert compiling.wait(300) == 1
 
 
 @pytest.mark.parametrize("content", ["", "\0", "no such directory"])

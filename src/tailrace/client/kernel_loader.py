@@ -27,9 +27,12 @@ from tailrace import kernel
 BYTES_MIN: Final = 1 << 18
 
 _MODULES: Final = tuple(f"tailrace.kernel.{name}" for name in ("reply", "look_up", "entry_index", "fast_path", "merge"))
-#: Says where numba keeps what it compiled.
+#: Says where numba keeps what it compiled. Its standard input ends with the process that started it, and so does it: a
+#: service that is killed and started again and again would otherwise gather them.
 _COMPILE: Final = (
-    f"import os, sys; os.nice(5); sys.path[:] = sys.argv[1:]; import {', '.join(_MODULES)};"
+    "import os, sys, threading; os.nice(5); sys.path[:] = sys.argv[1:];"
+    "threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start();"
+    f"import {', '.join(_MODULES)};"
     "from tailrace.kernel import transform; print(transform.transform.stats.cache_path)"
 )
 
@@ -111,9 +114,11 @@ class _KernelLoader:
             if self._ending:
                 return False
             self._compiling = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
-        cache, _ = self._compiling.communicate()
+        assert self._compiling.stdout is not None
+        cache = self._compiling.stdout.read()  # not communicate(), which would close its standard input first
+        self._compiling.wait()
         if self._compiling.returncode != 0:
             return False
         with suppress(OSError):
