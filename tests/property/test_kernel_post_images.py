@@ -90,7 +90,7 @@ def _made(documents: list[bytes], diffs: list[bytes]) -> list[bytes | None]:
     """What the kernel makes of each; ``None`` where the delta has an error."""
     made = transform_batch(b"".join(map(entry_of, diffs)), SETTINGS)
     assert len(made) == len(diffs)
-    after, wrong = after_deltas(made, Field.holding(len(made), np.arange(len(made)), list(documents)))
+    after, wrong = after_deltas(made, Field.holding(len(made), [(np.arange(len(made)), list(documents))]))
     images = [after.data[start:end].tobytes() for start, end in zip(after.start, after.end, strict=True)]
     return [None if failed else image for failed, image in zip(wrong.tolist(), images, strict=True)]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tailrace import durable
 from tailrace.errors import SinkError, TailraceError, UsageError
-from tailrace.lake import commit_log, durable
+from tailrace.lake import commit_log
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.committer import abort_batch
 from tailrace.lake.identity import open_lake

@@ -110,6 +110,7 @@ class ArchiveSource:
         oplog_filter: bytes | None = None,
         batch_size: int | None = None,
         comment: object = None,
+        on_error: object = None,
     ) -> Iterator[OplogBatch]:
         """The entries with ts > ``after`` to the archive's end. Nothing is waited for."""
         self._check_history(after)
