@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Self
 from pymongo.errors import PyMongoError
 
 from tailrace.consumer.change import Change, Hands
-from tailrace.consumer.fence import FENCE_FIELD
+from tailrace.consumer.fence import FENCE_FIELD, Fence
 from tailrace.consumer.lanes import Lanes
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules import lease as lease_rules
@@ -125,6 +125,7 @@ class Listener:
             raise UsageError(f"the handler must be a function of one change, not {type(handler).__name__}")
         self.owner = new_owner() if owner is None else owner
         lease_rules.check_arguments(resource, self.owner, lease_seconds)
+        Fence(resource, 0, field=fence_field)  # refuses a field that cannot be
         self.resource = resource
         self._logic = ListenerLogic(
             ListenerSettings(

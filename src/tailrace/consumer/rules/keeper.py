@@ -22,8 +22,9 @@ def keep(
                          listener goes on, and what the handler still tries is refused
     """
     wait = lease_seconds / _REFRESHES
+    due = ownership.deadline - lease_seconds + wait
     while True:
-        outcome = yield Pause(_wait(ownership, wait, handler_timeout), "until the next refresh", always=True)
+        outcome = yield Pause(_wait(wait, handler_timeout), "until the next refresh", always=True)
         if ownership.ended or ownership.lost is not None:
             return
         since = ownership.busy_since
@@ -37,13 +38,15 @@ def keep(
             )
             yield ReleaseLease(ownership.lease)
             return
-        if ownership.in_transaction:
+        if ownership.in_transaction or (handler_timeout is not None and outcome.now < due):
             continue
         wait = yield from _refresh(ownership, lease_seconds)
+        due = outcome.now + wait
 
 
-def _wait(ownership: Ownership, wait: float, handler_timeout: float | None) -> float:
-    return wait if handler_timeout is None or ownership.busy_since is None else min(wait, handler_timeout / 4)
+def _wait(wait: float, handler_timeout: float | None) -> float:
+    """So that a handler that hangs is noticed soon after its time, also when it has begun during the wait."""
+    return wait if handler_timeout is None else min(wait, handler_timeout / 4)
 
 
 def _refresh(ownership: Ownership, lease_seconds: float) -> Generator[Need, Outcome, float]:

@@ -173,7 +173,7 @@ class ListenerLogic:
                 owned = Ownership(lease, self._asked + self.settings.lease_seconds)
                 self.ownership = owned
                 self.statistics.lease_version = lease.version
-                yield KeepLease(owned)
+                yield from self._ask(KeepLease(owned))
                 return owned
             failures = 0
             yield Pause(min(self.settings.lease_seconds / 4, _BACKOFF_S[1]), "another listener holds the lease")
