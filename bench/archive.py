@@ -13,6 +13,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def main() -> None:
         archived = ArchiveSource(Path(folder, "archive"))
         sides = {}
         for name, side in (("mongod", source), ("archive", archived), ("mongod", source), ("archive", archived)):
-            count, wall, _ = timed(lambda side=side: events(side, after, until, source.server_version))  # type: ignore[misc]
+            count, wall, _ = timed(partial(events, side, after, until, source.server_version))
             sides[name] = max(sides.get(name, 0.0), count / wall)
         print(f"events out of mongod              {sides['mongod']:>10,.0f} events/s")
         print(f"events out of the archive         {sides['archive']:>10,.0f} events/s  ratio", end=" ")

@@ -14,6 +14,7 @@ import pytest
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
+from tailrace.archive.hybrid import HybridSource
 from tailrace.archive.recorder import ArchivePolicy, Recorder
 from tailrace.archive.source import ArchiveSource
 from tailrace.archive.writer import SegmentLimits
@@ -89,12 +90,13 @@ def written(replica_set: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -
         client.drop_database(DATABASE)
 
 
-@pytest.fixture(params=["mongod", "dump", "archive"])
+@pytest.fixture(params=["mongod", "dump", "archive", "hybrid"])
 def source(request: pytest.FixtureRequest, written: Written) -> Iterator[OplogSource]:
     opened: OplogSource = {
         "mongod": lambda: MongodSource(written.uri),
         "dump": lambda: DumpSource(written.dump),
         "archive": lambda: ArchiveSource(written.archive),
+        "hybrid": lambda: HybridSource(MongodSource(written.uri), ArchiveSource(written.archive)),
     }[request.param]()
     yield opened
     opened.close()

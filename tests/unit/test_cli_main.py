@@ -6,8 +6,10 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,25 @@ def test_an_interrupt_while_the_commands_load_is_quiet_too(monkeypatch: pytest.M
 
     monkeypatch.setattr(main_module, "build_parser", interrupted)
     assert main(["watch", "mongodb://host"]) == 130
+
+
+def test_an_interrupt_that_a_package_turns_into_another_error_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts had been tried while our own modules load. One in pyarrow's look for pandas printed a traceback."""
+
+    def half_loaded(args: Any) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise AttributeError("partially initialized module") from None
+        return 0
+
+    monkeypatch.setattr("tailrace.cli.watch.run", half_loaded)
+    assert main(["watch", "mongodb://host"]) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr("tailrace.cli.watch.run", lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["watch", "mongodb://host"])
 
 
 # Only plain text on an open standard output had been tried: the two tests below failed with tracebacks.

@@ -39,8 +39,9 @@ class ArchivedCluster:
         return found
 
     def oldest(self) -> ClusterTime:
-        """The first cluster time at which a stream can begin: from here every shard's oplog is there."""
-        starts = [self.source(CONFIG_OPLOG).start]
+        """The first cluster time at which a stream can begin: from here it is known who was a shard, and each one's
+        oplog is there."""
+        starts = [self.description.since, self.source(CONFIG_OPLOG).start]
         starts += [self.source(name).start for name, shard in self.description.shards.items() if not shard.after]
         return ClusterTime(max(starts) + 1)
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from tailrace.durable import read_json
 from tailrace.errors import SinkError, SourceError, UsageError
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
 
 FORMAT: Final = "tailrace-archive"
 VERSION: Final = 1
@@ -77,11 +77,13 @@ class Description:
     ``name``    the replica set's; ``None`` for a cluster
     ``shards``  of a cluster, by name: between which cluster times each was one. The start is 0 where it was one before
                 the archive began, the end ``None`` where it is one still
+    ``since``   of a cluster: from this cluster time on it is known who was a shard, so streams begin behind it
     """
 
     name: str | None
     server_version: str
     shards: dict[str, Membership]
+    since: ClusterTime = ZERO
 
     @property
     def is_cluster(self) -> bool:
@@ -97,7 +99,7 @@ class Description:
             "format": FORMAT,
             "version": VERSION,
             "serverVersion": self.server_version,
-            **(kind if self.name is None else {"replicaSet": self.name}),
+            **({**kind, "since": f"{self.since:016x}"} if self.name is None else {"replicaSet": self.name}),
         }
 
 
@@ -124,6 +126,7 @@ def describe(folder: Path) -> Description | None:
         name = found.get("replicaSet")
         shards: Any = found.get("sharded", {})
         version = str(found["serverVersion"])
+        since = ClusterTime(int(str(found.get("since", "0")), 16))
         members = {str(shard): _membership(document) for shard, document in shards.items()}
     except SinkError as error:
         raise SourceError(error.message, hint=error.hint) from None
@@ -131,7 +134,7 @@ def describe(folder: Path) -> Description | None:
         raise SourceError(f"{path} is damaged: {error!r}") from None
     except OSError as error:
         raise SourceError(f"cannot read {folder}: {error.strerror}") from None
-    return Description(None if name is None else str(name), version, members)
+    return Description(None if name is None else str(name), version, members, since)
 
 
 def _membership_document(shard: Membership) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tailrace.archive.layout import (
 from tailrace.archive.retention import Retention
 from tailrace.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits
 from tailrace.durable import write_json, writing
-from tailrace.errors import TailraceError, UsageError, on_shard
+from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.source.connection import Connection
 from tailrace.source.membership import changes
@@ -124,9 +124,15 @@ class Recorder:
             )
         found = Description(None, cluster.server_version(), {name: Membership(ZERO) for name in view.shards})
         self._check(known, found)
-        description = known or found
         if known is None:
+            # The oplogs of shards that went before are not archived: streams begin behind the last such change.
+            before = [change.time for change in changes(Connection(cluster.config_client()), ZERO)]
+            since = max(before, default=ZERO)
+            if since > view.config_after:
+                return self._begin_cluster(cluster, None)  # a shard came or went while its cluster was looked at
+            found = replace(found, since=since)
             self._save(found)
+        description = known or found
         until = view.time if self._policy.once else None
         config = MongodSource(cluster.config_client())
         self._start(CONFIG_OPLOG, cluster.config_client(), self._first(config), until)
@@ -158,7 +164,7 @@ class Recorder:
         cluster = self._cluster
         assert cluster is not None
         shards = dict(description.shards)
-        last = max((time for shard in shards.values() for time in shard if time is not None), default=ZERO)
+        last = max([description.since, *(time for shard in shards.values() for time in shard if time is not None)])
         for change in changes(Connection(cluster.config_client()), last):
             shard = shards.get(change.name)
             if change.host is None and shard is not None and shard.until is None:
@@ -166,7 +172,13 @@ class Recorder:
                 if change.name in self._writers:
                     self._writers[change.name].end_at(change.time)
                 _log.info("shard %s was removed from the cluster at %s", change.name, change.time)
-            elif change.host is not None and change.name not in shards:
+            elif change.host is not None and shard is not None:
+                raise SourceError(
+                    f"shard {change.name} was removed from the cluster and added again at {change.time}: an "
+                    "archive holds one oplog of a name",
+                    hint="What was archived before stays readable; archive into another directory from here on",
+                )
+            elif change.host is not None:
                 shards[change.name] = Membership(change.time)
                 client = cluster.client_at(ShardAddress(change.name, change.host))
                 self._start(change.name, client, change.time, None)

@@ -6,10 +6,14 @@ import argparse
 import io
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
+from types import FrameType
 from typing import Final, NoReturn
 
 from tailrace.errors import InternalError, TailraceError
@@ -42,10 +46,42 @@ Every command takes --help. Errors are one sentence, with an exit status other t
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point. Returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
+    with _noted_interrupts() as interrupts:
+        try:
+            return _run(arguments)
+        except KeyboardInterrupt:  # the commands' modules take a moment to load
+            return _INTERRUPTED
+        except Exception:
+            # An interrupt while a package loads may leave it half there, and come to us as that package's error.
+            if not interrupts:
+                raise
+            _discard_output()
+            return _INTERRUPTED
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Interrupts raise ``KeyboardInterrupt`` as ever; each is also added to the list that is given."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
     try:
-        args = _parse(arguments)
-    except KeyboardInterrupt:  # the commands' modules take a moment to load
-        return _INTERRUPTED
+        yield seen
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    args = _parse(arguments)
     _log_in_sentences()
     if sys.stdout is None:
         return _fail("standard output is closed")

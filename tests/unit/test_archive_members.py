@@ -1,0 +1,113 @@
+"""Which shards an archive follows, and from when on its streams may begin.
+
+The first version asked for every change since the cluster began, and took a shard that had been removed and added again
+long ago for one that is gone: it was not archived, without a word. Nobody had archived a cluster with a past.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.archive import recorder
+from tailrace.archive.layout import Membership, describe
+from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.errors import SourceError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.source.membership import ShardChange
+from tailrace.source.topology import OpenView
+
+
+def at(seconds: int) -> ClusterTime:
+    return ClusterTime.of(seconds, 1)
+
+
+class Cluster:
+    """What a recorder asks of one: shards ``a`` and ``b``, looked at just after ``at(50)``."""
+
+    def __init__(self) -> None:
+        self.views = 0
+
+    def open_view(self) -> OpenView:
+        self.views += 1
+        return OpenView(at(51 + self.views), at(50 + self.views), ("a", "b"))
+
+    def server_version(self) -> str:
+        return "6.0.27"
+
+    def config_client(self) -> Any:
+        return None
+
+    def client(self, name: str) -> str:
+        return name
+
+    def client_at(self, address: Any) -> str:
+        return str(address.name)
+
+
+class Starts(Recorder):
+    """Notes which oplogs would be archived from where."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        super().__init__(None, cluster, folder, ArchivePolicy())  # type: ignore[arg-type]
+        self.started: dict[str, ClusterTime | None] = {}
+
+    def _start(self, name: str, client: Any, begin: ClusterTime | None, until: ClusterTime | None) -> None:
+        self.started[name] = begin
+
+
+PAST = [
+    ShardChange(at(10), "a", None, None),
+    ShardChange(at(20), "a", "ra/x:1", None),
+    ShardChange(at(30), "c", None, None),
+]
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> list[ShardChange]:
+    """What the config server's oplog tells of its shards."""
+    told = list(PAST)
+    monkeypatch.setattr(recorder, "Connection", lambda client: None)
+    monkeypatch.setattr(recorder, "MongodSource", lambda client: None)
+    monkeypatch.setattr(recorder, "changes", lambda connection, after: [one for one in told if one.time > after])
+    return told
+
+
+def test_what_came_and_went_before_the_archive_leaves_every_shard_of_today_in_it(
+    tmp_path: Path, history: list[ShardChange]
+) -> None:
+    made = Starts(tmp_path, Cluster())
+    found = made._begin_cluster(made._cluster, None)  # type: ignore[arg-type]
+    assert found.shards == {"a": Membership(ZERO), "b": Membership(ZERO)}
+    assert found.since == at(30)
+    assert made.started == {"config.shards": None, "a": None, "b": None}
+    assert describe(tmp_path) == found
+
+
+def test_what_came_and_went_since_is_followed_also_by_the_next_run(tmp_path: Path, history: list[ShardChange]) -> None:
+    made = Starts(tmp_path, Cluster())
+    made._begin_cluster(made._cluster, None)  # type: ignore[arg-type]
+    history += [ShardChange(at(60), "d", "rd/x:1", None), ShardChange(at(70), "b", None, None)]
+    again = Starts(tmp_path, Cluster())
+    found = again._begin_cluster(again._cluster, describe(tmp_path))  # type: ignore[arg-type]
+    assert found.shards == {"a": Membership(ZERO), "b": Membership(ZERO, at(70)), "d": Membership(at(60))}
+    assert again.started == {"config.shards": None, "a": None, "d": at(60)}
+    assert again._follow_members(found) == found
+
+
+def test_a_shard_that_is_added_again_under_its_name_is_an_error(tmp_path: Path, history: list[ShardChange]) -> None:
+    made = Starts(tmp_path, Cluster())
+    found = made._begin_cluster(made._cluster, None)  # type: ignore[arg-type]
+    history += [ShardChange(at(60), "a", None, None), ShardChange(at(61), "a", "ra/y:1", None)]
+    with pytest.raises(SourceError, match="added again"):
+        made._follow_members(found)
+
+
+def test_a_change_during_the_look_has_it_looked_again(tmp_path: Path, history: list[ShardChange]) -> None:
+    cluster = Cluster()
+    history.append(ShardChange(at(52), "b", "rb/x:1", None))
+    made = Starts(tmp_path, cluster)
+    assert made._begin_cluster(cluster, None).since == at(52)  # type: ignore[arg-type]
+    assert cluster.views == 2
