@@ -14,12 +14,12 @@ SOURCE = Path(tailrace.__file__).parent
 PURE_PACKAGES = ("oplog", "event", "plan", "stage", "expression", "pipeline", "kernel", "cursor")
 #: The pure parts of the rooms above.
 PURE_PACKAGES += ("client/resume", "consumer/rules")
-PURE_ABOVE = ("tailrace.client.resume", "tailrace.consumer.rules")
+PURE_ABOVE = ("tailrace.client.resume", "tailrace.consumer.rules", "tailrace.gateway.frame")
 ABOVE = tuple(
     f"tailrace.{name}"
     for name in ("source", "tail", "client", "snapshot", "consumer", "testing", "spark", "embedded", "cli", "gateway")
 )
-PURE_MODULES = ("errors.py", "raw_bson.py")
+PURE_MODULES = ("errors.py", "raw_bson.py", "gateway/frame.py", "gateway/compression.py")
 FORBIDDEN = frozenset({"os", "socket", "time", "random", "threading", "asyncio", "pymongo", "pyspark", "subprocess"})
 #: What does the same by another name.
 FORBIDDEN_TOO = frozenset({"_thread", "concurrent", "io", "multiprocessing", "pathlib"})

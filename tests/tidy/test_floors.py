@@ -34,6 +34,7 @@ FLOORS = (
     ("client",),
     ("snapshot",),
     ("consumer",),
+    ("gateway",),
     ("testing",),
     ("lake",),
     ("cache",),

@@ -1,0 +1,59 @@
+"""What a gateway counts is what Prometheus reads."""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tailrace.errors import SinkError
+from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.gateway.metrics_server import serve_metrics
+
+
+def read(address: str) -> dict[str, float]:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            sample.name.removeprefix("tailrace_gateway_")
+            + "".join(f" {value}" for value in sample.labels.values()): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+def test_every_number_is_served_by_its_name() -> None:
+    metrics = GatewayMetrics(streams=2, events=5, event_bytes=700, window_bytes=9)
+    metrics.errors[43] += 3
+    metrics.fallbacks["collation"] += 1
+    metrics.read_time = time.time() - 100
+
+    def refresh() -> None:
+        metrics.tails = 1
+
+    with serve_metrics(metrics, "127.0.0.1", 0, refresh) as address:
+        found = read(address)
+        metrics.events += 1
+        later = read(address)
+    assert found["streams"] == 2
+    assert found["events_total"] == 5
+    assert later["events_total"] == 6
+    assert found["event_bytes_total"] == 700
+    assert found["window_bytes"] == 9
+    assert found["tails"] == 1
+    assert found["errors_total 43"] == 3
+    assert found["fallbacks_total collation"] == 1
+    assert found["lag_seconds read"] >= 100
+    assert found["lag_seconds slowest stream"] == 0
+    numbers = {name for name in GatewayMetrics.__slots__ if not name.endswith("_time")} - {"errors", "fallbacks"}
+    assert numbers == {name.removesuffix("_total") for name in found if " " not in name}
+
+
+def test_a_port_that_is_taken_is_an_error_with_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SinkError, match=f"127.0.0.1:{port}"), serve_metrics(GatewayMetrics(), "127.0.0.1", port):
+            pass
