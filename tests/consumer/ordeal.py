@@ -49,6 +49,10 @@ class Ordeal:
     torments: int = 1
     #: What else happens, once each, spread over the time of the writes.
     events: list[Callable[[], Any]] = field(default_factory=list)
+    #: The processes keep a view too (``ordeal_view``): what else is written beside each change, and whether the view
+    #: has come to what it should be when all is written.
+    beside: Callable[[random.Random], Any] | None = None
+    has_settled: Callable[[], bool] = lambda: True
     seed: int = 1
     killed: int = 0
     stopped: int = 0
@@ -81,6 +85,7 @@ class Ordeal:
                 self._torment()
                 assert self._writer_error is None, self._writer_error
             self._wait_for(self._all_handled, "all changes to be handled")
+            self._wait_for(self.has_settled, "the view to be what it should be")
         finally:
             for process in self._running:
                 process.send_signal(signal.SIGCONT)
@@ -96,21 +101,18 @@ class Ordeal:
             for _ in range(self.changes):
                 key = rng.randrange(self.documents)
                 fields = {**ours, "n": self._written[key] + 1}
-                for attempt in range(300):
-                    try:
-                        self.write(key, fields)
-                        break
-                    except PyMongoError:
-                        if attempt == 299:
-                            raise
-                        time.sleep(0.1)
+                self._patiently(lambda: self.write(key, fields))  # noqa: B023
                 self._written[key] += 1
+                if self.beside is not None:
+                    state = rng.getstate()
+                    self._patiently(lambda: (rng.setstate(state), self.beside(rng)))  # type: ignore[misc]  # noqa: B023
         except BaseException as error:  # noqa: BLE001
             self._writer_error = error
 
     def _start(self) -> None:
         names = ("source", "target", "database", "in_transaction", "commit_every", "lease_seconds", "partitions")
         config = {name: getattr(self, name) for name in (*names, "pauses_one_in")}
+        config["view"] = self.beside is not None
         command = [sys.executable, "-m", "tests.consumer.ordeal_process", json.dumps(config)]
         self._running.append(subprocess.Popen(command, cwd=ROOT))
 

@@ -19,6 +19,8 @@ import pymongo
 
 import tailrace
 from tailrace.consumer import Change, Fenced, LeaseLost, Listener, MongoLeaseStore
+from tailrace.consumer.views import ViewKeeper
+from tests.consumer.ordeal_view import VIEW
 
 PAUSE_S = 0.4
 
@@ -65,8 +67,19 @@ def main() -> None:
             lease_seconds=config["lease_seconds"],
             retries=1000,
         )
-        signal.signal(signal.SIGTERM, lambda *_: listener.stop())
+        keeper = ViewKeeper(
+            client, VIEW, store=MongoLeaseStore(target["leases"]), lease_seconds=config["lease_seconds"]
+        )
+
+        def stop(*_: Any) -> None:
+            listener.stop()
+            keeper.stop()
+
+        signal.signal(signal.SIGTERM, stop)
         listener.start()
+        if config["view"]:
+            keeper.start()
+            keeper.join()
         while not listener.join(0.2):
             pass
 

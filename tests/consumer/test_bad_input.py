@@ -108,9 +108,10 @@ def test_an_error_policy_that_answers_nonsense_stops_the_listener_before_the_cha
 def test_a_handler_that_hangs_gives_its_lease_to_others_and_can_do_nothing_more(shop: Shop) -> None:
     shop.orders.insert_one({"_id": 1})
     shop.database.copies.insert_one({"_id": 1})
-    release, refused = threading.Event(), []
+    release, refused, begun = threading.Event(), [], threading.Event()
 
     def hangs(change: Change) -> None:
+        begun.set()
         assert release.wait(60)
         for attempt in (
             lambda: change.fence.update_one(shop.database.copies, {"_id": 1}, {"$set": {"by": "late"}}),
@@ -123,6 +124,7 @@ def test_a_handler_that_hangs_gives_its_lease_to_others_and_can_do_nothing_more(
 
     first = shop.listener(hangs, handler_timeout=0.3)
     with first:
+        assert begun.wait(60), "else the other one may be the first"
         assert shop.handled(1, lease_seconds=1) == [("insert", 1)]  # another listener goes on
         release.set()
     assert len(refused) == 2

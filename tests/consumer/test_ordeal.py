@@ -10,7 +10,9 @@ from typing import Any
 import pymongo
 import pytest
 
+import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.consumer import ordeal_view
 from tests.consumer.ordeal import Ordeal, check, check_history
 
 pytestmark = pytest.mark.mongod
@@ -21,13 +23,33 @@ def writer(client: pymongo.MongoClient[Any], database: str) -> Callable[[int, di
     return lambda key, fields: orders.update_one({"_id": key}, {"$set": fields}, upsert=True)
 
 
-def test_four_processes_through_a_kill_and_a_stop(replica_set: ReplicaSet) -> None:
-    with pymongo.MongoClient[Any](replica_set.uri) as client:
-        ordeal = Ordeal(replica_set.uri, replica_set.uri, "ordeal", writer(client, "ordeal"), 800, 20, pauses_one_in=20)
+def test_four_processes_through_a_kill_and_a_stop(replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str]) -> None:
+    """They keep a view beside it."""
+    with tailrace.connect(replica_set.uri) as client:
+        client["ordeal"]["carts"].create_index("customer_id")
+        ordeal = Ordeal(
+            replica_set.uri,
+            replica_set.uri,
+            "ordeal",
+            writer(client, "ordeal"),
+            800,
+            20,
+            pauses_one_in=20,
+            beside=ordeal_view.acting_on(client["ordeal"]),
+            has_settled=ordeal_view.settled(client),
+        )
         ordeal.run()
         check(ordeal)
+        check_view(client, replica_set.uri, capsys)
         for name in ("ordeal", "ordeal_effects"):
             client.drop_database(name)
+
+
+def check_view(client: Any, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ordeal_view.verify(uri, capsys)
+    carts = client["ordeal"]["carts"]
+    assert carts.count_documents({"buyer": {"$exists": True}}) > 5
+    assert carts.count_documents({"_views.customer_id": {"$type": "timestamp"}}) > 5
 
 
 def test_a_history_that_is_wrong_is_found() -> None:
@@ -55,10 +77,16 @@ def test_a_history_that_is_wrong_is_found() -> None:
     ("version", "changes"), [("6.0.27", 20_000), ("5.0.4", 3000), ("4.4.2", 3000)], ids=["6.0", "5.0", "4.4"]
 )
 def test_four_processes_through_step_downs_too(
-    start_replica_set: Callable[..., ReplicaSet], version: str, changes: int, in_transaction: bool
+    start_replica_set: Callable[..., ReplicaSet],
+    capsys: pytest.CaptureFixture[str],
+    version: str,
+    changes: int,
+    in_transaction: bool,
 ) -> None:
+    """They keep a view beside it."""
     members = start_replica_set(members=3, version=version)
-    with pymongo.MongoClient[Any](members.uri) as client:
+    with tailrace.connect(members.uri) as client:
+        client["ordeal"]["carts"].create_index("customer_id")
         ordeal = Ordeal(
             members.uri,
             members.uri,
@@ -69,9 +97,12 @@ def test_four_processes_through_step_downs_too(
             torments=4 if changes > 10_000 else 2,
             events=[members.step_down, members.step_down],
             pauses_one_in=200 if changes > 10_000 else 60,
+            beside=ordeal_view.acting_on(client["ordeal"]),
+            has_settled=ordeal_view.settled(client),
         )
         ordeal.run()
         check(ordeal)
+        check_view(client, members.uri, capsys)
     print(f"{version}: {changes} changes, {ordeal.killed} kills, {ordeal.stopped} stops, {ordeal.refused} refused")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -34,14 +34,14 @@ def judged_by_the_client_s_clock(schedule: Schedule) -> Servers:
 class CommitsBeforeTheWork(ListenerLogic):
     """The position is written before the handler runs."""
 
-    def _handle(self, owned: Ownership, pulled: Pulled) -> Steps:
-        before = self._position
+    def _handle(self, owned: Ownership, batch: Sequence[Pulled]) -> Steps:
+        before, last = self._position, batch[-1]
         assert before is not None
-        assert pulled.token is not None
-        self._moved(before.moved_to(pulled.token, start_after=pulled.invalidate))
+        assert last.token is not None
+        self._moved(before.moved_to(last.token, start_after=last.invalidate))
         yield from self._commit(owned)
         self._moved(before)
-        return (yield from super()._handle(owned, pulled))
+        return (yield from super()._handle(owned, batch))
 
 
 class _OwnersUnchecked(Servers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,8 @@ from tailrace.consumer.rules.need import (
     CommitPosition,
     FindStart,
     HandleChange,
+    HandleChanges,
+    Handled,
     JudgeError,
     KeepLease,
     Need,
@@ -61,6 +63,7 @@ class Process:
         self.ownership: Ownership | None = None
         self.stream: SimulatedStream | None = None
         self._steps: list[Steps] = []
+        self._committed_before = False
 
     @property
     def owner(self) -> str:
@@ -199,6 +202,8 @@ class Process:
                 self.later(lambda: answer(None, None), need.seconds * random.uniform(0.75, 1.25))
             case HandleChange():
                 self.run.handler(self, need, answer)
+            case HandleChanges(changes):
+                self._handle_one_of(changes, 0, answer)
             case JudgeError():
                 answer("retry", None)
             case FindStart():
@@ -212,19 +217,34 @@ class Process:
             case CloseStream():
                 self.stream = None
                 answer(None, None)
-            case PullChange():
-                self._pull(answer)
+            case PullChange(wait):
+                self._pull(wait, answer)
             case _:
                 raise AssertionError(f"nobody answers {need}")
 
-    def _pull(self, answer: Answer) -> None:
+    def _handle_one_of(self, changes: Sequence[HandleChange], place: int, answer: Answer) -> None:
+        """One after the other; now and then it leaves off before the last."""
+
+        def handled(committed: Any, error: BaseException | None) -> None:
+            if error is not None:
+                answer(*((None, error) if place == 0 else (Handled(place, before), None)))
+            elif place + 1 == len(changes) or self.run.schedule.random.random() < 0.1:
+                answer(Handled(place + 1, bool(committed)), None)
+            else:
+                self._committed_before = bool(committed)
+                self._handle_one_of(changes, place + 1, answer)
+
+        before = place > 0 and self._committed_before
+        self.run.handler(self, changes[place], handled)
+
+    def _pull(self, wait: bool, answer: Answer) -> None:
         if self.run.schedule.random.random() < self.run.faults.source_away:
             answer(None, SourceError("away"))
             return
         assert self.stream is not None
         pulled = self.stream.pull()
-        wait = 0.5 if pulled.event is None and pulled.alive else 0.0
-        self.run.schedule.after(wait, lambda: answer(pulled, None))
+        seconds = 0.5 if wait and pulled.event is None and pulled.alive else 0.0
+        self.run.schedule.after(seconds, lambda: answer(pulled, None))
 
     # Handlers
 

@@ -51,12 +51,14 @@ class Simulation:
         self.servers.first_after = self._number_after
         self.is_transactional = random.random() < 0.4
         self.handler = transactional_handler if self.is_transactional else fenced_handler
+        every = random.choice((1, 1, 3, 10))
         self.settings = ListenerSettings(
             resource=RESOURCE,
             lease_seconds=random.choice((5.0, 30.0)),
             start=random.choice(("oldest", "oldest", "now")),
             on_invalidate="resume",
-            commits=CommitPolicy(random.choice((1, 1, 3, 10)), random.choice((None, 2.0)), random.choice((3.0, 30.0))),
+            commits=CommitPolicy(every, random.choice((None, 2.0)), random.choice((3.0, 30.0))),
+            batch=random.choice((0, every)),
         )
         self.must_handle: int | None = None
         count = random.randint(1, 4)

@@ -64,7 +64,7 @@ class SimulatedStream:
             event = self._history.events[self._next]
             self._next += 1
             self._ended = event.invalidate
-            return Pulled(event, event.token, event.invalidate)
+            return Pulled(event, event.token, event.invalidate, alone=event.invalidate)
         return Pulled(None, self._high_water())
 
     def _high_water(self) -> Any:

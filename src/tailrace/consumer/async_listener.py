@@ -112,6 +112,10 @@ class AsyncListener(Listener):
             case _:
                 return await asyncio.get_running_loop().run_in_executor(pool, self._perform, need)
 
+    @staticmethod
+    def _takes_batches(handler: Any) -> bool:
+        return False  # a coroutine is awaited for each change
+
     async def _handle_in_task(self, need: HandleChange) -> bool:
         """The handler in a task that is cancelled when the lease is lost."""
         hands, loop = self._hands, asyncio.get_running_loop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -40,11 +40,13 @@ class Hands:
         fence_resource: str | None = None,
         fence_above: Mapping[str, int] | None = None,
         codec_options: CodecOptions[Any] = DEFAULT_CODEC_OPTIONS,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ownership = ownership
         self.store = store
         self.lease_seconds = lease_seconds
         self.codec_options = codec_options
+        self.is_stopping = is_stopping
         lease = ownership.lease
         self.fence = Fence(
             fence_resource or lease.resource,
@@ -162,6 +164,11 @@ class Change:
         """Raises LeaseLost where the lease is known to be lost by now: worth asking before a step that takes long or
         cannot be undone."""
         self._hands.check()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the listener was asked to end: a handler that waits for something should not wait much longer."""
+        return self._hands.is_stopping()
 
     @property
     def is_committed(self) -> bool:

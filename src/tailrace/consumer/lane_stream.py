@@ -96,6 +96,11 @@ class LaneStream:
         """Up to where nothing comes for the lane; ``None`` where that is not further than before."""
         return self._mark
 
+    @property
+    def has_next(self) -> bool:
+        """Whether the lane's next event is here already."""
+        return not self._turn.is_waiting and not self._queue.is_empty
+
     def try_next(self) -> Any | None:
         """The lane's next event, raw; ``None`` while there is none, or while the lane waits at a barrier."""
         item: Item | None = None

@@ -38,6 +38,8 @@ from tailrace.consumer.rules.need import (
     CommitPosition,
     Decision,
     HandleChange,
+    HandleChanges,
+    Handled,
     JudgeError,
     KeepLease,
     Need,
@@ -68,7 +70,8 @@ class Listener:
     """Calls ``handler`` with every change of ``watchable``, in order, in one process at a time.
 
     ``watchable``        what to watch, of ``tailrace.connect()``: a client, a database or a collection
-    ``handler``          called with a ``Change``; when it returns, the change counts as handled
+    ``handler``          called with a ``Change``; when it returns, the change counts as handled. One that also has
+                         ``handle_batch`` (``rules.need.BatchHandler``) is given up to ``commit_every`` at a time
     ``resource``         the lease's name: listeners with the same one take turns
     ``store``            where leases and positions are kept (``MongoLeaseStore``)
     ``partitions``       lanes: so many changes are handled at a time, in order for each document, by hash of its
@@ -135,6 +138,7 @@ class Listener:
                 on_history_lost=on_history_lost,
                 on_invalidate=on_invalidate,
                 commits=CommitPolicy(commit_every, commit_interval),
+                batch=commit_every if self._takes_batches(handler) else 0,
             )
         )
         watch = {"pipeline": pipeline, "full_document": full_document, **watch}
@@ -243,6 +247,8 @@ class Listener:
                 return None
             return self._handler(change)
 
+        if self._takes_batches(self._handler):
+            vars(handler)["handle_batch"] = self._handler.handle_batch  # type: ignore[attr-defined]
         listener = Listener(watchable, handler, resource=resource, store=store, **options)
         listener._fence_above = {self.resource: plan.fencing_token(0)}
         self._lane_statistics.append(listener.statistics)
@@ -310,6 +316,8 @@ class Listener:
         match need:
             case HandleChange():
                 return self._handle(need)
+            case HandleChanges():
+                return self._handle_batch(need)
             case Pause():
                 return self._pause(need)
             case JudgeError():
@@ -334,6 +342,22 @@ class Listener:
         finally:
             self._refuse_fork()
         return change.is_committed
+
+    @staticmethod
+    def _takes_batches(handler: Any) -> bool:
+        return callable(getattr(handler, "handle_batch", None))
+
+    def _handle_batch(self, need: HandleChanges) -> Handled:
+        changes = [self._new_change(one) for one in need.changes]
+        batch_handler: Any = self._handler
+        try:
+            count = batch_handler.handle_batch(changes)
+        finally:
+            self._refuse_fork()
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(changes):
+            of = f"its {len(changes)} changes are done, from the first"
+            raise UsageError(f"handle_batch must return how many of {of}, not {count!r}")
+        return Handled(count, changes[count - 1].is_committed)
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
@@ -381,6 +405,7 @@ class Listener:
             fence_field=self._fence_field,
             fence_above=self._fence_above,
             codec_options=self._watching.codec_options,
+            is_stopping=lambda: self._logic.stopping,
         )
         threading.Thread(
             target=self._keep_quietly,

@@ -98,7 +98,7 @@ class Copying:
         yield Pulled(None, None, position=replace(self._position, snapshot=None))
 
     def _of(self, event: RawBSONDocument) -> Pulled:
-        return Pulled(event, event["_id"], position=self._position)
+        return Pulled(event, event["_id"], position=self._position, size=len(event.raw))
 
     def _refuse_lost_history(self) -> None:
         oldest, start = oldest_time(self._client), self._position.at

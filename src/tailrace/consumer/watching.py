@@ -64,7 +64,7 @@ class Watching:
         """The answer to a need of the stream."""
         match need:
             case PullChange():
-                return self._pull()
+                return self._pull(need.wait)
             case OpenStream():
                 return self._open(need.position)
             case CloseStream():
@@ -92,7 +92,7 @@ class Watching:
                 hint="Was the lease used for another collection or pipeline? Use a resource of its own",
             ) from error
 
-    def _pull(self) -> Pulled:
+    def _pull(self, wait: bool) -> Pulled:
         if self._copy is not None:
             pulled = self._copy.pull()
             if pulled.event is None and pulled.position is not None:
@@ -101,10 +101,14 @@ class Watching:
         stream = self._stream
         if stream is None:
             raise InternalError("there is no stream to pull from")
+        if not wait and not stream.has_next:
+            return Pulled(None, None)
         event = try_next_patiently(stream)
         if event is None:
             return Pulled(None, stream.resume_token, alive=stream.alive)
-        return Pulled(event, event["_id"], invalidate=event["operationType"] == "invalidate")
+        kind = event["operationType"]
+        size = len(event.raw) if isinstance(event, RawBSONDocument) else 0
+        return Pulled(event, event["_id"], kind == "invalidate", size=size, alone=kind in ("invalidate", "barrier"))
 
     def _close(self) -> None:
         stream, self._stream, self._copy = self._stream, None, None

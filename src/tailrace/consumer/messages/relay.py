@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pymongo.collection import Collection
 from pymongo.write_concern import WriteConcern
 
 from tailrace.consumer.messages.making import RawChange
-from tailrace.consumer.messages.publisher import Message, Publisher, PublisherAway, runs
+from tailrace.consumer.messages.publisher import Message, MessageRefused, Publisher, PublisherAway, runs
 from tailrace.errors import UsageError
 from tailrace.source.failure import Backoff
 
 RETRY_SECONDS: Final = 600.0
 #: While a server is away, the log says so again this often.
 _REMIND_S: Final = 60.0
+#: So many messages at most go in one call of a publisher.
+SIZE_MAX: Final = 500
 
 _log = logging.getLogger("tailrace.consumer")
 
 
 class MessageRelay:
-    """A listener's handler that publishes a message for each change and waits for the acknowledgement, so that the next
-    change is handled, and a position committed, only after it. Messages come at least once and in order.
+    """A listener's handler that publishes a message for each change and waits for the acknowledgement, so that a
+    position is committed only after it. Messages come at least once and in order. With ``commit_every`` up to so many
+    changes that are at hand are published together.
 
     ``make``           gives the message of a change, or ``None``: ``ChangeMessages`` or ``Outbox``
     ``retry_seconds``  how long a server that is away is waited for; then PublisherAway ends the listener, which has
@@ -51,12 +55,50 @@ class MessageRelay:
 
     def __call__(self, change: Any) -> None:
         """Publish the message of a change. Raises MessageRefused, and PublisherAway where waiting was in vain."""
-        message = self._make(change)
-        if message is None:
-            return
-        publish_all(self._publisher, [message], retry_seconds=self._retry_seconds)
-        if self._delete_from is not None:
-            self._delete_from.delete_one({"_id": change.document_key["_id"]})
+        self.handle_batch([change])
+
+    def handle_batch(self, changes: Sequence[Any]) -> int:
+        """Publish the messages of several changes in as few calls as keep the order; how many changes are done, from
+        the first: one or more. Raises what is wrong with the first of them."""
+        messages: list[Message] = []
+        owners: list[int] = []
+        done = len(changes)
+        for place, change in enumerate(changes):
+            try:
+                message = self._make(change)
+            except Exception:
+                if place == 0:
+                    raise
+                done = place  # those before it are published; then it comes first, and is judged
+                break
+            if message is not None:
+                messages.append(message)
+                owners.append(place)
+        published = publish_first(
+            self._publisher,
+            messages,
+            retry_seconds=self._retry_seconds,
+            stopped=lambda: getattr(changes[0], "is_stopping", False),
+            check=getattr(changes[0], "check", lambda: None),
+        )
+        if published.count < len(messages):
+            done = owners[published.count]
+            if done == 0 and published.error is not None:
+                raise published.error
+        self._delete(changes[place] for place in owners[: published.count])
+        return done
+
+    def _delete(self, published: Iterable[Any]) -> None:
+        if self._delete_from is not None and (keys := [change.document_key["_id"] for change in published]):
+            self._delete_from.delete_many({"_id": {"$in": keys}})
+
+
+@dataclass(frozen=True)
+class Published:
+    """``count`` messages are stored; ``error`` is why the next one is not."""
+
+    count: int
+    error: Exception | None = None
 
 
 def publish_all(
@@ -64,7 +106,7 @@ def publish_all(
     messages: Sequence[Message],
     *,
     retry_seconds: float = RETRY_SECONDS,
-    size_max: int = 500,
+    size_max: int = SIZE_MAX,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """Publish ``messages`` in order, each call of the publisher after the acknowledgement of the one before, and try
@@ -72,21 +114,44 @@ def publish_all(
 
     Raises PublisherAway, and MessageRefused of the first message that is not acknowledged.
     """
+    published = publish_first(publisher, messages, retry_seconds=retry_seconds, size_max=size_max, stopped=stopped)
+    if published.error is not None:
+        raise published.error
+
+
+def publish_first(
+    publisher: Publisher,
+    messages: Sequence[Message],
+    *,
+    retry_seconds: float = RETRY_SECONDS,
+    size_max: int = SIZE_MAX,
+    stopped: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
+) -> Published:
+    """As ``publish_all``, and tells how far it came instead of raising. ``check`` is called before each call of the
+    publisher; what it raises ends all."""
     backoff = Backoff(give_up_s=retry_seconds)
+    count = 0
     for run in runs(messages, size_max, keeps_order=publisher.keeps_order):
         waiting = run
         outage = _Outage(retry_seconds)
         while waiting:
+            check()
             try:
-                waiting = waiting[publisher.publish(waiting) :]
+                stored = publisher.publish(waiting)
             except PublisherAway as error:
                 if backoff.exhausted or stopped():
-                    raise
+                    return Published(count, error)
                 outage.goes_on(error, len(waiting))
                 backoff.wait()
+            except MessageRefused as error:
+                return Published(count, error)
             else:
+                waiting = waiting[stored:]
+                count += stored
                 backoff.progress()
         outage.is_over()
+    return Published(count)
 
 
 class _Outage:

@@ -29,6 +29,8 @@ from tailrace.consumer.rules.need import (
     CommitPosition,
     FindStart,
     HandleChange,
+    HandleChanges,
+    Handled,
     JudgeError,
     KeepLease,
     Need,
@@ -52,6 +54,8 @@ OnInvalidate = Literal["fail", "resume"]
 #: A source that cannot be read is tried again for so long; then the listener ends with its error.
 _SOURCE_RETRY_S: Final = 300.0
 _BACKOFF_S: Final = (0.05, 5.0)
+#: Changes that are handled together come to about so many bytes.
+_BATCH_BYTES: Final = 16 << 20
 
 Steps = Generator[Need, Outcome, Any]
 
@@ -66,6 +70,8 @@ class ListenerSettings:
     on_history_lost: OnHistoryLost = "fail"
     on_invalidate: OnInvalidate = "fail"
     commits: CommitPolicy = field(default_factory=CommitPolicy)
+    #: A handler that takes several changes at a time is given up to so many; 0: it takes one.
+    batch: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -123,6 +129,8 @@ class ListenerLogic:
         self._committed: StreamPosition | None = None
         self._committed_at = 0.0
         self._uncommitted = 0
+        #: Pulled, and left for the next time.
+        self._held: Pulled | None = None
         self._now = 0.0
         self._asked = 0.0
 
@@ -185,7 +193,7 @@ class ListenerLogic:
         self.ownership = None
         self.statistics.leases_lost += 1
         self.statistics.lease_version = 0
-        self._position = self._committed = None
+        self._position = self._committed = self._held = None
         self._uncommitted = 0
         yield CloseStream()
 
@@ -264,6 +272,7 @@ class ListenerLogic:
     def _open(self, owned: Ownership) -> Steps:
         """Open the stream at the position, in spite of a source that is away, and by the policy on lost history."""
         failures, since = 0, self._now
+        self._held = None
         while True:
             owned.check(self._now)
             if self._position is None:
@@ -316,7 +325,10 @@ class ListenerLogic:
                     continue
                 yield from self._quiet(owned, pulled)
                 continue
-            if not (yield from self._handle(owned, pulled)):
+            batch = yield from self._gather(owned, pulled)
+            if batch is None:
+                continue
+            if not (yield from self._handle(owned, batch)):
                 return
             # Inside a chunk of a snapshot the position stays what it is.
             if commits.is_due(self._uncommitted, self._committed_at, self._now) and self._position != self._committed:
@@ -324,10 +336,13 @@ class ListenerLogic:
             if pulled.invalidate:
                 yield from self._invalidated(owned)
 
-    def _pull(self, owned: Ownership) -> Steps:
-        """What the stream gives; ``None`` when it had to be opened again."""
+    def _pull(self, owned: Ownership, *, wait: bool = True) -> Steps:
+        """What the stream gives; ``None`` when it had to be opened again, at the position."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            return held
         try:
-            pulled: Pulled = yield from self._ask(PullChange())
+            pulled: Pulled = yield from self._ask(PullChange(wait))
         except ChangeStreamHistoryLost as error:
             yield from self._history_lost(owned, error)
             return None
@@ -357,45 +372,76 @@ class ListenerLogic:
         else:
             self._committed_at = self._now
 
-    def _handle(self, owned: Ownership, pulled: Pulled) -> Steps:
-        """Handle one change. False when the listener was stopped and the change is left to the next owner."""
-        if self._position is None or pulled.token is None:
-            raise InternalError("a change without a token")
-        after = pulled.position or self._position.moved_to(pulled.token, start_after=pulled.invalidate)
-        change, attempt = HandleChange(owned.lease, pulled.event, after), 0
-        while True:
+    def _gather(self, owned: Ownership, first: Pulled) -> Steps:
+        """``first``, and with a handler that takes several changes what is at hand behind it; ``None`` when the stream
+        had to be opened again, and will give them once more."""
+        batch, size, room = [first], first.size, self.settings.batch
+        if first.position is None:  # inside a chunk of a snapshot nothing can be committed
+            room = min(room, self.settings.commits.every - self._uncommitted)
+        while not first.alone and len(batch) < room and size < _BATCH_BYTES:
+            pulled: Pulled | None = yield from self._pull(owned, wait=False)
+            if pulled is None:
+                return None
+            if pulled.event is None or pulled.alone:
+                if pulled.event is not None or pulled.position is not None:
+                    self._held = pulled
+                break
+            batch.append(pulled)
+            size += pulled.size
+        return batch
+
+    def _handle(self, owned: Ownership, batch: Sequence[Pulled]) -> Steps:
+        """Handle changes. False when the listener was stopped and those that are left fall to the next owner."""
+        changes, attempt = self._changes(owned, batch), 0
+        while changes:
             attempt += 1
             owned.check(self._now)
             owned.busy_since = self._now
+            done = Handled(1)
             try:
-                committed = yield from self._ask(change)
+                done = yield from self._run_handler(changes)
             except (HandlerForked, Fenced, LeaseLost, LeaseStoreUnavailable) as error:
                 yield from self._doubt(owned, error)
             except Exception as error:
                 owned.busy_since = None
                 self.statistics.failures += 1
-                decision = yield from self._ask(JudgeError(change, error, attempt))
+                decision = yield from self._ask(JudgeError(changes[0], error, attempt))
                 if decision == "stop":
-                    raise _handler_failed(self.settings.resource, pulled, error) from error
-                if decision == "skip":
-                    self.statistics.skipped += 1
-                    break
-                yield from self._pause(_backoff(attempt), f"the handler raised {type(error).__name__}")
-                if self.stopping:
-                    return False
+                    raise _handler_failed(self.settings.resource, batch[-len(changes)], error) from error
+                if decision == "retry":
+                    yield from self._pause(_backoff(attempt), f"the handler raised {type(error).__name__}")
+                    if self.stopping:
+                        return False
+                    continue
+                self.statistics.skipped += 1
             else:
-                self.statistics.handled += 1
-                if committed:
-                    self._moved(after)
-                    owned.extended(self._asked + self.settings.lease_seconds)
-                    self._note_commit(after)
-                    owned.busy_since = None
-                    return True
-                break
-        owned.busy_since = None
-        self._moved(after)
-        self._uncommitted += 1
+                self.statistics.handled += done.count
+            self._done(owned, changes[done.count - 1].position, done)
+            changes, attempt = changes[done.count :], 0
         return True
+
+    def _changes(self, owned: Ownership, batch: Sequence[Pulled]) -> list[HandleChange]:
+        position, changes = self._position, []
+        for pulled in batch:
+            if position is None or pulled.token is None:
+                raise InternalError("a change without a token")
+            position = pulled.position or position.moved_to(pulled.token, start_after=pulled.invalidate)
+            changes.append(HandleChange(owned.lease, pulled.event, position))
+        return changes
+
+    def _run_handler(self, changes: Sequence[HandleChange]) -> Steps:
+        if not self.settings.batch:
+            return Handled(1, (yield from self._ask(changes[0])))
+        return (yield from self._ask(HandleChanges(changes)))
+
+    def _done(self, owned: Ownership, position: StreamPosition, done: Handled) -> None:
+        owned.busy_since = None
+        self._moved(position)
+        if done.committed:
+            owned.extended(self._asked + self.settings.lease_seconds)
+            self._note_commit(position)
+        else:
+            self._uncommitted += done.count
 
     def _doubt(self, owned: Ownership, error: Exception) -> Steps:
         """The handler ended with an error that concerns the lease. Raises."""

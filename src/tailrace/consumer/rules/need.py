@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.ownership import Ownership
@@ -78,7 +78,12 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class PullChange:
-    """Answered with a ``Pulled``: the next change, or that there is none at the moment."""
+    """Answered with a ``Pulled``: the next change, or that there is none at the moment.
+
+    ``wait``  false: only what is at hand
+    """
+
+    wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ class Pulled:
     ``invalidate``  the event ends the stream
     ``alive``       false where the stream has ended without an event
     ``position``    of a snapshot: where it stands after this event, or without one when all is copied
+    ``size``        bytes of the event
+    ``alone``       the event is handled by itself, also by a handler that takes several
     """
 
     event: Any
@@ -95,6 +102,8 @@ class Pulled:
     invalidate: bool = False
     alive: bool = True
     position: StreamPosition | None = None
+    size: int = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,33 @@ class HandleChange:
     lease: Lease
     event: Any
     position: StreamPosition
+
+
+class BatchHandler(Protocol):
+    """A handler that takes several changes at a time, such as one that sends them elsewhere together. Each call is
+    given what is at hand, up to the next commit and to about 16 MB; on a stream with little to give that is one."""
+
+    def handle_batch(self, changes: Sequence[Any]) -> int:
+        """Handle changes, in order; how many are done, from the first: one or more. The others come again. Raises what
+        is wrong with the first: the error policy is asked about that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandleChanges:
+    """Run a handler that takes several changes at a time. Answered with ``Handled``; raises what is wrong with the
+    first of them."""
+
+    changes: Sequence[HandleChange]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """``count``      so many changes, from the first, are done: one or more
+    ``committed``  the position of the last of them was committed together with its writes
+    """
+
+    count: int
+    committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +173,7 @@ Need = (
     | CloseStream
     | PullChange
     | HandleChange
+    | HandleChanges
     | JudgeError
     | Pause
 )
