@@ -29,6 +29,7 @@ CODE_NAMES: dict[int, str] = {
     59: "CommandNotFound",
     72: "InvalidOptions",
     73: "InvalidNamespace",
+    91: "ShutdownInProgress",
     115: "CommandNotSupported",
     133: "FailedToSatisfyReadPreference",
     136: "CappedPositionLost",

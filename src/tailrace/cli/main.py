@@ -20,7 +20,19 @@ from tailrace.errors import InternalError, TailraceError
 from tailrace.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 
 #: The commands in the order of the help, and the modules that hold them: each has ``add_parser`` and ``run``.
-COMMANDS: Final = ("demo", "watch", "run", "archive", "replay", "token", "listen", "leases", "view", "doctor")
+COMMANDS: Final = (
+    "demo",
+    "watch",
+    "run",
+    "archive",
+    "replay",
+    "token",
+    "listen",
+    "leases",
+    "view",
+    "gateway",
+    "doctor",
+)
 
 #: The extra that brings a package which a command may miss.
 _EXTRAS: Final = {

@@ -14,6 +14,7 @@ from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
 from tailrace.cursor.reply import IN_AGGREGATE, IN_GET_MORE, cursor_reply, error_reply, kill_reply
 from tailrace.cursor.reply_events import ReplyEvents
 from tailrace.errors import InternalError, ServerError, TailraceError, UsageError
+from tailrace.pipeline.kernel import KernelUse
 from tailrace.pipeline.merge import MergedStream
 from tailrace.pipeline.stream import Stream, open_stream
 from tailrace.plan.plan import Plan, build_plan
@@ -37,21 +38,31 @@ class CursorRegistry:
 
     ``new_ids``  where cursor ids come from: positive int64 that cannot be guessed, endless
     ``profile``  the server version whose streams are given
+    ``kernel``   whether the kernel works on the batches
 
     Each method that carries out a command gives a generator of actions whose value is the reply; a TailraceError that
     the driver throws into it becomes an error reply. Only ``InternalError`` comes out, and ends its cursor.
     """
 
     def __init__(
-        self, new_ids: Iterator[int], profile: ServerProfile = SERVER_6_0, *, idle_ms_max: int = IDLE_MS_MAX
+        self,
+        new_ids: Iterator[int],
+        profile: ServerProfile = SERVER_6_0,
+        *,
+        idle_ms_max: int = IDLE_MS_MAX,
+        kernel: KernelUse = "auto",
     ) -> None:
         self._new_ids = new_ids
         self._profile = profile
         self._idle_ms_max = idle_ms_max
+        self._kernel: KernelUse = kernel
         self._open: dict[int, _Open] = {}
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __contains__(self, cursor_id: int) -> bool:
+        return cursor_id in self._open
 
     def run(self, database: str, command: bytes, now_ms: int) -> Acting:
         """Carry out an aggregate, getMore or killCursors command on a database."""
@@ -82,7 +93,7 @@ class CursorRegistry:
             started_by_caller = plan.start is not None
             if not started_by_caller:
                 plan = plan.start_after(start.operation_time)
-            cursor = ChangeStreamCursor(_stream(plan, start), started_by_caller=started_by_caller)
+            cursor = ChangeStreamCursor(_stream(plan, start, self._kernel), started_by_caller=started_by_caller)
             prefix = IN_AGGREGATE
             reply = ReplyEvents("firstBatch", wanted.batch_size)
             token, closed = yield from cursor.fill(reply, None)
@@ -139,11 +150,11 @@ class CursorRegistry:
         """Close the cursors that nobody has asked for too long; how many."""
         idle = [
             cursor_id
-            for cursor_id, entry in self._open.items()
+            for cursor_id, entry in list(self._open.items())  # another thread may open one
             if not entry.in_use and now_ms - entry.used_ms >= self._idle_ms_max
         ]
         for cursor_id in idle:
-            del self._open[cursor_id]
+            self._open.pop(cursor_id, None)
         return len(idle)
 
     def _reply(self, reply: ReplyEvents, token: bytes, cursor_id: int, namespace: str) -> bytes:
@@ -169,7 +180,7 @@ class CursorRegistry:
         return entry
 
 
-def _stream(plan: Plan, start: StreamStart) -> Stream:
+def _stream(plan: Plan, start: StreamStart, kernel: KernelUse) -> Stream:
     if start.shards is None:
-        return open_stream(plan)
-    return MergedStream(plan, start.shards, config_after=start.config_after)
+        return open_stream(plan, kernel=kernel)
+    return MergedStream(plan, start.shards, config_after=start.config_after, kernel=kernel)

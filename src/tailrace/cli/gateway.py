@@ -1,0 +1,136 @@
+"""``tailrace gateway``: change streams for every driver, at the cost of one read of the oplog."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import ssl
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tailrace.errors import UsageError
+from tailrace.source.uri import find_uri
+
+if TYPE_CHECKING:
+    from tailrace.gateway.options import GatewayOptions
+    from tailrace.source.uri import ConnectionString
+
+_DESCRIPTION: Final = """\
+Listen for MongoDB drivers and answer their change streams from one shared read of the oplog. Everything else goes to
+the server as it comes, on a connection of each client's own, where the client logs in itself. Applications change
+nothing but the address. SIGTERM and Ctrl-C end the streams so that drivers resume them elsewhere."""
+LISTEN: Final = "127.0.0.1:27117"
+_ALL: Final = ("", "0.0.0.0", "::")
+_PORT_MAX: Final = 65535
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "gateway",
+        help="serve change streams to drivers of any language",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--upstream", metavar="URI", help="the deployment, as of tailrace watch (default: TAILRACE_URI); @FILE works"
+    )
+    parser.add_argument("--listen", default=LISTEN, metavar="HOST:PORT", help=f"default: {LISTEN}, this machine only")
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="how clients reach the gateway (default: the address that each has connected to)",
+    )
+    parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
+    parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this authority")
+    parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
+    parser.add_argument("--cursors-max", type=int, default=20_000, metavar="N", help="open streams (default: 20000)")
+    parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="of the oplog in memory (default: 32)")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: gateway)")
+    parser.add_argument(
+        "--test-commands", action="store_true", help="fail points for tests of drivers; never in production"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out; the exit code. Raises TailraceError."""
+    from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415  so that --help does not load it
+
+    host, port = address(args.listen, "--listen")
+    for name in ("connections_max", "cursors_max", "window_mb"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    advertise = None
+    if args.advertise is not None:
+        there, at = address(args.advertise, "--advertise")
+        advertise = f"[{there}]:{at}" if ":" in there else f"{there}:{at}"
+    options = GatewayOptions(
+        host=host,
+        port=port,
+        advertise=advertise,
+        tls=_tls(args.tls_certificate_key_file, args.tls_ca_file),
+        connections_max=args.connections_max,
+        cursors_max=args.cursors_max,
+        window_bytes=args.window_mb << 20,
+        test_commands=args.test_commands,
+    )
+    return asyncio.run(_serve(find_uri(args.upstream), options, args.metrics))
+
+
+async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | None) -> int:
+    from tailrace.gateway.server import Gateway  # noqa: PLC0415
+
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    gateway = Gateway(uri, options)
+    await gateway.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    print(f"tailrace: listening at {gateway.address}", file=sys.stderr, flush=True)
+    if options.host in _ALL and options.tls is None:
+        print("tailrace: everyone who reaches this machine can connect, and nothing is encrypted", file=sys.stderr)
+    try:
+        if metrics is None:
+            await stopped.wait()
+        else:
+            from tailrace.gateway.metrics_server import serve_metrics  # noqa: PLC0415
+
+            with serve_metrics(gateway.metrics, *address(metrics, "--metrics")) as url:
+                print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
+                await stopped.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        print("tailrace: stopping: streams end, and drivers resume them elsewhere", file=sys.stderr, flush=True)
+        await gateway.stop()
+    return 0
+
+
+def address(text: str, option: str) -> tuple[str, int]:
+    """Host and port of ``host:port``. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > _PORT_MAX:
+        raise UsageError(f"{option}: {text!r} is not an address", hint="Write it as HOST:PORT, such as 127.0.0.1:27117")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _tls(certificate: str | None, authority: str | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        if authority is not None:
+            raise UsageError("--tls-ca-file needs --tls-certificate-key-file")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for name in (certificate, authority):
+        if name is not None and not Path(name).is_file():
+            raise UsageError(f"there is no file {name!r}")
+    try:
+        context.load_cert_chain(certificate)
+        if authority is not None:
+            context.load_verify_locations(authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(f"the certificate cannot be used: {error}") from None
+    return context

@@ -1,0 +1,178 @@
+"""What a client's message is, as far as the gateway has to know. No I/O.
+
+Whatever cannot be understood is for the server: it answers it, or closes the connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from tailrace import raw_bson
+from tailrace.cursor.command import check_bson
+from tailrace.errors import TailraceError
+from tailrace.gateway.compression import compressor_of, decompress
+from tailrace.gateway.frame import (
+    CHECKSUM_PRESENT,
+    EXHAUST_ALLOWED,
+    HEADER_SIZE,
+    MORE_TO_COME,
+    OP_COMPRESSED,
+    OP_MSG,
+    OP_QUERY,
+    OpMsg,
+    check_checksum,
+    command_name,
+)
+from tailrace.raw_bson import ARRAY, INT64, OBJECT, STRING
+
+#: So much of a message says what it is; more is read only where it is for the gateway.
+HEAD_BYTES: Final = 4096
+
+#: What may change who speaks on a connection, or what they may do.
+LOGIN_NAMES: Final = frozenset((b"saslStart", b"saslContinue", b"authenticate", b"logout"))
+#: Commands that the gateway answers itself, or looks into.
+STREAM_NAMES: Final = frozenset((b"aggregate", b"getMore", b"killCursors"))
+#: After these, cursors of sessions have to go.
+SESSION_NAMES: Final = frozenset((b"killSessions", b"killAllSessions", b"killAllSessionsByPattern", b"endSessions"))
+FAIL_POINT: Final = b"configureFailPoint"
+
+#: Opcodes of old that servers do not answer: OP_UPDATE, OP_INSERT, OP_DELETE, OP_KILL_CURSORS.
+_NEVER_ANSWERED: Final = frozenset((2001, 2002, 2006, 2007))
+_EXHAUST_QUERY: Final = 1 << 6
+_FLAGS: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOutline:
+    """What is known of a message from its first bytes.
+
+    ``name``      the command's, empty where there is none, or it stands too far behind
+    ``answered``  the server sends a reply
+    ``exhaust``   it may send several
+    """
+
+    op_code: int
+    name: bytes
+    answered: bool = True
+    exhaust: bool = False
+
+
+def outline(op_code: int, head: bytes) -> MessageOutline:
+    """Of a message that is not compressed; ``head`` are its first bytes, header included."""
+    if op_code == OP_MSG and len(head) >= HEADER_SIZE + 5:
+        flags: int = _FLAGS.unpack_from(head, HEADER_SIZE)[0]
+        # The section of kind 0 comes first with every driver. One that comes later is the server's to read.
+        name = _first_name(head, HEADER_SIZE + 5) if head[HEADER_SIZE + 4] == 0 else b""
+        return MessageOutline(op_code, name, not flags & MORE_TO_COME, bool(flags & EXHAUST_ALLOWED))
+    if op_code == OP_QUERY and len(head) >= HEADER_SIZE + 5:
+        flags = _FLAGS.unpack_from(head, HEADER_SIZE)[0]
+        end = head.find(0, HEADER_SIZE + 4)
+        is_command = end > 0 and head[HEADER_SIZE + 4 : end].endswith(b".$cmd")
+        name = _first_name(head, end + 9) if is_command else b""
+        return MessageOutline(op_code, name, exhaust=bool(flags & _EXHAUST_QUERY))
+    return MessageOutline(op_code, b"", op_code not in _NEVER_ANSWERED)
+
+
+def _first_name(head: bytes, document: int) -> bytes:
+    start = document + 5
+    end = head.find(0, start)
+    if end < 0 or end == start:
+        return b""
+    name = head[start:end]
+    if name in (b"$query", b"query") and head[start - 1] == OBJECT:
+        return _first_name(head, end + 1)  # the form that carries a read preference beside it
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCommand:
+    """A whole command.
+
+    ``message``     not compressed any more
+    ``compressor``  what it was compressed with
+    ``session``     the session's id, as bytes of its own kind; ``None`` without one
+    """
+
+    message: OpMsg
+    name: bytes
+    database: str
+    session: bytes | None
+    compressor: str | None = None
+
+    @property
+    def document(self) -> bytes:
+        return self.message.document
+
+
+def unpacked(frame: bytes) -> tuple[bytes, str | None]:
+    """A whole message as it is without compression, and what it was compressed with. Raises BadFrame."""
+    op_code: int = _FLAGS.unpack_from(frame, 12)[0]
+    return (decompress(frame), compressor_of(frame)) if op_code == OP_COMPRESSED else (frame, None)
+
+
+def command_of(message: bytes, compressor: str | None) -> ClientCommand | None:
+    """The command that an OP_MSG carries; ``None`` where the server had better read it itself."""
+    try:
+        parsed = OpMsg.parse(message)
+        if parsed.sequences:
+            return None
+        if parsed.flags & CHECKSUM_PRESENT:
+            check_checksum(message)
+        raw_bson.check_structure(parsed.document)
+        check_bson(parsed.document)
+        names = [element.name for element in raw_bson.elements(parsed.document)]
+        if len(set(names)) < len(names):
+            return None  # who reads the first and who reads the last of two fields would not agree on what is asked
+        database = raw_bson.find(parsed.document, b"$db")
+        if database is None or database.type != STRING:
+            return None
+        text = raw_bson.read_string(parsed.document, database.value_start).decode()
+        return ClientCommand(parsed, command_name(parsed.document), text, _session(parsed.document), compressor)
+    except (TailraceError, UnicodeDecodeError):
+        return None
+
+
+def opens_stream(document: bytes) -> bool:
+    """Whether an aggregate is a change stream for the engine. What asks how one would be run is for the server."""
+    pipeline = raw_bson.find(document, b"pipeline")
+    if pipeline is None or pipeline.type != ARRAY:
+        return False
+    explain = raw_bson.find(document, b"explain")
+    if explain is not None:
+        return False
+    stages = raw_bson.value(document, pipeline)
+    first = next(raw_bson.elements(stages), None)
+    if first is None or first.type != OBJECT:
+        return False
+    named = next(raw_bson.elements(stages, first.value_start), None)
+    return named is not None and named.name == b"$changeStream"
+
+
+def cursor_asked(document: bytes) -> int | None:
+    """The id that a getMore names; ``None`` where it names none."""
+    element = raw_bson.find(document, b"getMore")
+    if element is None or element.type != INT64:
+        return None
+    return raw_bson.read_int64(document, element.value_start)
+
+
+def without_cursors(document: bytes, left: list[int]) -> bytes:
+    """A killCursors command that names the cursors ``left`` alone."""
+    ids = (raw_bson.encode_element(INT64, b"%d" % i, raw_bson.encode_int64(one)) for i, one in enumerate(left))
+    array = raw_bson.encode_element(ARRAY, b"cursors", raw_bson.encode_document(*ids))
+    return raw_bson.encode_document(
+        *(
+            array if element.name == b"cursors" else document[element.start : element.end]
+            for element in raw_bson.elements(document)
+        )
+    )
+
+
+def _session(document: bytes) -> bytes | None:
+    lsid = raw_bson.find(document, b"lsid")
+    if lsid is None or lsid.type != OBJECT:
+        return None
+    found = raw_bson.find(document, b"id", lsid.value_start)
+    return None if found is None else document[found.value_start : found.end]

@@ -1,0 +1,204 @@
+"""The commands that the gateway answers: aggregate, getMore and killCursors of change streams.
+
+Whom it cannot answer for certain it sends to the server: a client that may not watch gets the server's own refusal.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+import bson
+from bson.errors import BSONError
+
+from tailrace import raw_bson
+from tailrace.cursor.aggregate import AggregateCommand
+from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
+from tailrace.cursor.reply import kill_reply
+from tailrace.errors import ServerError, UsageError
+from tailrace.event.bson_text import spaced_document_text
+from tailrace.gateway.command import ClientCommand, cursor_asked, opens_stream, without_cursors
+from tailrace.gateway.connection import ClientConnection
+from tailrace.gateway.engine import Engine, Owner, ServedStream
+from tailrace.gateway.replies import is_ok, merged_kills
+from tailrace.gateway.rights import Identity, User
+
+_UNAUTHORIZED: Final = 13
+_UUID: Final = 4
+
+
+class Commands:
+    """Answers commands of clients from the engine.
+
+    ``rights_seconds``  rights are asked again at a getMore when they were asked so long ago
+    """
+
+    def __init__(self, engine: Engine, *, rights_seconds: float) -> None:
+        self._engine = engine
+        self._rights_seconds = rights_seconds
+
+    async def answered(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        """Answer a command; False where it is the server's."""
+        match command.name:
+            case b"aggregate":
+                return opens_stream(command.document) and await self._aggregate(connection, command)
+            case b"getMore":
+                return await self._get_more(connection, command)
+            case b"killCursors":
+                return await self._kill_cursors(connection, command)
+            case b"killAllSessions" | b"killSessions" | b"killAllSessionsByPattern":
+                return await self._kill_sessions(connection, command)
+        return False
+
+    async def _aggregate(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        await connection.answered()
+        if command.message.more_to_come:
+            return False
+        identity = await connection.identity(0)
+        try:
+            scope = AggregateCommand.parse(command.database, command.document).scope
+        except UsageError:
+            # Nothing will be opened: what is wrong is told to whom the server would tell it.
+            may = bool(identity.users) or identity.may_all
+        else:
+            may = identity.may_watch(scope)
+        if not may:
+            return False
+        owner = Owner(identity.users, command.session)
+        reply = await self._engine.aggregate(owner, command.database, command.document)
+        await connection.reply(command, self._engine.stamped(reply))
+        return True
+
+    async def _get_more(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        cursor_id = cursor_asked(command.document)
+        stream = None if cursor_id is None else self._engine.streams.get(cursor_id)
+        if stream is None:
+            return False
+        await connection.answered()
+        identity = await connection.identity(self._rights_seconds)
+        if not identity.users and not identity.may_all:
+            return False  # logged out, or the user was dropped
+        try:
+            GetMoreCommand.parse(command.database, command.document)
+            _check_owner(stream, identity, command.session)
+        except (UsageError, ServerError) as error:
+            reply = self._engine.refused(error, in_stream=False)
+        else:
+            reply = await self._engine.get_more(stream, command.database, command.document)
+        await connection.reply(command, self._engine.stamped(reply))
+        return True
+
+    async def _kill_cursors(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        try:
+            wanted = cursors_to_kill(command.document)
+        except UsageError:
+            return False
+        ours = [stream for stream in map(self._engine.streams.get, dict.fromkeys(wanted)) if stream is not None]
+        if not ours:
+            return False
+        await connection.answered()
+        identity = await connection.identity(self._rights_seconds)
+        if not identity.users and not identity.may_all:
+            return False
+        if not all(_may_kill(identity, stream) for stream in ours):
+            text = spaced_document_text(command.document)
+            error = ServerError(f"not authorized on {command.database} to execute command {text}", code=_UNAUTHORIZED)
+            await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
+            return True
+        killed = {stream.cursor_id for stream in ours}
+        left = [one for one in wanted if one not in killed]
+        self._engine.kill(ours)
+        if left:
+            theirs = await connection.ask(without_cursors(command.document, left))
+            if not is_ok(theirs):
+                await connection.reply(command, theirs)
+                return True
+            reply = merged_kills(wanted, killed, theirs)
+        else:
+            reply = kill_reply(wanted, [])
+        await connection.reply(command, self._engine.stamped(reply))
+        return True
+
+    async def _kill_sessions(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        """The server decides whether it may be done, and closes its cursors; then ours of these sessions are closed."""
+        await connection.answered()
+        identity = await connection.identity(self._rights_seconds)
+        reply = await connection.ask(command.document)
+        if is_ok(reply):
+            self._engine.kill([one for one in self._engine.streams.values() if _is_meant(command, one, identity)])
+        await connection.reply(command, reply)
+        return True
+
+
+def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None) -> None:
+    """Raise ServerError 13 unless the cursor belongs to this user and session, and the user may still watch."""
+    owner = stream.owner
+    if owner.session != session or (session is not None and owner.users != identity.users):
+        raise _wrong_session(stream, session, identity)
+    if owner.users != identity.users:
+        raise ServerError(f"cursor id {stream.cursor_id} was not created by the authenticated user", code=_UNAUTHORIZED)
+    if not identity.may_watch(stream.scope):
+        raise ServerError(f"not authorized for getMore with cursor id {stream.cursor_id}", code=_UNAUTHORIZED)
+
+
+def _wrong_session(stream: ServedStream, session: bytes | None, identity: Identity) -> ServerError:
+    """With users the server finds it while it checks rights; without, later and in other words."""
+    opened, asked = _session_text(stream.owner.session, stream.owner.users), _session_text(session, identity.users)
+    if not identity.may_all:
+        return ServerError(
+            f"Cursor session id ({opened}) is not the same as the operation context's session id ({asked})",
+            code=_UNAUTHORIZED,
+        )
+    text = f"Cannot run getMore on cursor {stream.cursor_id}, which was "
+    if stream.owner.session is None:
+        return ServerError(f"{text}not created in a session, in session {asked}", code=50736)
+    if session is None:
+        return ServerError(f"{text}created in session {opened}, without an lsid", code=50737)
+    return ServerError(f"{text}created in session {opened}, in session {asked}", code=50738)
+
+
+def _may_kill(identity: Identity, stream: ServedStream) -> bool:
+    return identity.users == stream.owner.users or identity.may_kill_any_cursor()
+
+
+def _session_text(session: bytes | None, users: Iterable[User]) -> str:
+    """As the server writes a session's id: the client's part, and a digest of its user."""
+    if session is None:
+        return "none"
+    # Without a user the digest is that of nothing.
+    name = "".join(f"{user}@{database}" for user, database in sorted(users))
+    digest = base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
+    return f"{_uuid_text(session)} - {digest} -  - "
+
+
+def _uuid_text(session: bytes) -> str:
+    # A binary value: its length, its subtype, its bytes.
+    return str(uuid.UUID(bytes=session[5:21])) if len(session) == 21 and session[4] == _UUID else session.hex()
+
+
+def _is_meant(command: ClientCommand, stream: ServedStream, identity: Identity) -> bool:
+    """Whether a command that ends sessions ends that of a stream. A pattern is taken to mean every session: a stream
+    that is closed too many is resumed by its driver, one too few would stay."""
+    try:
+        asked = bson.decode(command.document)
+    except BSONError:
+        return False
+    listed = asked.get(command.name.decode())
+    if command.name != b"killSessions":
+        if not listed or command.name == b"killAllSessionsByPattern":
+            return True
+        named = {(each.get("user"), each.get("db")) for each in listed if isinstance(each, dict)}
+        return bool(stream.owner.users & named)
+    element = raw_bson.find(command.document, b"killSessions")
+    if element is None or stream.owner.session is None:
+        return False
+    array = raw_bson.value(command.document, element)
+    ids = set()
+    for each in raw_bson.elements(array):
+        found = raw_bson.find(array, b"id", each.value_start) if each.type == raw_bson.OBJECT else None
+        if found is not None:
+            ids.add(array[found.value_start : found.end])
+    return stream.owner.session in ids and stream.owner.users == identity.users

@@ -1,0 +1,365 @@
+"""One client's connection, and the connection to the server that belongs to it.
+
+Messages pass in both directions unread, as they come. Those of change streams are answered here; for them the server is
+asked who speaks, on its own connection, where the client itself has logged in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import bson
+
+from tailrace import raw_bson
+from tailrace.errors import SourceError, TailraceError
+from tailrace.gateway.command import (
+    HEAD_BYTES,
+    LOGIN_NAMES,
+    ClientCommand,
+    MessageOutline,
+    command_of,
+    outline,
+    unpacked,
+)
+from tailrace.gateway.compression import available, compress
+from tailrace.gateway.frame import (
+    HEADER_SIZE,
+    MESSAGE_SIZE_MAX,
+    OP_COMPRESSED,
+    OP_MSG,
+    OP_REPLY,
+    BadFrame,
+    Header,
+    OpMsg,
+    OpReply,
+    op_msg,
+    parse_header,
+    with_document,
+)
+from tailrace.gateway.hello import HELLO_NAMES, rewritten
+from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.replies import ServerClock
+from tailrace.gateway.rights import Identity
+from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
+
+#: What is read, and written, at a time.
+_CHUNK: Final = 1 << 16
+#: A server's reply may be a little longer than a message to it.
+_REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
+#: An answer of ours to a hello, in which mongod repeats its names, is never longer.
+_HELLO_SIZE_MAX: Final = 1 << 20
+
+_STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
+#: Something that only those may do who have logged in, where logging in is asked for.
+_PROBE: Final = bson.encode(
+    {"find": "system.version", "filter": {"_id": 0}, "limit": 1, "singleBatch": True, "$db": "admin"}
+)
+
+_log = logging.getLogger("tailrace.gateway")
+_numbers = itertools.count(1)
+
+
+class ClosedConnection(Exception):  # noqa: N818  no error: one of the two has gone
+    """The client or the server has closed its connection, or is too slow."""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A reply that the server owes. ``answer``: it is ours, not the client's."""
+
+    is_hello: bool = False
+    exhaust: bool = False
+    answer: asyncio.Future[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the connections of a gateway have in common.
+
+    ``names``   of the commands that may be for the gateway
+    ``answer``  answers such a command; whether it did, or it is the server's
+    """
+
+    options: GatewayOptions
+    metrics: GatewayMetrics
+    upstream: Upstream
+    clock: ServerClock
+    names: frozenset[bytes]
+    answer: Callable[[ClientConnection, ClientCommand], Awaitable[bool]]
+
+
+class ClientConnection:
+    """Serves one client until it leaves.
+
+    ``address``  what the client is told to be connected to
+    """
+
+    def __init__(self, shared: Surroundings, client: Channel, address: str) -> None:
+        self.number = next(_numbers)
+        self._shared = shared
+        self._client = client
+        self._address = address
+        self._upstream: Channel
+        self.upstream_address: Address | None = None
+        self._awaited: deque[_Awaited] = deque()
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self._identity: Identity | None = None
+        self._identity_time = 0.0
+        self._asks_nobody: bool | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._at_rest = True
+        #: To be closed as soon as nothing is under way.
+        self._leaving = False
+
+    # -- from beginning to end --------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Serve the client; returns when both connections are closed."""
+        keep_alive(self._client.writer)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            self.upstream_address, self._upstream = await self._shared.upstream.connect()
+            self._serving = asyncio.create_task(self._requests())
+            tasks = [self._serving, asyncio.create_task(self._replies())]
+            if self._leaving:
+                return
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except SourceError as error:
+            _log.warning("connection %d: %s", self.number, error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                self._tell(outcome)
+            for channel in (self._client, getattr(self, "_upstream", None)):
+                if channel is not None:
+                    with suppress(OSError, RuntimeError):
+                        channel.writer.close()
+
+    def leave(self) -> None:
+        """Close the connection, after the reply to what the client has asked."""
+        self._leaving = True
+        if self._serving is not None and self._at_rest and not self._is_owed():
+            self._serving.cancel()
+
+    def client_left(self) -> None:
+        """The client has closed its side: nobody waits for what is under way."""
+        if self._serving is not None and not self._at_rest:
+            self._serving.cancel()
+
+    def _is_owed(self) -> bool:
+        """Whether the client waits for a reply of the server's other than the next of many."""
+        return any(not each.exhaust for each in self._awaited)
+
+    def _tell(self, outcome: BaseException | None) -> None:
+        match outcome:
+            case None | asyncio.CancelledError() | ClosedConnection() | OSError() | EOFError() | TimeoutError():
+                return
+            case BadFrame():
+                self._shared.metrics.frames_refused += 1
+                _log.warning("connection %d was closed: %s", self.number, outcome)
+            case TailraceError():
+                _log.warning("connection %d was closed: %s", self.number, outcome)
+            case _:
+                _log.error("connection %d was closed by a fault of the gateway", self.number, exc_info=outcome)
+
+    # -- what the client sends --------------------------------------------------------------------------------------
+
+    async def _requests(self) -> None:
+        options = self._shared.options
+        try:
+            async with asyncio.timeout(options.handshake_seconds):
+                head = await self._client.reader.readexactly(HEADER_SIZE)
+        except TimeoutError:
+            raise ClosedConnection("no message came") from None
+        while True:
+            self._at_rest = False
+            async with asyncio.timeout(options.stall_seconds) as limit:
+                await self._request(head, limit)
+            if self._leaving and not self._is_owed():
+                return
+            self._at_rest = True
+            head = await self._client.reader.readexactly(HEADER_SIZE)
+
+    async def _request(self, head: bytes, limit: asyncio.Timeout) -> None:
+        """One message. ``limit``: until it is here, or passed on."""
+        header = parse_header(head, limit=self._shared.options.message_bytes)
+        self._shared.metrics.client_bytes_received += header.length
+        reader = self._client.reader
+        if header.op_code == OP_COMPRESSED:
+            head += await reader.readexactly(header.length - HEADER_SIZE)
+            message, compressor = unpacked(head)
+            seen = outline(parse_header(message).op_code, message)
+        else:
+            head += await reader.readexactly(min(header.length - HEADER_SIZE, HEAD_BYTES - HEADER_SIZE))
+            message, compressor = head, None
+            seen = outline(header.op_code, head)
+        if seen.name in self._shared.names and seen.op_code == OP_MSG:
+            if header.length > len(head):
+                head += await reader.readexactly(header.length - len(head))
+            command = command_of(head if compressor is None else message, compressor)
+            if command is not None:
+                limit.reschedule(None)
+                if await self._shared.answer(self, command):
+                    return
+        await self.pass_on(seen, head, header.length, limit)
+
+    async def pass_on(
+        self, seen: MessageOutline, head: bytes, length: int, limit: asyncio.Timeout | None = None
+    ) -> None:
+        """Send a message to the server as it came: what is here of it, and what follows."""
+        if seen.answered:
+            self._owe(_Awaited(is_hello=seen.name in HELLO_NAMES, exhaust=seen.exhaust))
+        if seen.name in LOGIN_NAMES or seen.name in HELLO_NAMES:
+            self._identity = None  # a hello may log in too
+        self._shared.metrics.messages_passed += 1
+        writer, left = self._upstream.writer, length - len(head)
+        writer.write(head)
+        while left:
+            chunk = await self._client.reader.read(min(left, _CHUNK))
+            if not chunk:
+                raise ClosedConnection("the client has left in the middle of a message")
+            left -= len(chunk)
+            writer.write(chunk)
+            await writer.drain()
+            if limit is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + self._shared.options.stall_seconds)
+        await writer.drain()
+
+    def _owe(self, awaited: _Awaited) -> None:
+        self._awaited.append(awaited)
+        self._answered.clear()
+
+    # -- what the server sends --------------------------------------------------------------------------------------
+
+    async def _replies(self) -> None:
+        reader = self._upstream.reader
+        while True:
+            head = await reader.readexactly(HEADER_SIZE)
+            header = parse_header(head, limit=_REPLY_SIZE_MAX)
+            awaited = self._awaited[0] if self._awaited else _Awaited()
+            is_last = True
+            if awaited.answer is not None or awaited.is_hello or awaited.exhaust:
+                is_last = await self._reply(awaited, head + await reader.readexactly(header.length - HEADER_SIZE))
+            else:
+                await self._copy(head, header)
+            if is_last and self._awaited:
+                self._awaited.popleft()
+                if not self._awaited:
+                    self._answered.set()
+            if self._leaving and self._at_rest and not self._is_owed():
+                raise ClosedConnection("it was to be closed")
+
+    async def _copy(self, head: bytes, header: Header) -> None:
+        """Pass a reply on as it comes."""
+        writer, left = self._client.writer, header.length - HEADER_SIZE
+        self._shared.metrics.client_bytes_sent += header.length
+        while left:
+            chunk = await self._upstream.reader.read(min(left, _CHUNK))
+            if not chunk:
+                raise ClosedConnection("the server has left in the middle of a reply")
+            left -= len(chunk)
+            writer.write(head + chunk if head else chunk)
+            head = b""
+            await self._drained()
+        if head:
+            writer.write(head)
+
+    async def _reply(self, awaited: _Awaited, frame: bytes) -> bool:
+        """A reply that is looked at; whether it is the last to its message."""
+        message, _ = unpacked(frame)
+        if awaited.answer is not None:
+            if not awaited.answer.done():
+                awaited.answer.set_result(OpMsg.parse(message).document)
+            return True
+        op_code = parse_header(message).op_code
+        is_last = True
+        if op_code == OP_MSG:
+            parsed = OpMsg.parse(message)
+            is_last = not parsed.more_to_come
+            if awaited.is_hello:
+                frame = with_document(parsed, rewritten(parsed.document, self._address, available()))
+        elif op_code == OP_REPLY:
+            reply = OpReply.parse(message)
+            is_last = not (awaited.exhaust and reply.cursor_id)
+            if awaited.is_hello and reply.documents:
+                frame = with_document(reply, rewritten(reply.documents[0], self._address, available()))
+        await self.send(frame)
+        return is_last
+
+    # -- for those who answer commands ------------------------------------------------------------------------------
+
+    async def send(self, frame: bytes) -> None:
+        """A whole message to the client, as fast as it takes it."""
+        self._shared.metrics.client_bytes_sent += len(frame)
+        view = memoryview(frame)
+        for start in range(0, len(frame), _CHUNK):
+            self._client.writer.write(view[start : start + _CHUNK])
+            await self._drained()
+
+    async def reply(self, command: ClientCommand, document: bytes) -> None:
+        """Our answer to a command of the client's, unless it wants none."""
+        if command.message.more_to_come:
+            return
+        frame = op_msg(document, request_id=self._next_id(), response_to=command.message.header.request_id)
+        if command.compressor is not None and command.compressor != "noop":
+            frame = compress(frame, command.compressor)
+        await self.send(frame)
+
+    async def answered(self) -> None:
+        """Wait until the server has answered all that was passed on: replies come in the order of their commands."""
+        await self._answered.wait()
+
+    async def ask(self, document: bytes) -> bytes:
+        """The server's reply to a command of the gateway's, on the client's own connection."""
+        await self.answered()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._owe(_Awaited(answer=answer))
+        self._upstream.writer.write(op_msg(document, request_id=self._next_id()))
+        await self._upstream.writer.drain()
+        async with asyncio.timeout(self._shared.options.stall_seconds):
+            reply = await answer
+        self._shared.clock.saw_reply(reply)
+        return reply
+
+    async def identity(self, age_seconds: float) -> Identity:
+        """Who speaks here and what they may do, as the server said so long ago at most."""
+        known = self._identity
+        if known is not None and (known.may_all or time.monotonic() - self._identity_time <= age_seconds):
+            return known
+        asked = time.monotonic()
+        status = bson.decode(await self.ask(_STATUS))
+        found = Identity.of_status(status)
+        if not found.users and self._asks_nobody is None:
+            self._asks_nobody = _succeeded(await self.ask(_PROBE))
+        if self._asks_nobody:
+            found = Identity(found.users, may_all=True)
+        self._identity, self._identity_time = found, asked
+        return found
+
+    @staticmethod
+    def _next_id() -> int:
+        return secrets.randbits(31)
+
+    async def _drained(self) -> None:
+        try:
+            async with asyncio.timeout(self._shared.options.stall_seconds):
+                await self._client.writer.drain()
+        except TimeoutError:
+            raise ClosedConnection("the client does not take what it has asked for") from None
+
+
+def _succeeded(reply: bytes) -> bool:
+    element = raw_bson.find(reply, b"ok")
+    return element is not None and any(raw_bson.value(reply, element))

@@ -1,0 +1,384 @@
+"""The change streams of a gateway: their cursors, whose they are, and the work that they take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import bson
+from pymongo import MongoClient
+
+from tailrace import raw_bson
+from tailrace.client import kernel_loader
+from tailrace.cursor import Acting, Action, CursorRegistry, NeedStart
+from tailrace.cursor.reply import error_reply
+from tailrace.errors import InternalError, ServerError, TailraceError
+from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.gateway.reading import Keeper, OplogReading, Reading, Waker, in_thread, now_ms
+from tailrace.gateway.replies import ServerClock
+from tailrace.gateway.rights import User
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.profile import profile_for
+from tailrace.source.mongod import MongodSource
+from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail
+
+#: Work on so many bytes is done in the event loop; more goes to a thread, so that nobody else waits for it.
+_INLINE_BYTES: Final = 1 << 15
+_WORK_THREADS: Final = 2
+_READ_THREADS: Final = 16
+#: How long the shared read goes on after the last stream was closed.
+_LINGER_S: Final = 30.0
+_EXPIRE_S: Final = 10.0
+
+SHUTTING_DOWN: Final = 91
+_TOO_MANY: Final = 146
+
+_log = logging.getLogger("tailrace.gateway")
+
+
+class Owner(NamedTuple):
+    """Whose a cursor is: of the users of the connection that opened it, and of their session.
+
+    ``session``  the value of ``lsid``'s ``id``, ``None`` without a session
+    """
+
+    users: frozenset[User]
+    session: bytes | None
+
+
+@dataclass(eq=False, slots=True)
+class ServedStream:
+    """A cursor of ours.
+
+    ``opened``  when, seconds since 1970
+    ``events``  how many were sent
+    ``is_busy``  a command is working on it
+    """
+
+    cursor_id: int
+    owner: Owner
+    scope: Scope
+    namespace: str
+    reading: Reading
+    comment: Any = None
+    opened: float = field(default_factory=time.time)
+    events: int = 0
+    is_busy: bool = False
+
+
+class Engine:
+    """Carries out the commands of change streams. Belongs to the event loop that it was made in.
+
+    ``client``        reads the deployment
+    ``cursors_max``   how many streams may be open
+    ``window_bytes``  of the oplog's end for streams that read it together
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        metrics: GatewayMetrics,
+        *,
+        cursors_max: int,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._cursors_max = cursors_max
+        self._opening = 0
+        self._reading_pool: Executor = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="tailrace-read")
+        self._work_pool: Executor = ThreadPoolExecutor(_WORK_THREADS, thread_name_prefix="tailrace-work")
+        self._waker = Waker(asyncio.get_running_loop())
+        self._source = MongodSource(client)
+        self._shared = SharedTail(client, window_bytes=window_bytes, on_read=self._saw_read, streams_min=1)
+        self._keeper: Keeper | None = None
+        self._idle_since: float | None = None
+        self._registry: CursorRegistry | None = None
+        self._minding: asyncio.Task[None] | None = None
+        self._stopping: TailraceError | None = None
+        self.streams: dict[int, ServedStream] = {}
+        self.clock = ServerClock()
+        self._last_clock: Any = None
+
+    async def start(self) -> None:
+        """Connect. Raises TailraceError where the deployment cannot be read."""
+        version = await in_thread(self._reading_pool, self._connected)
+        self._registry = CursorRegistry(_new_ids(), profile_for(version), kernel=kernel_loader.is_ready)
+        self._minding = asyncio.create_task(self._mind())
+
+    def _connected(self) -> str:
+        self._source.oldest()  # who may not read the oplog is told here
+        return self._source.server_version
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    async def aggregate(self, owner: Owner, database: str, command: bytes) -> bytes:
+        """Open a stream; the reply without the server's times."""
+        if len(self.streams) + self._opening >= self._cursors_max:
+            return self.refused(
+                ServerError(
+                    f"this gateway has {self._cursors_max} change streams open, which is its limit", code=_TOO_MANY
+                )
+            )
+        if self._stopping is not None:
+            return self.refused(self._stopping)
+        self._keep()
+        opening = _Opening(self)
+        self._opening += 1
+        try:
+            acting = self._cursors.run(database, command, now_ms())
+            reply = await self._carried_out(acting, opening, len(command))
+        except BaseException:
+            opening.close()
+            raise
+        finally:
+            self._opening -= 1
+        cursor = _cursor_of(reply)
+        if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
+            opening.close()
+        else:
+            stream = ServedStream(cursor.cursor_id, owner, opening.scope, cursor.namespace, opening.reading)
+            self.streams[cursor.cursor_id] = stream
+            self._metrics.streams_opened += 1
+        self._count(reply, cursor)
+        return reply
+
+    async def get_more(self, stream: ServedStream, database: str, command: bytes) -> bytes:
+        """The next batch of a stream that the caller may read; the reply without the server's times."""
+        stream.reading.rest()
+        was_busy, stream.is_busy = stream.is_busy, True
+        try:
+            acting = self._cursors.run(database, command, now_ms())
+            reply = await self._carried_out(acting, stream.reading, len(command))
+        finally:
+            stream.is_busy = was_busy
+            self._forget_closed(stream)
+        cursor = _cursor_of(reply)
+        stream.events += cursor.events
+        self._count(reply, cursor)
+        return reply
+
+    def kill(self, streams: list[ServedStream]) -> None:
+        """Close streams. A getMore that waits comes back at once, with 237."""
+        if not streams:
+            return
+        ids = [raw_bson.encode_int64(stream.cursor_id) for stream in streams]
+        array = raw_bson.encode_document(
+            *(raw_bson.encode_element(raw_bson.INT64, b"%d" % i, each) for i, each in enumerate(ids))
+        )
+        self._cursors.kill_cursors(
+            raw_bson.encode_document(
+                raw_bson.encode_element(raw_bson.STRING, b"killCursors", raw_bson.encode_string("")),
+                raw_bson.encode_element(raw_bson.ARRAY, b"cursors", array),
+            )
+        )
+        for stream in streams:
+            stream.reading.hurry()
+            if not stream.is_busy:
+                self._forget_closed(stream)
+            else:
+                self.streams.pop(stream.cursor_id, None)
+
+    def refused(self, error: TailraceError, *, in_stream: bool = True) -> bytes:
+        """The reply that says so."""
+        self._metrics.errors[error.code or 0] += 1
+        return error_reply(error, in_stream=in_stream)
+
+    def stamped(self, reply: bytes) -> bytes:
+        """A reply with the server's times, as the tail of the oplog or a client's connection received them."""
+        document = self._shared.clock_document
+        if document is not None and document is not self._last_clock:
+            self._last_clock = document
+            self.clock.saw(bson.encode(document))
+        return self.clock.stamp(reply, _reached(reply))
+
+    def stop(self) -> None:
+        """Every stream ends, with an error after which drivers resume; those that wait end now."""
+        self._stopping = ServerError("the gateway is shutting down", code=SHUTTING_DOWN)
+        for stream in self.streams.values():
+            stream.reading.ending = self._stopping
+            stream.reading.hurry()
+
+    async def close(self) -> None:
+        """Close everything. Takes as long as reads that are under way, a moment at most."""
+        if self._minding is not None:
+            self._minding.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._minding
+        for stream in list(self.streams.values()):
+            stream.reading.close()
+        self.streams.clear()
+        if self._keeper is not None:
+            self._keeper.close()
+        self._shared.close()
+        self._work_pool.shutdown(wait=False, cancel_futures=True)
+        self._reading_pool.shutdown(wait=False)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _cursors(self) -> CursorRegistry:
+        if self._registry is None:
+            raise InternalError("the engine was not started")
+        return self._registry
+
+    def open_reading(self, scope: Scope) -> Reading:
+        """What a new stream of ``scope`` reads."""
+        return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope)
+
+    async def _carried_out(self, acting: Acting, answering: Reading | _Opening, size: int) -> bytes:
+        """Drive a command to its reply. What is large is worked on in a thread."""
+        answer: Any = None
+        error: TailraceError | None = None
+        try:
+            while True:
+                if size > _INLINE_BYTES:
+                    action, reply = await in_thread(self._work_pool, _advance, acting, answer, error)
+                else:
+                    action, reply = _advance(acting, answer, error)
+                if reply is not None:
+                    return reply
+                answer = error = None
+                try:
+                    answer = await answering.answer(action)
+                except TailraceError as caught:
+                    error = caught
+                size = _size_of(answer)
+        except InternalError as caught:
+            _log.exception("a change stream has failed")
+            return self.refused(caught)
+        finally:
+            acting.close()
+
+    def _forget_closed(self, stream: ServedStream) -> None:
+        if stream.cursor_id not in self._cursors:
+            stream.reading.close()
+            if self.streams.get(stream.cursor_id) is stream:
+                del self.streams[stream.cursor_id]
+
+    def _count(self, reply: bytes, cursor: _Cursor) -> None:
+        metrics = self._metrics
+        metrics.streams = len(self.streams)
+        if cursor.code is not None:
+            metrics.errors[cursor.code] += 1
+            return
+        metrics.batches += 1
+        metrics.events += cursor.events
+        metrics.event_bytes += len(reply) if cursor.events else 0
+
+    def _saw_read(self, size: int) -> None:
+        """A reply of the shared read; in its thread."""
+        kernel_loader.is_ready(size)
+
+    def _keep(self) -> None:
+        self._idle_since = None
+        if self._keeper is None:
+            self._keeper = Keeper(self._client, self._shared)
+
+    async def _mind(self) -> None:
+        """Now and then: close what nobody asks for, and note the server's clock."""
+        while True:
+            await asyncio.sleep(_EXPIRE_S)
+            gone = self._cursors.expire(now_ms())
+            if gone:
+                self._metrics.cursors_expired += gone
+                for stream in list(self.streams.values()):
+                    if not stream.is_busy:
+                        self._forget_closed(stream)
+            self._metrics.streams = len(self.streams)
+            now = time.monotonic()
+            if self.streams or self._opening or self._keeper is None:
+                self._idle_since = None
+            elif self._idle_since is None:
+                self._idle_since = now
+            elif now - self._idle_since > _LINGER_S:
+                self._keeper.close()
+                self._keeper = None
+
+
+class _Opening:
+    """Answers a cursor that is being opened: what it reads is known from its first question on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.scope: Scope | None = None
+        self.reading: Reading | None = None
+
+    async def answer(self, action: Action) -> Any:
+        if isinstance(action, NeedStart):
+            self.scope = action.scope
+            self.reading = self._engine.open_reading(action.scope)
+        if self.reading is None:
+            raise InternalError("a cursor asks before it says what it is over")
+        return await self.reading.answer(action)
+
+    def close(self) -> None:
+        if self.reading is not None:
+            self.reading.close()
+
+
+class _Cursor(NamedTuple):
+    """What a reply says of its cursor; ``code`` of the error that it is instead."""
+
+    cursor_id: int
+    namespace: str
+    events: int
+    code: int | None
+
+
+def _cursor_of(reply: bytes) -> _Cursor:
+    found = raw_bson.find(reply, b"cursor")
+    if found is None:
+        code = raw_bson.find(reply, b"code")
+        return _Cursor(0, "", 0, 0 if code is None else raw_bson.read_int32(reply, code.value_start))
+    cursor_id, namespace, events = 0, "", 0
+    for element in raw_bson.elements(reply, found.value_start):
+        if element.name == b"id":
+            cursor_id = raw_bson.read_int64(reply, element.value_start)
+        elif element.name == b"ns":
+            namespace = raw_bson.read_string(reply, element.value_start).decode("utf-8", "replace")
+        elif element.name in (b"firstBatch", b"nextBatch"):
+            events = sum(1 for _ in raw_bson.elements(reply, element.value_start))
+    return _Cursor(cursor_id, namespace, events, None)
+
+
+def _reached(reply: bytes) -> ClusterTime:
+    """The cluster time of a reply's resume token: up to there the stream was read. 0 where there is none."""
+    cursor = raw_bson.find(reply, b"cursor")
+    token = None if cursor is None else raw_bson.find(reply, b"postBatchResumeToken", cursor.value_start)
+    data = None if token is None else raw_bson.find(reply, b"_data", token.value_start)
+    if data is None:
+        return ClusterTime(0)
+    # The first value of a token is its time, most significant byte first, behind the byte of its type.
+    return ClusterTime(int(raw_bson.read_string(reply, data.value_start)[2:18], 16))
+
+
+def _advance(acting: Acting, answer: Any, error: TailraceError | None) -> tuple[Any, bytes | None]:
+    """One step of a command: what it asks for, or its reply."""
+    try:
+        return (acting.send(answer) if error is None else acting.throw(error)), None
+    except StopIteration as end:
+        return None, end.value
+
+
+def _size_of(answer: Any) -> int:
+    batch = getattr(answer, "batch", None)
+    if batch is not None:
+        return len(batch.raw)
+    return sum(len(each or b"") for each in answer) if isinstance(answer, list) else 0
+
+
+def _new_ids() -> Iterator[int]:
+    """As the server's own: positive, of 63 random bits, so that nobody guesses one and none meets another."""
+    while True:
+        number = secrets.randbits(63)
+        if number:
+            yield number

@@ -1,0 +1,42 @@
+"""How a gateway serves its clients."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from tailrace.gateway.frame import MESSAGE_SIZE_MAX
+from tailrace.tail.shared_tail import WINDOW_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """How a gateway serves its clients.
+
+    ``host``, ``port``     where it listens; port 0: one that is free
+    ``advertise``          the name and port by which clients reach it, ``host:port``; by default the address that each
+                           has connected to
+    ``tls``                for connections of clients; ``None``: without
+    ``connections_max``    of clients
+    ``cursors_max``        open change streams
+    ``message_bytes``      the longest message of a client's
+    ``window_bytes``       of the oplog's end, for streams that are behind
+    ``handshake_seconds``  until the first message of a client's
+    ``stall_seconds``      how long a message that was begun, or a reply, may not move on
+    ``rights_seconds``     how old the answer may be to what a client may watch
+    ``stop_seconds``       how long a stop waits for what is under way
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 27017
+    advertise: str | None = None
+    tls: ssl.SSLContext | None = None
+    connections_max: int = 20_000
+    cursors_max: int = 20_000
+    message_bytes: int = MESSAGE_SIZE_MAX
+    window_bytes: int = WINDOW_BYTES
+    handshake_seconds: float = 30.0
+    stall_seconds: float = 60.0
+    rights_seconds: float = 2.0
+    stop_seconds: float = 10.0
+    test_commands: bool = False

@@ -1,0 +1,228 @@
+"""Where one stream's oplog entries come from, for an event loop: the shared tail, and reads of its own where it has to.
+
+No thread waits for a stream that is joined: the tail's reader calls when something has come (``Waker``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from pymongo import MongoClient
+
+from tailrace.cursor import Action, NeedOldest, NeedStart, OldestEntry, OplogRead, ReadOplog, StreamStart
+from tailrace.errors import InternalError, TailraceError
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.stream import Need
+from tailrace.plan.request import OplogBatch
+from tailrace.source.drive import answer_request
+from tailrace.tail.shared_tail import SharedTail
+from tailrace.tail.tailed_source import TailedSource
+
+#: One wait of a stream's own read: so long at most a thread is taken before the stream is joined.
+_OWN_AWAIT_MS: Final = 100
+#: A scope in which nothing ever happens: who waits there keeps the shared reader going.
+_NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
+_KEEPER_RETRY_S: Final = 1.0
+
+_log = logging.getLogger("tailrace.gateway")
+_T = TypeVar("_T")
+
+
+def now_ms() -> int:
+    """The clock of cursors: milliseconds, monotonic."""
+    return time.monotonic_ns() // 1_000_000
+
+
+async def in_thread(pool: Executor, work: Callable[..., _T], *args: Any) -> _T:
+    """What ``work`` gives, done in a thread of ``pool``. A task that is cancelled waits for it to end: what it works on
+    has no other owner until then."""
+    future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # looked at, so that nobody is told of it
+        raise
+
+
+class Waker:
+    """Carries calls from the readers' threads into the event loop, many in one go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: deque[asyncio.Event] = deque()
+
+    def wake(self, event: asyncio.Event) -> None:
+        """Set ``event`` soon; from any thread."""
+        is_first = not self._events
+        self._events.append(event)
+        if is_first:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        while self._events:
+            self._events.popleft().set()
+
+
+class Reading(ABC):
+    """What one stream reads. Used in the event loop, by one task at a time.
+
+    ``pool``  threads for what waits for the server
+    """
+
+    def __init__(self, pool: Executor, waker: Waker) -> None:
+        self.pool = pool
+        self._came = asyncio.Event()
+        self._wake = partial(waker.wake, self._came)
+        self._hurried = False
+        #: Raised in place of going on to wait.
+        self.ending: TailraceError | None = None
+
+    async def answer(self, action: Action) -> Any:
+        """What a cursor asks for. Raises TailraceError."""
+        match action:
+            case NeedStart(scope):
+                return await self._start(scope)
+            case NeedOldest():
+                return await self._oldest(action.participant)
+            case ReadOplog():
+                return await self._read(action)
+            case Need():
+                return await self._look_up(action)
+        raise InternalError(f"a cursor asks for {type(action).__name__}")
+
+    def hurry(self) -> None:
+        """Whoever waits for entries now waits no longer."""
+        self._hurried = True
+        self._came.set()
+
+    def rest(self) -> None:
+        """A new command: it may wait again."""
+        self._hurried = False
+
+    async def _read(self, action: ReadOplog) -> OplogRead:
+        deadline = action.deadline_ms
+        while True:
+            self._came.clear()
+            read = await self._next(action)
+            if self.ending is not None:
+                raise self.ending
+            if read.batch.raw or deadline is None or read.now_ms >= deadline:
+                return read
+            if self._hurried:
+                return read._replace(now_ms=deadline)
+            if self._is_joined(action):
+                await self._wait(action, (deadline - read.now_ms) / 1000)
+
+    async def _wait(self, action: ReadOplog, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._came.wait()
+
+    @abstractmethod
+    async def _start(self, scope: Scope) -> StreamStart: ...
+
+    @abstractmethod
+    async def _oldest(self, participant: str) -> OldestEntry: ...
+
+    @abstractmethod
+    async def _next(self, action: ReadOplog) -> OplogRead:
+        """What there is next; an empty batch where there is nothing."""
+
+    @abstractmethod
+    def _is_joined(self, action: ReadOplog) -> bool:
+        """Whether somebody calls when something has come."""
+
+    @abstractmethod
+    async def _look_up(self, need: Need) -> Any: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Read no more. Does not wait."""
+
+
+class OplogReading(Reading):
+    """Of a replica set."""
+
+    def __init__(
+        self, pool: Executor, waker: Waker, client: MongoClient[Any], shared: SharedTail, scope: Scope
+    ) -> None:
+        super().__init__(pool, waker)
+        self._source = TailedSource(client, shared, scope)
+        self._source.on_ready(self._wake)
+        self._scope = scope
+        self._batches: Generator[OplogBatch, None, None] | None = None
+
+    async def _start(self, scope: Scope) -> StreamStart:
+        return await in_thread(self.pool, self._started, scope)
+
+    def _started(self, scope: Scope) -> StreamStart:
+        if scope.database is not None and scope.collection is not None:
+            self._source.refuse_view(scope.database, scope.collection)
+        return StreamStart(self._source.operation_time())
+
+    async def _oldest(self, participant: str) -> OldestEntry:
+        return OldestEntry(*await in_thread(self.pool, self._source.oldest))
+
+    async def _next(self, action: ReadOplog) -> OplogRead:
+        batch = self._source.poll()
+        if batch is None:
+            if self._batches is None:
+                self._batches = self._source.tail(action.after, await_ms=_OWN_AWAIT_MS)
+            own: OplogBatch = await in_thread(self.pool, next, self._batches)
+            batch = own
+        return OplogRead(batch, not batch.raw, now_ms())
+
+    def _is_joined(self, action: ReadOplog) -> bool:
+        return self._source.is_joined
+
+    async def _look_up(self, need: Need) -> Any:
+        return await in_thread(self.pool, answer_request, need.request, self._source)
+
+    def close(self) -> None:
+        self._source.interrupt()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            with suppress(RuntimeError):  # the pool has ended, and with it every read
+                self.pool.submit(batches.close)
+
+
+class Keeper:
+    """Keeps a shared reader going while a gateway has streams: it joins as a stream to which nothing comes."""
+
+    def __init__(self, client: MongoClient[Any], shared: SharedTail) -> None:
+        self._source = TailedSource(client, shared, _NOWHERE)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tailrace-keeper", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                for _ in self._source.tail(self._source.newest()):
+                    if self._ended.is_set():
+                        return
+            except TailraceError as error:
+                _log.debug("the shared read waits: %s", error)
+            except Exception:  # noqa: BLE001  nobody else would hear of it
+                _log.exception("the shared read has failed, and is begun again")
+            self._ended.wait(_KEEPER_RETRY_S)
+
+    def close(self) -> None:
+        """Let the reader end where nobody else needs it. Does not wait."""
+        self._ended.set()
+        self._source.interrupt()

@@ -1,0 +1,91 @@
+"""Replies of our own as the server would send them: with its times, and put together of two parts. No I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace import raw_bson
+from tailrace.cursor.reply import kill_reply
+from tailrace.errors import OplogFormatError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.raw_bson import ARRAY, BINARY, INT64, OBJECT, TIMESTAMP, encode_element
+
+_LISTS: Final = (b"cursorsKilled", b"cursorsNotFound")
+#: The key's number in a signature of nobody: deployments without keys send it, and so do others to those who may set
+#: the clock.
+_NO_KEY: Final = bytes(8)
+
+
+class ServerClock:
+    """The newest times that the server has sent, for replies that it did not make itself.
+
+    Times are passed on as they were received, signature and all: drivers send them back, and a server with users takes
+    none that is not signed. To whoever may set its clock it sends unsigned ones, which are for nobody else.
+
+    ``signed``  the server has users: only signed times are passed on
+    """
+
+    def __init__(self, *, signed: bool = False) -> None:
+        self.signed = signed
+        self._document: bytes | None = None
+        self._time = ClusterTime(0)
+
+    def saw(self, document: bytes) -> None:
+        """A ``$clusterTime`` document that the server sent."""
+        try:
+            time = raw_bson.find(document, b"clusterTime")
+            if time is None or time.type != TIMESTAMP or (self.signed and not _is_signed(document)):
+                return
+            seen = ClusterTime.from_bytes_le(raw_bson.value(document, time))
+        except OplogFormatError:
+            return
+        if self._document is None or seen > self._time:
+            self._time, self._document = seen, bytes(document)
+
+    def saw_reply(self, reply: bytes) -> None:
+        """A reply of the server's, which may carry a time."""
+        element = raw_bson.find(reply, b"$clusterTime")
+        if element is not None and element.type == OBJECT:
+            self.saw(raw_bson.value(reply, element))
+
+    def stamp(self, reply: bytes, operation_time: ClusterTime) -> bytes:
+        """The reply with ``$clusterTime`` and ``operationTime`` at its end, where times are known.
+
+        ``operation_time``  up to where the reply's stream was read; one that the clock has not come to is cut to it
+        """
+        if self._document is None:
+            return reply
+        time = min(operation_time, self._time) or self._time
+        return raw_bson.encode_document(
+            reply[4:-1],
+            encode_element(OBJECT, b"$clusterTime", self._document),
+            encode_element(TIMESTAMP, b"operationTime", time.to_bytes_le()),
+        )
+
+
+def _is_signed(document: bytes) -> bool:
+    signature = raw_bson.find(document, b"signature")
+    if signature is None or signature.type != OBJECT:
+        return False
+    inner = raw_bson.value(document, signature)
+    key, digest = raw_bson.find(inner, b"keyId"), raw_bson.find(inner, b"hash")
+    if key is None or digest is None or key.type != INT64 or digest.type != BINARY:
+        return False
+    return raw_bson.value(inner, key) != _NO_KEY
+
+
+def is_ok(reply: bytes) -> bool:
+    """Whether a command succeeded."""
+    element = raw_bson.find(reply, b"ok")
+    return element is not None and any(raw_bson.value(reply, element))
+
+
+def merged_kills(wanted: list[int], killed: set[int], theirs: bytes) -> bytes:
+    """The reply to a killCursors command of which ``killed`` were ours and the server has answered the rest."""
+    lists: dict[bytes, list[int]] = {}
+    for name in _LISTS:
+        element = raw_bson.find(theirs, name)
+        array = raw_bson.EMPTY_DOCUMENT if element is None or element.type != ARRAY else raw_bson.value(theirs, element)
+        lists[name] = [raw_bson.read_int64(array, each.value_start) for each in raw_bson.elements(array)]
+    gone = killed | set(lists[b"cursorsKilled"])
+    return kill_reply([one for one in wanted if one in gone], [one for one in wanted if one not in gone])

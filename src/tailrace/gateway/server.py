@@ -1,0 +1,170 @@
+"""The gateway: listens for clients, and serves each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from tailrace.errors import SinkError
+from tailrace.gateway.command import SESSION_NAMES, STREAM_NAMES
+from tailrace.gateway.commands import Commands
+from tailrace.gateway.connection import ClientConnection, Surroundings
+from tailrace.gateway.engine import Engine
+from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.upstream import Address, Channel, Upstream
+from tailrace.source.uri import ConnectionString
+
+_BUFFER: Final = 1 << 16
+_BACKLOG: Final = 1024
+
+_log = logging.getLogger("tailrace.gateway")
+
+
+class Gateway:
+    """Serves change streams of the deployment at ``uri``, and passes everything else on to it.
+
+    Made and used in one event loop. ``start``, then ``stop``; in between ``address`` says where it listens.
+    """
+
+    def __init__(self, uri: ConnectionString, options: GatewayOptions) -> None:
+        self.options = options
+        self.metrics = GatewayMetrics()
+        self.upstream = Upstream(uri, self._upstream_changed)
+        self.engine = Engine(
+            self.upstream.client, self.metrics, cursors_max=options.cursors_max, window_bytes=options.window_bytes
+        )
+        self.commands = Commands(self.engine, rights_seconds=options.rights_seconds)
+        self._surroundings = Surroundings(
+            options,
+            self.metrics,
+            self.upstream,
+            self.engine.clock,
+            STREAM_NAMES | SESSION_NAMES,
+            self.commands.answered,
+        )
+        self._connections: set[ClientConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Connect to the server, and listen. Raises SourceError where the deployment cannot be read, and SinkError
+        where the address cannot be listened at."""
+        try:
+            await self.engine.start()
+            await self._listen()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _listen(self) -> None:
+        options, loop = self.options, asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._protocol, options.host, options.port, ssl=options.tls, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise SinkError(
+                f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}",
+                hint="Another program may listen there; --listen names another address",
+            ) from None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        assert self._server is not None
+        name: Any = self._server.sockets[0].getsockname()
+        return Address(str(name[0]), int(name[1]))
+
+    # -- clients ----------------------------------------------------------------------------------------------------
+
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        reader = _ClientReader(limit=_BUFFER)
+        return asyncio.StreamReaderProtocol(reader, self._connected)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopping or len(self._connections) >= self.options.connections_max:
+            self.metrics.connections_refused += 1
+            writer.close()
+            return
+        self.metrics.connections_accepted += 1
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = ClientConnection(
+            self._surroundings, Channel(reader, writer), self.options.advertise or _own_address(writer)
+        )
+        assert isinstance(reader, _ClientReader)
+        reader.on_end = connection.client_left
+        self._connections.add(connection)
+        self.metrics.connections = len(self._connections)
+        try:
+            await connection.serve()
+        except asyncio.CancelledError:
+            pass
+        except Exception:  # noqa: BLE001  one client's trouble is nobody else's
+            _log.exception("a connection was closed by a fault of the gateway")
+        finally:
+            self._connections.discard(connection)
+            self.metrics.connections = len(self._connections)
+            with suppress(OSError, RuntimeError):
+                writer.close()
+
+    def _upstream_changed(self, address: Address | None) -> None:
+        """Another member takes writes. Who is connected to the old one through us has to come again, as if that member
+        had closed the connection."""
+        for connection in list(self._connections):
+            if connection.upstream_address not in (None, address):
+                connection.leave()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End every stream so that its driver resumes elsewhere, answer what is under way, and close."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        self.engine.stop()
+        for connection in list(self._connections):
+            connection.leave()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self.options.stop_seconds)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self.engine.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.upstream.close)
+
+
+class _ClientReader(asyncio.StreamReader):
+    """Tells when the client has gone, while nobody reads."""
+
+    on_end: Callable[[], None] | None = None
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        if self.on_end is not None:
+            self.on_end()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        if self.on_end is not None:
+            self.on_end()
+
+
+def _own_address(writer: asyncio.StreamWriter) -> str:
+    """The address that a client has connected to."""
+    name = writer.get_extra_info("sockname")
+    return str(Address(str(name[0]), int(name[1])))

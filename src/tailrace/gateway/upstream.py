@@ -1,0 +1,169 @@
+"""The server behind the gateway: which member it is at the moment, and connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pymongo import MongoClient, monitoring
+from pymongo.uri_parser import parse_uri
+
+from tailrace.errors import SourceError, UsageError
+from tailrace.source.connection import open_client
+from tailrace.source.uri import ConnectionString
+
+#: Tells our own connections from those of clients, in the server's log and for its fail points.
+APP_NAME: Final = "tailrace-gateway"
+#: How long a client's connection waits for a primary before it is made to another member.
+_PRIMARY_S: Final = 5.0
+_CONNECT_S: Final = 10.0
+_BUFFER: Final = 1 << 16
+
+_WRITABLE: Final = ("RSPrimary", "Mongos", "Standalone", "LoadBalancer")
+
+_log = logging.getLogger("tailrace.gateway")
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Channel(NamedTuple):
+    """Both directions of one connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+class Upstream(monitoring.TopologyListener):
+    """Follows the deployment that ``uri`` names, and connects to the member that takes writes.
+
+    ``client``  reads the deployment for the engine; ``on_change`` is called in the event loop when another member takes
+    writes, or none does any more
+
+    All connections of all clients go to one member: a mongos knows the cursors and transactions of no other one.
+    """
+
+    def __init__(self, uri: ConnectionString, on_change: Callable[[Address | None], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+        self._closed = False
+        #: Who takes writes; ``None`` where nobody does.
+        self.address: Address | None = None
+        self._others: list[Address] = []
+        self._ssl = _tls_of(uri)
+        self.client: MongoClient[Any] = open_client(uri, event_listeners=[self], appname=APP_NAME)
+
+    # -- what PyMongo tells, in threads of its own ------------------------------------------------------------------
+
+    def opened(self, event: monitoring.TopologyOpenedEvent) -> None:
+        """Nothing is known yet."""
+
+    def closed(self, event: monitoring.TopologyClosedEvent) -> None:
+        """The client was closed."""
+
+    def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
+        """Somebody has come, gone, or been elected."""
+        writable, readable = [], []
+        for address, server in event.new_description.server_descriptions().items():
+            if server.server_type_name in _WRITABLE:
+                writable.append(Address(address[0], address[1] or 27017))
+            elif server.server_type_name == "RSSecondary":
+                readable.append(Address(address[0], address[1] or 27017))
+        if not self._closed:
+            try:
+                self._loop.call_soon_threadsafe(self._take_over, writable, readable)
+            except RuntimeError:
+                self._closed = True  # the loop has ended before the client
+
+    def _take_over(self, writable: list[Address], readable: list[Address]) -> None:
+        self._others = readable
+        if self.address not in writable:
+            before, self.address = self.address, writable[0] if writable else None
+            if before is not None or self.address is not None:
+                _log.info("the server behind the gateway is %s", self.address or "gone")
+                self._on_change(self.address)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # -- what clients' connections need -----------------------------------------------------------------------------
+
+    async def connect(self) -> tuple[Address, Channel]:
+        """A new connection to the member that takes writes; where there is none for a while, to one that can be read.
+        Raises SourceError."""
+        address = await self._chosen()
+        name = address.host if self._ssl is not None else None
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=self._ssl, server_hostname=name, limit=_BUFFER
+                )
+        except (OSError, TimeoutError) as error:
+            raise SourceError(f"{address} cannot be reached: {error or type(error).__name__}") from None
+        keep_alive(writer)
+        return address, Channel(reader, writer)
+
+    async def _chosen(self) -> Address:
+        deadline = self._loop.time() + _PRIMARY_S
+        while self.address is None:
+            changed = self._changed
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                if self._others:
+                    return self._others[0]
+                raise SourceError("no member of the deployment can be reached at the moment") from None
+        return self.address
+
+    def close(self) -> None:
+        """Close the engine's client. Connections that were made stay open. Takes a moment."""
+        self._closed = True
+        self.client.close()
+
+
+def keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Have the system find out within two minutes that nobody is at the other end any more."""
+    found = writer.get_extra_info("socket")
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 120_000)):
+        option = getattr(socket, name, None)
+        if option is not None:
+            found.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _tls_of(uri: ConnectionString) -> ssl.SSLContext | None:
+    """What the URI says of TLS, for connections that are not PyMongo's."""
+    options = parse_uri(uri.reveal(), validate=True, warn=False)["options"]
+    is_srv = uri.reveal().startswith("mongodb+srv://")
+    if not options.get("tls", is_srv):
+        return None
+    insecure = options.get("tlsInsecure", False)
+    try:
+        context = ssl.create_default_context(cafile=options.get("tlsCAFile"))
+        if options.get("tlsCertificateKeyFile"):
+            context.load_cert_chain(
+                options["tlsCertificateKeyFile"], password=options.get("tlsCertificateKeyFilePassword")
+            )
+        if options.get("tlsCRLFile"):
+            context.verify_flags = ssl.VERIFY_CRL_CHECK_LEAF
+            context.load_verify_locations(options["tlsCRLFile"])
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificate in the upstream URI cannot be used: {error}") from None
+    if insecure or options.get("tlsAllowInvalidHostnames") or options.get("tlsAllowInvalidCertificates"):
+        context.check_hostname = False
+    if insecure or options.get("tlsAllowInvalidCertificates"):
+        context.verify_mode = ssl.CERT_NONE
+    return context
