@@ -67,7 +67,9 @@ class ViewKeeper:
         self._stopped = threading.Event()
 
     def start(self) -> Self:
-        """Keep the view in threads of their own. Returns when both listeners have begun, or others hold the leases."""
+        """Keep the view in threads of their own. Returns when both listeners have begun, or others hold the leases.
+        Raises UsageError where the view cannot be written."""
+        self.upkeep.check_deployment()
         if not self.upkeep.has_index():
             view = self.upkeep.view
             _log.warning("%s has no index on %r: each change of %s reads all of it", view.target, view.on, view.source)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -13,6 +14,7 @@ import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
+from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -21,7 +23,7 @@ from pymongo.write_concern import WriteConcern
 
 from tailrace.client.client import Client, operation_time, readers_of
 from tailrace.consumer.change import Change
-from tailrace.consumer.views.view import View
+from tailrace.consumer.views.view import VERSIONS_FIELD, View, overlaps
 from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader
@@ -61,6 +63,8 @@ class ViewUpkeep:
         self.view = view
         self._client = client
         self._batch = batch
+        self._is_sharded = True
+        self._clock: Mapping[str, Any] | None = None
         self._target = self._collection(view.target)
         self._source = self._collection(view.source).with_options(read_concern=ReadConcern("majority"))
 
@@ -73,6 +77,28 @@ class ViewUpkeep:
             read_preference=ReadPreference.PRIMARY,
             write_concern=WriteConcern("majority"),
         ).get_collection(name)
+
+    def check_deployment(self) -> None:
+        """Raises UsageError where the view cannot be written: a cluster that is not reached through a mongos, or a
+        field of the view that is part of the target's shard key."""
+        self._is_sharded = readers_of(self._client).cluster is not None
+        if not self._is_sharded:
+            return
+        hello = self._retried(lambda: self._client.admin.command("hello"))
+        if hello.get("msg") != "isdbgrid":
+            raise UsageError(
+                "a view of a sharded cluster is written through a mongos, and this is its config server or a shard",
+                hint="Connect to a mongos",
+            )
+        collections = self._collection("config.collections")
+        found = self._retried(lambda: collections.find_one({"_id": self.view.target, "dropped": {"$ne": True}})) or {}
+        for path in found.get("key") or ():
+            for field in (*self.view.fields, VERSIONS_FIELD):
+                if overlaps(path, field):
+                    raise UsageError(
+                        f"the view writes {field!r} of {self.view.target}, and {path!r} is part of its shard key",
+                        hint="Carry the field under another name",
+                    )
 
     # The two directions
 
@@ -91,17 +117,28 @@ class ViewUpkeep:
         update = self.view.update(self._look_up(key, version), version)
         outdated = self.view.outdated(key, version)
         count = 0
-        while True:
-            check()
-            found = self._retried(
-                lambda: [one["_id"] for one in self._target.find(outdated, {"_id": 1}, limit=self._batch)]
-            )
-            if not found:
-                return count
-            chosen = {**outdated, "_id": {"$in": found}}
-            count += self._retried(lambda: self._target.update_many(chosen, update).matched_count)  # noqa: B023
-            if len(found) < self._batch:
-                return count
+        with self._session(version) as session:
+            while True:
+                check()
+                # Majority-committed: a target that another process has written on a primary that is about to be
+                # rolled back still counts as older.
+                committed = self._target.with_options(read_concern=ReadConcern("majority"))
+                found = self._retried(
+                    lambda: [
+                        one["_id"]
+                        for one in committed.find(outdated, {"_id": 1}, limit=self._batch, session=session)  # noqa: B023
+                    ]
+                )
+                if not found:
+                    return count
+                chosen = {**outdated, "_id": {"$in": found}}
+                matched = self._retried(
+                    lambda: self._target.update_many(chosen, update, session=session).matched_count  # noqa: B023
+                )
+                count += matched
+                # On a cluster an update of many can pass by a document whose chunk is moving.
+                if matched == len(found) < self._batch and not self._is_sharded:
+                    return count
 
     def target_changed(self, change: Change) -> None:
         """The handler for changes of the target: the document gets the fields of the source that it names."""
@@ -116,9 +153,42 @@ class ViewUpkeep:
             return
         version = event["clusterTime"]
         found = None if key is None or isinstance(key, list) else self._look_up(key, version)
-        query = {**self.view.outdated(key, version), **event["documentKey"]}
+        query = self._one(event["documentKey"], key, version)
         change.check()
         self._retried(lambda: self._target.update_one(query, self.view.update(found, version)))
+
+    def _one(self, document_key: Mapping[str, Any], key: Any, version: Timestamp) -> dict[str, Any]:
+        """The filter of one target, which names ``key``, if it has an older version. ``document_key`` holds the shard
+        key too, and the field ``on`` may be part of that."""
+        exactly = {path: {"$eq": value} for path, value in document_key.items()}
+        return {"$and": [exactly, self.view.outdated(key, version)]}
+
+    @contextmanager
+    def _session(self, version: Timestamp) -> Iterator[ClientSession]:
+        """A session whose reads see what was written up to ``version``."""
+        if self._is_sharded:
+            self._hear_of(version)
+        with self._client.start_session(causal_consistency=True) as session:
+            session.advance_operation_time(version)
+            if self._clock is not None:
+                session.advance_cluster_time(self._clock)
+            yield session
+
+    def _hear_of(self, version: Timestamp) -> None:
+        """A mongos refuses to read after a time that it has not heard of. Our events come from the shards themselves:
+        so one of them is asked for the cluster's time, signed, and the mongos is told."""
+        cluster = readers_of(self._client).cluster
+        if cluster is None or (self._clock is not None and self._clock["clusterTime"] >= version):
+            return
+        for shard in cluster.shards():
+            client = cluster.client(shard.name)
+            with client.start_session(causal_consistency=False) as session:
+                self._retried(lambda: client.admin.command("ping", session=session))  # noqa: B023
+                told = session.cluster_time
+            if told is not None and (self._clock is None or told["clusterTime"] > self._clock["clusterTime"]):
+                self._clock = told
+            if self._clock is not None and self._clock["clusterTime"] >= version:
+                return
 
     def _look_up(self, key: Any, version: Timestamp) -> dict[str, Any] | None:
         """The source as it was at ``version`` or later, majority-committed."""
@@ -129,8 +199,7 @@ class ViewUpkeep:
         query = {"_id": {"$eq": keys[0]} if len(keys) == 1 else {"$in": list(keys)}}
 
         def read() -> list[dict[str, Any]]:
-            with self._client.start_session(causal_consistency=True) as session:
-                session.advance_operation_time(version)
+            with self._session(version) as session:
                 return list(self._source.find(query, projection, session=session))
 
         return self._retried(read)
@@ -179,6 +248,7 @@ class ViewUpkeep:
 
     def rebuild(self, *, check: Callable[[], None] = lambda: None) -> int:
         """Give every target the fields of its source anew; how many had others. May run while the view is kept."""
+        self.check_deployment()
         changed = 0
         for targets in self._chunks():
             check()
@@ -186,7 +256,7 @@ class ViewUpkeep:
             writes = []
             for target, source in self._with_sources(targets, version):
                 if any(self.view.differences(target, source)):
-                    query = {**self.view.outdated(self.view.key_of(target), version), "_id": target["_id"]}
+                    query = self._one({"_id": target["_id"]}, self.view.key_of(target), version)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
             if writes:
                 changed += self._retried(lambda: self._target.bulk_write(writes, ordered=False).matched_count)  # noqa: B023

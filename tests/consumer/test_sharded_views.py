@@ -1,0 +1,160 @@
+"""Views whose target and source are sharded, by keys other than ``_id``, written through a mongos while chunks move."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pymongo.errors import OperationFailure
+
+import tailrace
+from tailrace.consumer import MongoLeaseStore
+from tailrace.consumer.views import View, ViewKeeper, ViewUpkeep
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import UsageError
+from tests.sharded.mongos import Mongos
+
+pytestmark = pytest.mark.mongod
+
+FIELDS = {"buyer.name": "name", "buyer.tier": "account.tier"}
+CUSTOMERS = ["ann", "bob", "cyd", 4]
+#: Target collections by their shard keys: one that has nothing to do with the view, one that is what the view joins on.
+TARGETS = {"orders": {"region": 1, "_id": 1}, "carts": {"customer_id": 1}, "hashed": {"_id": "hashed"}}
+
+
+@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+def shop(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A cluster with the collections, and a client that is connected to its mongos."""
+    with ShardedCluster(2, version=request.param) as cluster:
+        first, second = cluster.shards
+        router = cluster.router
+        router.create_database("shop", first)
+        for name, key in {**TARGETS, "customers": {"country": 1}}.items():
+            router.shard_collection(f"shop.{name}", key)
+        router.split("shop.orders", {"region": "m", "_id": 0})
+        router.split("shop.carts", {"customer_id": "b"})
+        router.split("shop.customers", {"country": "m"})
+        router.move_chunk("shop.orders", {"region": "z", "_id": 0}, to=second)
+        router.move_chunk("shop.carts", {"customer_id": "c"}, to=second)
+        router.move_chunk("shop.customers", {"country": "z"}, to=second)
+        with Mongos(cluster) as mongos, tailrace.connect(mongos.uri) as client:
+            yield cluster, client
+
+
+def country(customer: Any) -> str:
+    return "de" if customer in ("ann", 4) else "us"
+
+
+def act(database: Any, chosen: random.Random) -> None:
+    """One random write of a user, by a mongos' rules: with the shard key where one document is meant."""
+    customer, number = chosen.choice(CUSTOMERS), chosen.randrange(30)
+    whose = {"_id": customer, "country": country(customer)}
+    region = "a" if number % 2 else "z"
+    match chosen.randrange(9):
+        case 0 | 1:
+            change = {"$set": {"name": chosen.randrange(99), "token": 1}}
+            database.customers.update_one(whose, change, upsert=True)
+        case 2:
+            tier = {"account": {"tier": chosen.randrange(5)}}
+            database.customers.replace_one(whose, {"country": country(customer), **tier}, upsert=True)
+        case 3:
+            database.customers.delete_one(whose)
+        case 4 | 5:
+            change = {"$set": {"customer_id": chosen.choice([*CUSTOMERS, 4.0, "nobody", None]), "version": 1}}
+            database.orders.update_one({"_id": number, "region": region}, change, upsert=True)
+        case 6:
+            database.orders.delete_one({"_id": number, "region": region})
+        case 7:
+            name = chosen.choice([*CUSTOMERS, "nobody"])
+            database.carts.update_one({"_id": f"{name} {number}", "customer_id": name}, {"$inc": {"n": 1}}, upsert=True)
+        case 8:
+            change = {"$set": {"customer_id": customer}}
+            database.hashed.update_one({"_id": number}, change, upsert=True)
+
+
+def settle(upkeep: ViewUpkeep) -> None:
+    deadline = time.monotonic() + 120
+    while found := list(upkeep.verify(grace_s=0)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def test_views_on_shard_keys_of_all_kinds_are_kept_while_chunks_move(shop: Any, replica_set: ReplicaSet) -> None:
+    """Nobody had written a view through a mongos. An update of many goes to the shards without a version of the routing
+    table, so it can pass by a document that is moving; and a filter that named the shard key twice lost a condition."""
+    cluster, client = shop
+    views = [View(f"shop.{name}", "shop.customers", "customer_id", FIELDS) for name in TARGETS]
+    chosen = random.Random(5)
+    for _ in range(30):
+        act(client["shop"], chosen)
+    moved = 0
+    with tailrace.connect(replica_set.uri) as leases:
+        store = MongoLeaseStore(leases["sharded_views"][cluster.version.replace(".", "_")])
+        keepers = [ViewKeeper(client, view, store=store, lease_seconds=10) for view in views]
+        for keeper in keepers:
+            keeper.start()
+        try:
+            for turn in range(4):
+                to = list(cluster.shards)[turn % 2]
+                cluster.router.move_chunk("shop.orders", {"region": "a", "_id": 0}, to=to, wait=False)
+                cluster.router.move_chunk("shop.carts", {"customer_id": "a"}, to=to, wait=False)
+                moved += 2
+                for _ in range(40):
+                    act(client["shop"], chosen)
+            for keeper in keepers:
+                settle(keeper.upkeep)
+        finally:
+            for keeper in keepers:
+                keeper.stop()
+            assert all(keeper.join(60) for keeper in keepers)
+        leases.drop_database("sharded_views")
+    assert moved == 8
+    for name in TARGETS:
+        found = list(client["shop"][name].find({"buyer": {"$exists": True}}))
+        assert found, name
+        assert {"name", "tier"} & found[0]["buyer"].keys()
+
+
+def test_a_rebuild_and_a_verification_of_sharded_targets(shop: Any) -> None:
+    _, client = shop
+    database = client["shop"]
+    database.customers.update_one({"_id": "ann", "country": "de"}, {"$set": {"name": "Ann"}}, upsert=True)
+    for name, key in (("orders", {"region": "z"}), ("carts", {}), ("hashed", {})):
+        for number in range(1000, 1020):
+            document = {"_id": number, "customer_id": "ann", **key}
+            database[name].update_one({**document, **key}, {"$set": {"n": 1}}, upsert=True)
+        upkeep = ViewUpkeep(client, View(f"shop.{name}", "shop.customers", "customer_id", FIELDS))
+        assert len(list(upkeep.verify(grace_s=0))) >= 20
+        assert upkeep.rebuild() >= 20
+        assert list(upkeep.verify(grace_s=0)) == []
+
+
+def test_what_cannot_be_written_is_refused_at_the_start(shop: Any, replica_set: ReplicaSet) -> None:
+    """A view that wrote a field of the shard key ended at its first order, with the server's words; through a config
+    server it wrote into the config server's own collections, found nothing, and said nothing."""
+    cluster, client = shop
+    view = View("shop.orders", "shop.customers", "customer_id", {"region": "country"})
+    with tailrace.connect(replica_set.uri) as leases, tailrace.connect(cluster.uri) as config:
+        store = MongoLeaseStore(leases["sharded_views"]["refused"])
+        with pytest.raises(UsageError, match="'region' is part of its shard key"):
+            ViewKeeper(client, view, store=store).start()
+        with pytest.raises(UsageError, match="through a mongos"):
+            ViewKeeper(config, View("shop.orders", "shop.customers", "customer_id", FIELDS), store=store).start()
+        with pytest.raises(UsageError, match="through a mongos"):
+            ViewUpkeep(config, View("shop.orders", "shop.customers", "customer_id", FIELDS)).rebuild()
+        assert store.read("view customer_id of shop.orders/source") is None
+
+
+def test_the_mongos_of_these_tests_refuses_what_a_mongos_refuses(shop: Any) -> None:
+    """Else the tests above would show nothing."""
+    cluster, client = shop
+    for region, shard in zip("az", cluster.shards, strict=True):
+        cluster.router.move_chunk("shop.orders", {"region": region, "_id": 0}, to=shard)
+    with pytest.raises(OperationFailure) as refused:
+        client["shop"].orders.update_one({"customer_id": "ann"}, {"$set": {"x": 1}})
+    assert refused.value.code == 72
+    with pytest.raises(OperationFailure):
+        client["shop"].orders.update_one({"_id": 10**9}, {"$set": {"x": 1}}, upsert=True)
