@@ -16,15 +16,15 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import PyMongoError
+from pymongo.errors import BulkWriteError, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
 from tailrace.client.client import Client, operation_time, readers_of
 from tailrace.consumer.change import Change
-from tailrace.consumer.views.view import VERSIONS_FIELD, View, overlaps
-from tailrace.errors import UsageError
+from tailrace.consumer.views.view import VERSIONS_FIELD, View, overlaps, parents
+from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader
 from tailrace.source.failure import Backoff, is_transient, source_error
@@ -131,14 +131,40 @@ class ViewUpkeep:
                 )
                 if not found:
                     return count
-                chosen = {**outdated, "_id": {"$in": found}}
-                matched = self._retried(
-                    lambda: self._target.update_many(chosen, update, session=session).matched_count  # noqa: B023
-                )
+                matched = self._update(outdated, found, update, session)
                 count += matched
                 # On a cluster an update of many can pass by a document whose chunk is moving.
                 if matched == len(found) < self._batch and not self._is_sharded:
                     return count
+
+    def _update(self, outdated: dict[str, Any], keys: list[Any], update: Any, session: ClientSession) -> int:
+        """Update the targets with these ``_id``s; how many matched. One that the server refuses does not hold up the
+        others; then SinkError is raised."""
+
+        def update_many(some: list[Any]) -> int:
+            query = {"$and": [outdated, {"_id": {"$in": some}}]}
+            return self._retried(lambda: self._target.update_many(query, update, session=session).matched_count)
+
+        try:
+            return update_many(keys)
+        except WriteError:
+            matched, refused = 0, []
+        for key in keys:
+            try:
+                matched += update_many([key])
+            except WriteError as error:
+                refused.append((key, str((error.details or {}).get("errmsg", error))))
+        if refused:
+            raise self._refused(refused)
+        return matched
+
+    def _refused(self, refused: Sequence[tuple[Any, str]]) -> SinkError:
+        key, said = refused[0]
+        more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        return SinkError(
+            f"{self.view.target} does not take the fields of the view for the document with _id {key!r}{more}: {said}",
+            hint="What was to be written beside it is written",
+        )
 
     def target_changed(self, change: Change) -> None:
         """The handler for changes of the target: the document gets the fields of the source that it names."""
@@ -152,10 +178,14 @@ class ViewUpkeep:
         if key is None and not any(self.view.differences(document, None)):
             return
         version = event["clusterTime"]
-        found = None if key is None or isinstance(key, list) else self._look_up(key, version)
+        found = None if key is None else self._look_up(key, version)
         query = self._one(event["documentKey"], key, version)
         change.check()
-        self._retried(lambda: self._target.update_one(query, self.view.update(found, version)))
+        try:
+            self._retried(lambda: self._target.update_one(query, self.view.update(found, version)))
+        except WriteError as error:
+            said = str((error.details or {}).get("errmsg", error))
+            raise self._refused([(event["documentKey"]["_id"], said)]) from None
 
     def _one(self, document_key: Mapping[str, Any], key: Any, version: Timestamp) -> dict[str, Any]:
         """The filter of one target, which names ``key``, if it has an older version. ``document_key`` holds the shard
@@ -195,7 +225,8 @@ class ViewUpkeep:
         return next(iter(self._sources([key], version)), None)
 
     def _sources(self, keys: Sequence[Any], version: Timestamp) -> list[dict[str, Any]]:
-        projection = dict.fromkeys(self.view.fields.values(), 1)
+        wanted = set(self.view.fields.values())
+        projection = {path: 1 for path in wanted if wanted.isdisjoint(parents(path))}
         query = {"_id": {"$eq": keys[0]} if len(keys) == 1 else {"$in": list(keys)}}
 
         def read() -> list[dict[str, Any]]:
@@ -205,12 +236,15 @@ class ViewUpkeep:
         return self._retried(read)
 
     def _retried(self, work: Callable[[], _T]) -> _T:
-        """What ``work`` comes to, tried again while a primary is away. Each of ours may be done twice."""
+        """What ``work`` comes to, tried again while a primary is away. Each of ours may be done twice. A write that the
+        server refuses for its content raises PyMongo's error."""
         backoff = Backoff(give_up_s=_RETRY_S)
         while True:
             try:
                 return work()
             except PyMongoError as error:
+                if isinstance(error, (WriteError, BulkWriteError)) and not is_transient(error):
+                    raise
                 if not is_transient(error) or backoff.exhausted:
                     raise source_error(error, self._client) from None
                 backoff.wait()
@@ -229,9 +263,7 @@ class ViewUpkeep:
         self, targets: Sequence[dict[str, Any]], version: Timestamp
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
         """Targets beside their sources, read at ``version`` or later."""
-        keys = {
-            repr(key): key for key in map(self.view.key_of, targets) if key is not None and not isinstance(key, list)
-        }
+        keys = {repr(key): key for key in map(self.view.key_of, targets) if key is not None}
         found: dict[str, dict[str, Any] | None] = {}
         waiting = iter(keys.items())
         while part := dict(islice(waiting, self._batch)):
@@ -247,19 +279,31 @@ class ViewUpkeep:
         return operation_time(self._client).to_timestamp()
 
     def rebuild(self, *, check: Callable[[], None] = lambda: None) -> int:
-        """Give every target the fields of its source anew; how many had others. May run while the view is kept."""
+        """Give every target the fields of its source anew; how many had others. May run while the view is kept. Raises
+        SinkError at the end where the server refuses some."""
         self.check_deployment()
         changed = 0
+        refused: list[tuple[Any, str]] = []
         for targets in self._chunks():
             check()
             version = self._now()
-            writes = []
+            writes, keys = [], []
             for target, source in self._with_sources(targets, version):
                 if any(self.view.differences(target, source)):
                     query = self._one({"_id": target["_id"]}, self.view.key_of(target), version)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
+                    keys.append(target["_id"])
             if writes:
-                changed += self._retried(lambda: self._target.bulk_write(writes, ordered=False).matched_count)  # noqa: B023
+                try:
+                    changed += self._retried(lambda: self._target.bulk_write(writes, ordered=False).matched_count)  # noqa: B023
+                except BulkWriteError as error:
+                    details = error.details or {}
+                    changed += details.get("nMatched", 0)
+                    refused += [(keys[one["index"]], str(one.get("errmsg"))) for one in details.get("writeErrors", ())]
+                    if not refused:
+                        raise source_error(error, self._client) from None
+        if refused:
+            raise self._refused(refused)
         return changed
 
     def verify(self, *, grace_s: float = 5.0) -> Iterator[ViewDifference]:

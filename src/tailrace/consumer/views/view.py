@@ -28,7 +28,8 @@ class View:
 
     ``target``  "shop.orders", or the collection
     ``source``  "shop.customers", or the collection
-    ``on``      the field of the target with the ``_id`` of a source document: one value, no array; it may have dots
+    ``on``      the field of the target with the ``_id`` of a source document: one value, no array; it may have dots,
+                and may be ``_id``
     ``fields``  the field of the target by the field of the source: ``{"customer.name": "name"}``. The view owns the
                 fields of the target: nobody else writes them. Where the source, or its field, is missing, they are too
     ``name``    of the view; its version stands in ``_views.<name>`` of each target. By default made of ``on``
@@ -61,7 +62,11 @@ class View:
             parts = path.split(".") if isinstance(path, str) else [""]
             if any(not part or part.startswith("$") or "\0" in part for part in parts):
                 raise UsageError(f"{path!r} is no field of a view", hint="Names joined by dots, such as customer.name")
-        targets = [self.on, VERSIONS_FIELD, "_id", *self.fields]
+        targets = (
+            ["_id", VERSIONS_FIELD, *self.fields]
+            if self.on == "_id"
+            else [self.on, VERSIONS_FIELD, "_id", *self.fields]
+        )
         for number, path in enumerate(targets):
             for other in targets[number + 1 :]:
                 if overlaps(path, other):
@@ -79,18 +84,25 @@ class View:
         values = {path: value_at(source, of) for path, of in self.fields.items()}
         present = {path: {"$literal": value} for path, value in values.items() if value is not MISSING}
         absent = [path for path, value in values.items() if value is MISSING]
-        update: list[dict[str, Any]] = [{"$set": {**present, self.version_path: {"$literal": version}}}]
+        # $set would write into each element of an array that stands in the way, and nothing into an empty one.
+        ways = sorted({way for path in (self.version_path, *self.fields) for way in parents(path)}, key=len)
+        update: list[dict[str, Any]] = [
+            {"$set": {way: {"$cond": [{"$isArray": [f"${way}"]}, {}, f"${way}"]}}} for way in ways
+        ]
+        update.append({"$set": {**present, self.version_path: {"$literal": version}}})
         return [*update, {"$unset": absent}] if absent else update
 
     def outdated(self, key: Any, version: Timestamp) -> dict[str, Any]:
         """The filter of the targets that name the source ``key`` and have an older version. ``None`` stands for those
         that name none."""
-        return {self.on: {"$eq": key, "$not": {"$type": "array"}}, self.version_path: {"$not": {"$gte": version}}}
+        arrays = [{path: {"$type": "array"}} for path in (*parents(self.on), self.on)]
+        names = {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: {"$eq": key}, "$nor": arrays}
+        return {**names, self.version_path: {"$not": {"$gte": version}}}
 
     def key_of(self, target: Mapping[str, Any]) -> Any:
-        """The ``_id`` that a target names; ``None`` where it names none."""
+        """The ``_id`` that a target names; ``None`` where it names none: an array is no ``_id``."""
         value = value_at(target, self.on)
-        return None if value is MISSING else value
+        return None if value is MISSING or isinstance(value, list) else value
 
     def differences(
         self, target: Mapping[str, Any], source: Mapping[str, Any] | None
@@ -134,6 +146,12 @@ def changed_paths(event: Mapping[str, Any]) -> list[str]:
 def overlaps(one: str, other: str) -> bool:
     """Whether one path is the other, or leads into it."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def parents(path: str) -> list[str]:
+    """The paths that lead to a path: ``a`` and ``a.b`` for ``a.b.c``."""
+    names = path.split(".")
+    return [".".join(names[:count]) for count in range(1, len(names))]
 
 
 def value_at(document: Mapping[str, Any] | None, path: str) -> Any:
