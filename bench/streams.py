@@ -1,13 +1,13 @@
 """What does it cost to have many streams open, each on a collection of its own?
 
     python bench/streams.py                                     1, 10, 100 and 1,000 streams of one client
-    python bench/streams.py --streams 1 100 --native-max 100
+    python bench/streams.py --streams 1 100 1000 10000 --native-max 1000
 
 The same writes for every number of streams: half of them to the first stream's collection, the others to 1,000
 collections in turn. A thread waits on each stream, on both sides; the writer, the readers and mongod are processes of
 their own. For each line: mongod's CPU, less what the writes cost without any stream; the readers' CPU; milliseconds
 from before the write to the event; and what a quiet stream takes in memory, from opening as many and looking at each
-once, without threads.
+once, without threads. Where mongod cannot keep up with its streams, the line says how many events came.
 
 Bars: mongod's CPU with 100 streams under 1.2 times that with one; our median delay with one stream within a millisecond
 of the native one.
@@ -72,7 +72,8 @@ def main() -> int:
                 row = rows[side, count]
                 print(
                     f"{count:8} {side:8}{row['server'] - bare:10.2f}{row['server']:12.2f}{row['cpu']:11.2f}"
-                    f"{row['p50']:8.2f}{row['p99']:8.2f}{row['kB']:9.1f}",
+                    f"{row['p50']:8.2f}{row['p99']:8.2f}{row['kB']:9.1f}"
+                    + (f"  only {row['events']} of {row['expected']} events came" if _is_short(row) else ""),
                     flush=True,
                 )
         return verdict(rows)
@@ -90,6 +91,10 @@ def verdict(rows: dict[tuple[str, int], dict[str, float]]) -> int:
         good &= more < _BAR_MS
         print(f"p50 with one stream, more than native: {more:.2f} ms ({_met(more < _BAR_MS)})")
     return 0 if good else 1
+
+
+def _is_short(row: dict[str, float]) -> bool:
+    return row["events"] < row["expected"]
 
 
 def _met(good: bool) -> str:
@@ -120,9 +125,9 @@ def measure(
         result: dict[str, float] = json.loads(child.stdout.readline())
         child.stdin.close()
         child.wait()
-    if result["events"] != expected:
+    if result["events"] != expected and task["side"] == "ours":
         raise SystemExit(f"{task}: {result['events']} events of {expected}")
-    return {**result, "server": server}
+    return {**result, "server": server, "expected": expected}
 
 
 def _expected(task: dict[str, Any], writes: int) -> int:
@@ -164,7 +169,8 @@ def read(task: dict[str, Any]) -> int:
     with connect(task) as client:
         client.admin.command("ping")
         each = quiet_stream_kb(client, task["streams"])
-        streams = opened(client, task["streams"], max_await_time_ms=1000)
+        # Each look of a quiet stream costs the reader something, so 10,000 of them wait for longer.
+        streams = opened(client, task["streams"], max_await_time_ms=max(1000, task["streams"]))
         delays: list[list[float]] = [[] for _ in streams]
         ending = threading.Event()
         threads = [
@@ -188,8 +194,9 @@ def read(task: dict[str, Any]) -> int:
         for thread in threads:
             thread.join()
         every = sorted(delay for found in delays for delay in found)
+        every = every or [0.0]
         p50, p99 = every[len(every) // 2], every[len(every) * 99 // 100]
-        result = {"events": len(every), "p50": p50, "p99": p99, "cpu": cpu, "kB": each}
+        result = {"events": sum(map(len, delays)), "p50": p50, "p99": p99, "cpu": cpu, "kB": each}
         print(json.dumps(result), flush=True)
         os._exit(0)
 

@@ -6,7 +6,10 @@ There was no asynchronous client: programs had to run a stream in a thread of th
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -17,6 +20,7 @@ from pymongo.errors import InvalidOperation, NetworkTimeout, OperationFailure
 
 import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.differential.auth import PASSWORD, add_user, mongod_with_users, uri_of
 from tests.sharded.workload import spread
 
 pytestmark = pytest.mark.mongod
@@ -156,6 +160,60 @@ def test_a_time_limit_ends_the_wait_and_not_the_stream(connect: Connect) -> None
                     assert stream.alive
                     await limited.insert_one({"_id": number})
                     assert (await stream.next())["documentKey"] == {"_id": number}
+
+    run(program)
+
+
+def test_the_clients_own_limit_bounds_each_call(connect: Connect) -> None:
+    async def program() -> None:
+        async with connect(timeoutMS=1500) as client:
+            limited = client["asyncio"]["limited_too"]
+            await limited.drop()
+            async with await limited.watch([{"$match": {"operationType": "insert"}}], max_await_time_ms=9000) as stream:
+                for number in range(2):
+                    assert isinstance(await outcome(stream.next()), NetworkTimeout)
+                    assert stream.alive
+                    await limited.insert_one({"_id": number})
+                    assert (await stream.next())["documentKey"] == {"_id": number}
+
+    run(program)
+
+
+_FORGOTTEN = """
+import asyncio, sys, tailrace
+async def program():
+    client = tailrace.AsyncMongoClient(sys.argv[1], engine=sys.argv[3])
+    stream = await client.habits.c.watch(max_await_time_ms=300)
+    await stream.try_next()
+    how = sys.argv[2]
+    if how == "waiting":
+        asyncio.create_task(stream.next())
+        await asyncio.sleep(0.1)
+    elif how == "raises":
+        raise SystemExit(0)
+asyncio.run(program())
+"""
+
+
+@pytest.mark.parametrize("how", ["left", "waiting", "raises"])
+@pytest.mark.parametrize("engine", ["server", "oplog"])
+def test_a_forgotten_stream_leaves_no_traceback(replica_set: ReplicaSet, engine: str, how: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _FORGOTTEN, replica_set.uri, how, engine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("engine", ["pymongo", "server", "oplog"])
+def test_who_may_not_read_is_told_by_watch_itself(tmp_path: Path, engine: Any) -> None:
+    async def program() -> None:
+        with mongod_with_users(tmp_path) as guarded:
+            add_user(guarded, "nobody", PASSWORD, [])
+            uri = uri_of(guarded, "nobody", PASSWORD)
+            opened = AsyncMongoClient[Any](uri) if engine == "pymongo" else tailrace.AsyncClient(uri, engine=engine)
+            async with opened as client:
+                refused = await outcome(client["shop"]["orders"].watch())
+                assert isinstance(refused, OperationFailure)
+                assert refused.code == 13
 
     run(program)
 

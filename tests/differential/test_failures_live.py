@@ -1,124 +1,83 @@
-"""What goes wrong between a stream and its deployment: the outcome of both engines beside that of PyMongo's own stream.
+"""What goes wrong between a stream and its deployment: the outcome of both engines, waiting and awaited, alone and with
+streams that share a tail, beside that of PyMongo's own streams.
 
-Each test does the same to three streams at a time and compares what every call gives or raises. Our oplog engine had
-waited for ever where PyMongo's stream raises and stays open.
+Each test does the same to all streams at a time and compares what every call gives or raises. Our oplog engine had
+waited for ever where PyMongo's stream raises and stays open; streams that share a tail still did so when that was
+mended, because every failure was tested with a stream that is alone on its client.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import ConnectionFailure
 
-import tailrace
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import Mongod, ReplicaSet
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
+from tests.differential.beside import FLAVOURS, SHARING, Streams, insert, kind, streams_at, wait_until
 from tests.differential.reply_cutter import ReplyCutter
 from tests.differential.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.mongod
-
-FLAVOURS = ("pymongo", "server", "oplog")
-#: So long nobody waits for a member, and so often the members are looked at.
-_IMPATIENT = {"serverSelectionTimeoutMS": 1500, "heartbeatFrequencyMS": 500}
-
-
-def connect(flavour: str, uri: str, **options: Any) -> Any:
-    if flavour == "pymongo":
-        return MongoClient[Any](uri, **_IMPATIENT, **options)
-    return tailrace.connect(uri, engine=flavour, **_IMPATIENT, **options)  # type: ignore[arg-type]
-
-
-class Streams:
-    """The streams of all flavours on one collection; each call is made of all at a time."""
-
-    def __init__(self, streams: dict[str, Any]) -> None:
-        self.streams = streams
-        self._pool = ThreadPoolExecutor(len(streams))
-
-    def each(self, call: Callable[[Any], Any]) -> dict[str, Any]:
-        """What the call gives for each flavour, or the exception that it raises."""
-        futures = {flavour: self._pool.submit(call, stream) for flavour, stream in self.streams.items()}
-        return {flavour: future.exception() or future.result() for flavour, future in futures.items()}
-
-    def events(self, number: int, patience_s: float = 60.0) -> dict[str, list[Any]]:
-        """The next events' ``n``. An error that leaves the stream open is followed by another call."""
-
-        def collect(stream: Any) -> list[Any]:
-            found: list[Any] = []
-            deadline = time.monotonic() + patience_s
-            while len(found) < number and time.monotonic() < deadline:
-                try:
-                    event = stream.try_next()
-                except PyMongoError:
-                    if not stream.alive:
-                        raise
-                    continue
-                if event is not None:
-                    found.append(event["fullDocument"]["n"])
-            return found
-
-        return self.each(collect)
+StartReplicaSet = Callable[..., ReplicaSet]
+_OTHERS = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
+all_versions = pytest.mark.parametrize("version", ["6.0.27", *_OTHERS])
 
 
 @contextmanager
-def streams_at(uri: str, uris: dict[str, str] | None = None, **options: Any) -> Iterator[Streams]:
+def proxied(target: str, kind: type[Any], **options: Any) -> Iterator[tuple[list[Any], Streams]]:
+    """A proxy for each client, and the streams behind them."""
     with ExitStack() as stack:
-        opened = {}
-        for flavour in FLAVOURS:
-            client = stack.enter_context(connect(flavour, (uris or {}).get(flavour, uri), **options))
-            opened[flavour] = stack.enter_context(client["failing"]["c"].watch(max_await_time_ms=200))
-        yield Streams(opened)
+        proxies = {flavour: stack.enter_context(kind(target)) for flavour in FLAVOURS}
+        uris = {flavour: f"mongodb://{proxy.host}/?directConnection=true" for flavour, proxy in proxies.items()}
+        with streams_at("", uris, **options) as streams:
+            yield list(proxies.values()), streams
 
 
-def same(outcomes: dict[str, Any]) -> Any:
-    """The one outcome of all flavours."""
-    for flavour in FLAVOURS[1:]:
-        assert outcomes[flavour] == outcomes["pymongo"], outcomes
-    return outcomes["pymongo"]
-
-
-def insert(uri: str, *numbers: int) -> None:
-    with MongoClient[Any](uri) as client:
-        client.failing.c.insert_many([{"n": number} for number in numbers])
-
-
-def test_a_killed_member_is_an_error_that_leaves_the_stream_open(start_replica_set: Callable[..., ReplicaSet]) -> None:
-    deployment = start_replica_set(1)
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_a_killed_member_is_an_error_that_leaves_the_stream_open(
+    start_replica_set: StartReplicaSet, version: str
+) -> None:
+    deployment = start_replica_set(1, version=version)
     insert(deployment.uri, 0)
     with streams_at(deployment.uri) as streams:
         insert(deployment.uri, 1)
-        assert same(streams.events(1)) == [1]
+        assert streams.events(1) == [1]
         deployment.kill(0)
-        raised = streams.each(lambda stream: stream.next())
-        assert all(isinstance(error, ConnectionFailure) for error in raised.values()), raised
-        assert same(streams.each(lambda stream: stream.alive)) is True
-        again = streams.each(lambda stream: stream.try_next())
-        assert all(isinstance(error, ConnectionFailure) for error in again.values()), again
+        assert streams.raised() == "ConnectionFailure"
+        assert streams.alive
+        assert streams.same(lambda stream: stream.try_next()) == "ConnectionFailure"
+        assert streams.same(lambda stream: stream.try_next()) == "ConnectionFailure"
+        assert streams.alive
         deployment.restart(0)
         insert(deployment.uri, 2, 3)
-        assert same(streams.events(2)) == [2, 3]
+        assert streams.events(2) == [2, 3]
 
 
-def test_a_step_down_costs_no_event_and_no_error_that_ends_the_stream(
-    start_replica_set: Callable[..., ReplicaSet],
+@all_versions
+def test_elections_cost_no_event_and_no_error_that_ends_the_stream(
+    start_replica_set: StartReplicaSet, version: str
 ) -> None:
-    deployment = start_replica_set(3)
+    """A step-down, a primary that stops without a word, and one that is killed."""
+    deployment = start_replica_set(3, version=version)
     insert(deployment.uri, 0)
     with streams_at(deployment.uri) as streams:
         for number in range(1, 5):
             insert(deployment.uri, number)
             if number == 2:
                 deployment.step_down()
-            assert same(streams.events(1)) == [number]
+            assert streams.events(1) == [number]
         members = [member for member in deployment.members if member.pid is not None]
         stopped = members[deployment.primary]
         assert stopped.pid is not None
@@ -126,22 +85,31 @@ def test_a_step_down_costs_no_event_and_no_error_that_ends_the_stream(
         try:
             time.sleep(4)  # the others elect one of them
             seeds = ",".join(member.host for member in members if member is not stopped)
-            insert(f"mongodb://{seeds}/?replicaSet={deployment.name}&serverSelectionTimeoutMS=60000", 5)
+            insert(f"mongodb://{seeds}/?replicaSet={deployment.name}", 5)
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
-        assert same(streams.events(1)) == [5]
+        assert streams.events(1) == [5]
+        insert(deployment.uri, 6)
+        killed = deployment.primary
+        deployment.kill(killed)
+        insert(deployment.uri, 7)
+        assert streams.events(2) == [6, 7]
+        deployment.restart(killed)
+        insert(deployment.uri, 8)
+        assert streams.events(1) == [8]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
 def test_a_lost_majority_is_silence_and_its_return_costs_no_event(
-    start_replica_set: Callable[..., ReplicaSet],
+    start_replica_set: StartReplicaSet, version: str
 ) -> None:
     """The cursors outlive the step-down: nobody hears of it, PyMongo's stream neither."""
-    deployment = start_replica_set(3)
+    deployment = start_replica_set(3, version=version)
     insert(deployment.uri, 0)
     with streams_at(deployment.uri) as streams:
         insert(deployment.uri, 1)
-        assert same(streams.events(1)) == [1]
+        assert streams.events(1) == [1]
         others = [number for number in range(3) if number != deployment.primary]
         for number in others:
             deployment.kill(number)
@@ -151,91 +119,294 @@ def test_a_lost_majority_is_silence_and_its_return_costs_no_event(
             while time.monotonic() < until:
                 assert stream.try_next() is None
 
-        assert same(streams.each(look)) is None
-        assert same(streams.each(lambda stream: stream.alive)) is True
+        assert streams.same(look) is None
+        assert streams.alive
         for number in others:
             deployment.restart(number)
-        insert(f"{deployment.uri}&serverSelectionTimeoutMS=60000", 2)
-        assert same(streams.events(1)) == [2]
+        insert(deployment.uri, 2)
+        assert streams.events(1) == [2]
 
 
 def test_a_cut_connection_is_resumed_in_the_same_call(replica_set: ReplicaSet) -> None:
     direct = replica_set.members[0].uri
-    with ExitStack() as stack:
-        proxies = {flavour: stack.enter_context(TcpProxy(replica_set.members[0].host)) for flavour in FLAVOURS}
-        uris = {flavour: f"mongodb://{proxy.host}/?directConnection=true" for flavour, proxy in proxies.items()}
-        with streams_at(direct, uris) as streams:
-            for number in range(4):
-                for proxy in proxies.values():
-                    proxy.cut()
-                insert(direct, number)
-                assert same(streams.events(1)) == [number]
-            for proxy in proxies.values():
-                proxy.refuse()
-            raised = streams.each(lambda stream: stream.next())
-            assert all(isinstance(error, ConnectionFailure) for error in raised.values()), raised
-            for proxy in proxies.values():
-                proxy.refuse(False)
-            insert(direct, 4)
-            assert same(streams.events(1)) == [4]
+    with proxied(replica_set.members[0].host, TcpProxy) as (proxies, streams):
+        for number in range(4):
+            for proxy in proxies:
+                proxy.cut()
+            insert(direct, number)
+            assert streams.events(1) == [number]
+        for proxy in proxies:
+            proxy.refuse()
+        assert streams.raised() == "ConnectionFailure"
+        assert streams.same(lambda stream: stream.try_next()) == "ConnectionFailure"
+        assert streams.alive
+        for proxy in proxies:
+            proxy.refuse(False)
+        insert(direct, 4)
+        assert streams.events(1) == [4]
 
 
 #: Before, inside and after the message's header, and inside the reply's document.
 _SOME_PLACES = (0, 1, 15, 16, 20, 21, 25, 64, 150)
-
-
-@pytest.mark.parametrize(
-    "places", [_SOME_PLACES, pytest.param(range(400), marks=pytest.mark.slow)], ids=["some", "all"]
+#: Every byte is tried by so many at a time: what takes long is the driver's wait for a server that has failed.
+_LANES = 8
+places_of_a_reply = pytest.mark.parametrize(
+    "lanes", [[_SOME_PLACES], pytest.param([None] * _LANES, marks=pytest.mark.slow)], ids=["some", "every byte"]
 )
-def test_a_reply_that_is_cut_at_any_byte_is_asked_for_again(replica_set: ReplicaSet, places: Sequence[int]) -> None:
+
+
+def in_lanes(lanes: Sequence[Sequence[int] | None], run: Callable[[str, Iterable[int]], int]) -> None:
+    """Each lane with a collection of its own and the places that it tries, without an end where that is when a reply
+    has no such byte; it says how many it has tried."""
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        runs = [
+            pool.submit(run, f"lane{number}", places or count(number, len(lanes)))
+            for number, places in enumerate(lanes)
+        ]
+        tried = [each.result() for each in runs]
+    assert sum(tried) >= (300 if lanes[0] is None else len(_SOME_PLACES)), tried
+
+
+@places_of_a_reply
+def test_a_reply_that_is_cut_at_any_byte_is_asked_for_again(
+    replica_set: ReplicaSet, lanes: Sequence[Sequence[int] | None]
+) -> None:
+    """The reply with the event. One that is shorter than the place arrives whole: then every place was tried."""
     direct = replica_set.members[0].uri
-    with ExitStack() as stack:
-        proxies = {flavour: stack.enter_context(ReplyCutter(replica_set.members[0].host)) for flavour in FLAVOURS}
-        uris = {flavour: f"mongodb://{proxy.host}/?directConnection=true" for flavour, proxy in proxies.items()}
-        with streams_at(direct, uris) as streams:
-            for round_number, place in enumerate(places, 1):
-                for proxy in proxies.values():
-                    proxy.cut_next(place)
-                insert(direct, place)
-                assert same(streams.events(1)) == [place]
-                assert [proxy.cuts for proxy in proxies.values()] == [round_number] * len(proxies)
+
+    def run(collection: str, places: Iterable[int]) -> int:
+        tried = 0
+        with proxied(replica_set.members[0].host, ReplyCutter, collection=collection) as (proxies, streams):
+            for number, place in enumerate(places, 1):
+                for proxy in proxies:
+                    if not proxy.was_whole:
+                        proxy.cut_next(place, "getMore", holding=b"cut me")
+                insert(direct, place, text="cut me", collection=collection)
+                assert streams.events(1) == [place]
+                assert all(proxy.was_whole or proxy.cuts == number for proxy in proxies)
+                if all(proxy.was_whole for proxy in proxies):
+                    break
+                tried += 1
+        return tried
+
+    in_lanes(lanes, run)
+
+
+@places_of_a_reply
+@pytest.mark.parametrize("retry_reads", [True, False])
+def test_a_stream_whose_reopening_is_cut_at_any_byte_is_opened_at_last(
+    replica_set: ReplicaSet, lanes: Sequence[Sequence[int] | None], retry_reads: bool
+) -> None:
+    """The reply to a getMore is cut, and then that of the aggregate that resumes the stream: of our find. With
+    ``retryReads`` it is sent a second time; without, the call fails and leaves the stream open. Those that share a read
+    hear of what fails while they wait for it: here it may be over when they come."""
+    direct = replica_set.members[0].uri
+    options: dict[str, Any] = {"retryReads": retry_reads}
+
+    def run(collection: str, places: Iterable[int]) -> int:
+        tried = 0
+        with proxied(replica_set.members[0].host, ReplyCutter, collection=collection, **options) as (proxies, streams):
+            for place in places:
+                before = {flavour: proxy.cuts for flavour, proxy in zip(FLAVOURS, proxies, strict=True)}
+                for proxy in proxies:
+                    if not proxy.was_whole:
+                        proxy.cut_next(0, "getMore")
+                        proxy.cut_next(place, "aggregate", "find")
+                insert(direct, place, collection=collection)
+                given = streams.each(lambda stream: stream.next()["fullDocument"]["n"])
+                missed = {name for name, result in given.items() if isinstance(result, ConnectionFailure)}
+                assert {result for name, result in given.items() if name not in missed} <= {place}, given
+                for flavour, proxy in zip(FLAVOURS, proxies, strict=True):
+                    if flavour != "shared":
+                        was_cut = proxy.cuts == before[flavour] + 2
+                        assert was_cut or proxy.was_whole
+                        assert (flavour in missed) == (was_cut and not retry_reads), given
+                assert streams.alive
+                again = streams.each(lambda stream: stream.next()["fullDocument"]["n"], missed)
+                assert set(again.values()) <= {place}, again
+                if all(proxy.was_whole for proxy in proxies):
+                    break
+                tried += 1
+        return tried
+
+    in_lanes(lanes, run)
+
+
+def test_a_look_up_that_fails_leaves_the_stream_open(replica_set: ReplicaSet) -> None:
+    """On the oplog the current document is a read of our own, which was tried again for two minutes, and then ended the
+    stream. Beside it the reply and the resume of the server's stream fail: it looks up by itself."""
+    direct = replica_set.members[0].uri
+    options = {"retryReads": False, "full_document": "updateLookup"}
+    with (
+        proxied(replica_set.members[0].host, ReplyCutter, **options) as (proxies, streams),
+        MongoClient[Any](direct) as client,
+    ):
+        client.failing.c.insert_one({"_id": "looked up", "n": 0})
+        assert streams.events(1) == [0]
+        for number in range(1, 4):
+            for flavour, proxy in zip(FLAVOURS, proxies, strict=True):
+                if flavour.endswith(("pymongo", "server")):
+                    proxy.cut_next(0, "getMore")
+                    proxy.cut_next(0, "aggregate")
+                else:
+                    for _ in range(SHARING if flavour == "shared" else 1):
+                        proxy.cut_next(0, "find")
+            client.failing.c.update_one({"_id": "looked up"}, {"$set": {"n": number}})
+            assert streams.raised() == "ConnectionFailure"
+            assert streams.alive
+            assert streams.events(1) == [number]
+
+
+def _cursors(admin: MongoClient[Any], *, waiting: bool) -> list[tuple[str, int]]:
+    """The cursors of streams: those with a getMore under way, or those without."""
+    operations = admin.admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
+    return [
+        (operation["ns"], operation["cursor"]["cursorId"])
+        for operation in operations
+        if "cursor" in operation and (operation["type"] == "op") == waiting and operation["cursor"].get("tailable")
+    ]
+
+
+def _kill(admin: MongoClient[Any], cursors: list[tuple[str, int]]) -> None:
+    for namespace, number in cursors:
+        database, _, collection = namespace.partition(".")
+        admin[database].command("killCursors", collection, cursors=[number])
+
+
+#: Of streams that share a read the one cursor of all.
+_CURSORS = len(FLAVOURS)
 
 
 def test_a_cursor_that_somebody_kills_between_two_calls_is_resumed(replica_set: ReplicaSet) -> None:
     with streams_at(replica_set.uri) as streams, MongoClient[Any](replica_set.uri) as admin:
         insert(replica_set.uri, 1)
-        assert same(streams.events(1)) == [1]
-        idle = [
-            (cursor["ns"], cursor["cursor"]["cursorId"])
-            for cursor in admin.admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
-            if cursor.get("type") == "idleCursor"
-        ]
-        assert len(idle) >= len(FLAVOURS)
-        for namespace, number in idle:
-            database, _, collection = namespace.partition(".")
-            admin[database].command("killCursors", collection, cursors=[number])
+        assert streams.events(1) == [1]
+        idle = _cursors(admin, waiting=False)
+        assert len(idle) >= _CURSORS - 1  # the shared read waits always
+        _kill(admin, idle)
         insert(replica_set.uri, 2)
-        assert same(streams.events(1)) == [2]
+        assert streams.events(1) == [2]
 
 
-def test_rights_that_are_taken_away_end_the_stream(tmp_path: Any) -> None:
-    with mongod_with_users(tmp_path) as guarded:
-        add_user(guarded, "reader", "pw", [{"role": "read", "db": "local"}, {"role": "read", "db": "failing"}])
-        uri = uri_of(guarded, "reader", "pw")
-        admin_uri = uri_of(guarded, ROOT, PASSWORD)
-        insert(admin_uri, 0)
-        with streams_at(uri) as streams:
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_a_cursor_that_somebody_kills_while_it_waits(start_replica_set: StartReplicaSet, version: str) -> None:
+    """A stream of the server's ends with 237. A read of the oplog is told nothing: its wait ends as it would have, and
+    the next getMore finds no cursor (43), so it is opened again (docs/reference/differences.md)."""
+    deployment = start_replica_set(1, version=version)
+    insert(deployment.uri, 0)
+    with (
+        streams_at(deployment.uri, max_await_time_ms=2000) as streams,
+        MongoClient[Any](deployment.uri) as admin,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        insert(deployment.uri, 1)
+        assert streams.events(1) == [1]
+        waited = pool.submit(streams.each, lambda stream: stream.next()["fullDocument"]["n"])
+        wait_until(lambda: len(_cursors(admin, waiting=True)) >= _CURSORS, "all wait")
+        _kill(admin, _cursors(admin, waiting=True))
+        time.sleep(3)
+        insert(deployment.uri, 2)
+        of_server = {name for name in streams.streams if name.endswith(("pymongo", "server"))}
+        expected = {name: ("OperationFailure", 237) if name in of_server else 2 for name in streams.streams}
+        assert {name: kind(result) for name, result in waited.result().items()} == expected
+        alive = streams.each(lambda stream: stream.alive)
+        assert alive == {name: name not in of_server for name in streams.streams}
+
+
+@contextmanager
+def resolver(*names: str) -> Iterator[set[str]]:
+    """The names lead to this machine while they are in the set that is given."""
+    known, ask = set(names), socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host in names:
+            if host not in known:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            host = "127.0.0.1"
+        return ask(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", getaddrinfo)
+        yield known
+
+
+def test_a_name_that_resolves_no_longer_is_an_error_that_leaves_the_stream_open(replica_set: ReplicaSet) -> None:
+    """The connections that there are go on; what is opened anew is not, until the name is back."""
+    direct = replica_set.members[0].uri
+    with resolver("db.tailrace.test") as known, ExitStack() as stack:
+        proxies = {flavour: stack.enter_context(TcpProxy(replica_set.members[0].host)) for flavour in FLAVOURS}
+        ports = {flavour: proxy.host.rpartition(":")[2] for flavour, proxy in proxies.items()}
+        uris = {flavour: f"mongodb://db.tailrace.test:{port}/?directConnection=true" for flavour, port in ports.items()}
+        with streams_at("", uris) as streams:
+            insert(direct, 1)
+            assert streams.events(1) == [1]
+            known.clear()
+            insert(direct, 2)
+            assert streams.events(1) == [2]
+            for proxy in proxies.values():
+                proxy.cut()
+            assert streams.raised() == "ConnectionFailure"
+            assert streams.same(lambda stream: stream.try_next()) == "ConnectionFailure"
+            assert streams.alive
+            known.add("db.tailrace.test")
+            insert(direct, 3)
+            assert streams.events(1) == [3]
+
+
+def test_a_seed_that_resolves_no_longer_is_not_missed(replica_set: ReplicaSet) -> None:
+    """The members' own addresses count."""
+    host, name = replica_set.members[0].host, replica_set.name
+    uri = f"mongodb://seed.tailrace.test:{host.rpartition(':')[2]}/?replicaSet={name}"
+    with resolver("seed.tailrace.test") as known, streams_at(uri) as streams:
+        insert(replica_set.uri, 1)
+        assert streams.events(1) == [1]
+        known.clear()
+        insert(replica_set.uri, 2)
+        assert streams.events(1) == [2]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Mongod]:
+    with mongod_with_users(tmp_path) as mongod:
+        add_user(mongod, "reader", "pw", [{"role": "read", "db": "local"}, {"role": "read", "db": "failing"}])
+        insert(uri_of(mongod, ROOT, PASSWORD), 0)
+        yield mongod
+
+
+def test_rights_that_are_taken_away_end_the_stream(guarded: Mongod) -> None:
+    """The oplog is readable no longer, nor the collection."""
+    admin_uri = uri_of(guarded, ROOT, PASSWORD)
+    with streams_at(uri_of(guarded, "reader", "pw")) as streams, MongoClient[Any](admin_uri) as admin:
+        insert(admin_uri, 1)
+        assert streams.events(1) == [1]
+        admin.admin.command("updateUser", "reader", roles=[])
+        insert(admin_uri, 2)
+
+        def until_error(stream: Any) -> Any:
+            for _ in range(50):
+                stream.try_next()
+
+        assert streams.same(until_error) == ("OperationFailure", 13)
+        assert not streams.alive
+
+
+def test_a_password_that_is_changed_is_asked_for_with_the_next_connection(guarded: Mongod) -> None:
+    admin_uri = uri_of(guarded, ROOT, PASSWORD)
+    with ExitStack() as stack:
+        proxies = {flavour: stack.enter_context(TcpProxy(guarded.host)) for flavour in FLAVOURS}
+        uris = {
+            flavour: f"mongodb://reader:pw@{proxy.host}/?authSource=admin&directConnection=true"
+            for flavour, proxy in proxies.items()
+        }
+        admin = stack.enter_context(MongoClient[Any](admin_uri))
+        with streams_at("", uris) as streams:
             insert(admin_uri, 1)
-            assert same(streams.events(1)) == [1]
-            with MongoClient[Any](admin_uri) as admin:
-                admin.admin.command("updateUser", "reader", roles=[])
+            assert streams.events(1) == [1]
+            admin.admin.command("updateUser", "reader", pwd="another")
             insert(admin_uri, 2)
-
-            def until_error(stream: Any) -> Any:
-                for _ in range(50):
-                    stream.try_next()
-
-            raised = streams.each(until_error)
-            assert all(isinstance(error, OperationFailure) for error in raised.values()), raised
-            assert {error.code for error in raised.values()} == {13}, raised
-            assert same(streams.each(lambda stream: stream.alive)) is False
+            assert streams.events(1) == [2]
+            for proxy in proxies.values():
+                proxy.cut()
+            insert(admin_uri, 3)
+            assert streams.raised() == ("OperationFailure", 18)
+            assert not streams.alive

@@ -6,6 +6,7 @@ Streams had been used by one thread each, without limits, and closed by who read
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pty
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import bson
@@ -46,14 +48,67 @@ def ours(uri: str, engine: Any) -> Connect:
     return lambda **options: tailrace.connect(uri, engine=engine, **options)
 
 
-@pytest.fixture(params=["pymongo", "server", "oplog", "sharded"])
-def connect(request: pytest.FixtureRequest) -> Connect:
-    """Clients of the same kind: PyMongo's, our two engines on a replica set, ours on a sharded cluster."""
-    if request.param == "sharded":
-        cluster: ShardedCluster = request.getfixturevalue("sharded_cluster")
-        return ours(cluster.uri, "oplog")
-    uri = request.getfixturevalue("replica_set").uri
-    return pymongo_of(uri) if request.param == "pymongo" else ours(uri, request.param)
+#: PyMongo's client, our two engines, streams that share a tail, and ours on a sharded cluster; on older servers too.
+_OLDER = [
+    pytest.param(f"{flavour} {version}", marks=pytest.mark.slow)
+    for version in ("5.0.4", "4.4.2")
+    for flavour in ("pymongo", "server", "oplog", "shared")
+]
+
+
+@pytest.fixture(params=["pymongo", "server", "oplog", "shared", "sharded", *_OLDER])
+def deployment(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """The flavour of the streams, and the replica set or cluster."""
+    flavour, _, version = request.param.partition(" ")
+    if version:
+        return flavour, request.getfixturevalue("older")(version)
+    return flavour, request.getfixturevalue("sharded_cluster" if flavour == "sharded" else "replica_set")
+
+
+@pytest.fixture(scope="module")
+def older() -> Iterator[Callable[[str], ReplicaSet]]:
+    """Replica sets of older versions, each started when it is first asked for."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda version: stack.enter_context(ReplicaSet(1, version=version)))
+
+
+@pytest.fixture
+def connect(deployment: tuple[str, Any]) -> Connect:
+    """Clients of one flavour."""
+    flavour, running = deployment
+    if flavour == "pymongo":
+        return pymongo_of(running.uri)
+    return (
+        sharing(running.uri) if flavour == "shared" else ours(running.uri, "server" if flavour == "server" else "oplog")
+    )
+
+
+def sharing(uri: str) -> Connect:
+    """A client with two more streams, which are read all the time: a third one joins them."""
+
+    @contextmanager
+    def connected(**options: Any) -> Iterator[Any]:
+        over = threading.Event()
+
+        def read(stream: Any) -> None:
+            while not over.is_set():
+                outcome(stream.try_next)
+
+        with tailrace.connect(uri, **options) as client, ExitStack() as stack:
+            streams = [stack.enter_context(client.others[name].watch(max_await_time_ms=50)) for name in "ab"]
+            threads = [threading.Thread(target=read, args=(stream,), daemon=True) for stream in streams]
+            for thread in threads:
+                thread.start()
+            deadline = time.monotonic() + _PATIENCE_S
+            while client.tail_statistics.joined < len(streams):
+                assert time.monotonic() < deadline, "the streams do not read together"
+                time.sleep(0.02)
+            yield client
+            over.set()
+            for thread in threads:
+                thread.join(_PATIENCE_S)
+
+    return connected
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +117,17 @@ def namespace(sharded_cluster: ShardedCluster) -> str:
 
 
 @pytest.fixture
-def writes(request: pytest.FixtureRequest, connect: Connect) -> Iterator[Callable[[dict[str, Any]], Any]]:
+def writes(request: pytest.FixtureRequest, deployment: tuple[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
     """Inserts a document into the collection ``habits.c`` that the streams watch."""
-    if request.node.callspec.params["connect"] == "sharded":
-        cluster: ShardedCluster = request.getfixturevalue("sharded_cluster")
+    flavour, running = deployment
+    if flavour == "sharded":
         name: str = request.getfixturevalue("namespace")
         number = itertools.count()
-        yield lambda document: cluster.router.insert_one(
+        yield lambda document: running.router.insert_one(
             name, {"_id": bson.ObjectId(), "region": "ab"[next(number) % 2], **document}
         )
         return
-    with MongoClient[Any](request.getfixturevalue("replica_set").uri) as client:
+    with MongoClient[Any](running.uri) as client:
         yield lambda document: client.habits.c.insert_one(dict(document))
 
 
@@ -128,13 +183,13 @@ def test_threads_that_take_turns_share_a_stream(connect: Connect, writes: Callab
         assert stream.alive
 
 
-def test_close_from_another_thread_ends_a_waiting_next(connect: Connect, request: pytest.FixtureRequest) -> None:
+def test_close_from_another_thread_ends_a_waiting_next(connect: Connect, deployment: tuple[str, Any]) -> None:
     with connect() as client, client.habits.c.watch(max_await_time_ms=1000) as stream:
         reader = _Reader(stream)
         time.sleep(0.3)
         assert outcome(stream.close) is None
         assert reader.ended()
-        if request.node.callspec.params["connect"] == "pymongo":
+        if deployment[0] == "pymongo":
             assert code_of(reader.result) == 237  # ours end as a stream does that was closed before
         else:
             assert isinstance(reader.result, StopIteration)

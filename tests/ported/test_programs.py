@@ -24,7 +24,7 @@ from tailrace.embedded import ReplicaSet
 pytestmark = pytest.mark.mongod
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ported"
-#: What a program needs besides PyMongo; none of it is a dependency of Tailrace.
+#: What a program needs besides PyMongo: extra `dev`.
 NEEDS = {"server_sent_events": "fastapi", "celery_task": "celery", "flask_thread": "flask", "notebook": "pandas"}
 PROGRAMS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
 #: ``from pymongo import A, MongoClient`` with the client's class in it.
@@ -105,9 +105,8 @@ def _marked(path: Path) -> Any:
 def test_a_program_does_the_same_after_one_line_was_changed(
     path: Path, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
-    needed = NEEDS.get(path.stem)
-    if needed is not None and importlib.util.find_spec(needed) is None:
-        pytest.skip(f"the program needs {needed}, which is not installed")
+    needed = NEEDS.get(path.stem, "pymongo")
+    assert importlib.util.find_spec(needed) is not None, f"the program needs {needed}: pip install '.[dev]'"
     text = path.read_text()
     ported = tmp_path / path.name
     ported.write_text(moved(text) if path.suffix == ".py" else moved_notebook(text))

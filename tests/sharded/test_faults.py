@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -19,31 +21,38 @@ Start = Callable[..., ShardedCluster]
 _LOOK_MS = 200
 
 
+@pytest.mark.parametrize("streams_of_one_client", [1, 3])
 def test_a_killed_shard_is_waited_for_and_named_and_nothing_is_lost(
-    start_sharded_cluster: Start, caplog: pytest.LogCaptureFixture
+    start_sharded_cluster: Start, caplog: pytest.LogCaptureFixture, streams_of_one_client: int
 ) -> None:
+    """Several streams of one client read each shard together; faults had been tried on a stream alone."""
     cluster = start_sharded_cluster(2)
     namespace = spread(cluster, "faults")
     router = cluster.router
     with (
         caplog.at_level(logging.WARNING, logger="tailrace"),
         tailrace.connect(cluster.uri) as client,
-        client["faults"].watch(full_document="updateLookup", max_await_time_ms=_LOOK_MS) as stream,
+        ExitStack() as stack,
     ):
-        assert isinstance(stream, ShardedChangeStream)
+        watching: dict[str, Any] = {"full_document": "updateLookup", "max_await_time_ms": _LOOK_MS}
+        streams = [stack.enter_context(client["faults"].watch(**watching)) for _ in range(streams_of_one_client)]
+        if streams_of_one_client > 1:  # on two shards and the config server
+            wait_for(lambda: client.tail_statistics.joined == 3 * streams_of_one_client, "they do not read together")
         router.insert_one(namespace, {"_id": 1, "region": "a"})
         router.insert_one(namespace, {"_id": 2, "region": "z"})
-        assert [event["documentKey"]["_id"] for event in take(stream, 2)] == [1, 2]
+        for stream in streams:
+            assert [event["documentKey"]["_id"] for event in take(stream, 2)] == [1, 2]
         # An update whose document will have moved to the shard that is away: the look-up waits as well.
         router.update_one(namespace, {"_id": 1, "region": "a"}, {"$set": {"v": 1}})
         router.move_chunk(namespace, {"region": "a"}, to="shard1")
         cluster.kill("shard1")
-        wait_for(lambda: stream.statistics.shards["shard1"].trouble is not None, "the dead shard is not noticed")
+        for stream in streams:
+            _await_trouble(stream, "shard1", is_there=True)
         router.insert_one(namespace, {"_id": 3, "region": "g"})
-        wait_for(
-            lambda: stream.try_next() is None and "shard1" in stream.statistics.waiting_for, "shard1 is not waited for"
-        )
-        assert "shard shard1 cannot be read" in caplog.text
+        for stream in streams:
+            _await_waiting(stream, "shard1")
+        if streams_of_one_client == 1:
+            assert "shard shard1 cannot be read" in caplog.text
         with (
             tailrace.connect(cluster.uri, serverSelectionTimeoutMS=500) as other,
             pytest.raises(SourceError, match="shard1"),
@@ -51,10 +60,20 @@ def test_a_killed_shard_is_waited_for_and_named_and_nothing_is_lost(
             other["faults"].watch()
         cluster.restart("shard1")
         router.insert_one(namespace, {"_id": 4, "region": "z"})
-        events = take(stream, 3)
-        assert [event["documentKey"]["_id"] for event in events] == [1, 3, 4]
-        assert events[0]["fullDocument"] == {"_id": 1, "region": "a", "v": 1}
-        wait_for(lambda: stream.statistics.shards["shard1"].trouble is None, "the shard that is back is not noticed")
+        for stream in streams:
+            events = take(stream, 3)
+            assert [event["documentKey"]["_id"] for event in events] == [1, 3, 4]
+            assert events[0]["fullDocument"] == {"_id": 1, "region": "a", "v": 1}
+            _await_trouble(stream, "shard1", is_there=False)
+
+
+def _await_trouble(stream: Any, shard: str, *, is_there: bool) -> None:
+    assert isinstance(stream, ShardedChangeStream)
+    wait_for(lambda: (stream.statistics.shards[shard].trouble is not None) == is_there, "trouble is not noticed")
+
+
+def _await_waiting(stream: Any, shard: str) -> None:
+    wait_for(lambda: stream.try_next() is None and shard in stream.statistics.waiting_for, f"{shard} is waited for")
 
 
 def test_an_error_that_waiting_cannot_mend_ends_the_stream_and_names_the_shard(
@@ -72,10 +91,14 @@ def test_an_error_that_waiting_cannot_mend_ends_the_stream_and_names_the_shard(
 
 
 @pytest.mark.slow
-def test_a_shard_that_steps_down_again_and_again_costs_nothing(start_sharded_cluster: Start) -> None:
+@pytest.mark.parametrize("streams_of_one_client", [1, 3])
+def test_a_shard_that_steps_down_again_and_again_costs_nothing(
+    start_sharded_cluster: Start, streams_of_one_client: int
+) -> None:
     cluster = start_sharded_cluster(2, members=[3, 1])
     namespace = spread(cluster, "elections")
-    with tailrace.connect(cluster.uri) as client, client["elections"].watch() as stream:
+    with tailrace.connect(cluster.uri) as client, ExitStack() as stack:
+        streams = [stack.enter_context(client["elections"].watch()) for _ in range(streams_of_one_client)]
         expected = []
         for number in range(0, 40, 2):
             if number % 10 == 0:
@@ -85,4 +108,5 @@ def test_a_shard_that_steps_down_again_and_again_costs_nothing(start_sharded_clu
             for offset, region in enumerate("az"):
                 cluster.router.insert_one(namespace, {"_id": number + offset, "region": region})
                 expected.append(number + offset)
-        assert [event["documentKey"]["_id"] for event in take(stream, len(expected))] == expected
+        for stream in streams:
+            assert [event["documentKey"]["_id"] for event in take(stream, len(expected))] == expected

@@ -5,19 +5,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import bson
 import pytest
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect
 
 from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.plan.request import OplogBatch
 from tailrace.source.batch import entry_time
 from tailrace.tail.chains import Chains
 from tailrace.tail.entry_index import index_entries
 from tailrace.tail.interest import CLUSTER, key_of
 from tailrace.tail.segment import Segment, TailPlace
+from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.shared_window import SharedWindow
 from tests.golden.recording import load
 from tests.property import random_transactions
@@ -263,3 +269,63 @@ def test_the_simulation_has_streams_that_fall_and_come_back() -> None:
     assert falls > 3
     assert window.rejoins >= falls - 1
     assert slow.place.key == CLUSTER
+
+
+class _NotWalked(dict[bytes, dict[TailPlace, None]]):
+    """Nobody goes through all of it."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise AssertionError("every stream is looked at")
+
+    __iter__ = keys = values = items = _refuse
+
+
+def test_what_concerns_a_few_streams_costs_nothing_for_the_others() -> None:
+    """How many streams are joined was counted anew with every reply."""
+    shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
+    reader: Any = object()
+    shared._reader = reader
+    assert shared.begun(reader, START)
+    places = [shared.enter(Scope.parse(f"shop.c{number}"), START) for number in range(100)]
+    window = shared._window
+    window._places = _NotWalked(window._places)
+    for number in range(1, 11):
+        new = entry(number, f"shop.c{number}")
+        assert shared.received(reader, segment([new], time_of(number - 1)))
+        batch = shared.wait(places[number], 0.0)
+        assert batch is not None
+        assert batch.raw == new
+        assert shared.promised(reader, time_of(number))
+        assert shared.poll(places[0]) == OplogBatch(b"", time_of(number))
+    shared.leave(places[0])
+    assert window.joined == 99
+
+
+def test_what_the_reader_fails_with_is_told_once_and_after_what_came_before() -> None:
+    """Streams that share a read waited for as long as it failed, and raised nothing."""
+    shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
+    reader: Any = object()
+    shared._reader = reader
+    shared.begun(reader, START)
+    one, other = (shared.enter(Scope.parse("shop.orders"), START) for _ in range(2))
+    shared.received(reader, segment([entry(1)], START))
+    first, second = AutoReconnect("the first"), AutoReconnect("the second")
+    shared.failed(reader, first)
+    assert shared.failure(one) is None, "what came before it is not taken yet"
+    for _ in range(2):
+        assert shared.wait(one, 0.0, hears=True) is not None
+    assert shared.failure(one) is first
+    assert shared.failure(one) is None
+    shared.failed(reader, second)
+    assert shared.failure(one) is second
+    shared.failed(reader, first)
+    shared.expect(one)
+    assert shared.failure(one) is None, "it wants to know what comes of the next try"
+    with ThreadPoolExecutor(1) as pool:
+        waited = pool.submit(shared.wait, one, 0.001, hears=True)  # however short: the next try decides
+        shared.promised(reader, time_of(2))
+        assert waited.result(60) == OplogBatch(b"", time_of(2))
+    assert shared.poll(other) is not None
+    assert shared.failure(other) is None, "it is over"
+    late = shared.enter(Scope.parse("shop.items"), time_of(1))
+    assert shared.failure(late) is None

@@ -333,8 +333,8 @@ class OplogChangeStream(BlockChangeStream):
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
         super().__init__(source.client, request, stream, partial(_close_all, self._open))
-        self._answers = answers_of(source)
         self._resume = OplogResume(source.client, request)
+        self._answers = self._resume.answers(answers_of(source))
         self._has_given = False
         #: The events of the commands that somebody is told of.
         self._told: list[bytes] = []

@@ -120,9 +120,9 @@ class WatchedDeployment:
                 shared = readers.shard_tails.of_scope(request.scope)
                 return ShardedChangeStream(readers.cluster, readers.client, request, self.profile, shared)
             if self._archive is not None:
-                live = MongodSource(readers.client)
+                live = MongodSource(readers.client, waits=False)
                 return _open_with_archive(live, self._archive, request, self.profile)
-            source = TailedSource(readers.client, readers.tail, request.scope)
+            source = TailedSource(readers.client, readers.tail, request.scope, waits=False)
             return OplogChangeStream(source, request, self.profile)
 
     def operation_time(self, client: MongoClient[Any]) -> ClusterTime:

@@ -16,9 +16,13 @@ from tailrace.client.commands import commands_of
 from tailrace.client.failure import failure_of_read
 from tailrace.client.request import WatchRequest
 from tailrace.client.resume import Next, ResumeProcess, SaidStart
-from tailrace.errors import ServerError, TailraceError
+from tailrace.errors import RESUMABLE_LABEL, ServerError, SourceError, TailraceError
+from tailrace.pipeline.stream import Later, Need
+from tailrace.plan.request import Answer
+from tailrace.source.drive import AnswerTo, AskAgainError
 from tailrace.source.driver_error import as_driver_error
 from tailrace.source.failure import is_transient, source_error
+from tailrace.source.time_limit import TimeLimitError
 
 
 class OplogResume:
@@ -81,6 +85,21 @@ class OplogResume:
             return True
         self.kept = source_error(error, self._client)
         raise self.kept
+
+    def answers(self, answer_to: AnswerTo) -> AnswerTo:
+        """``answer_to``, where a look-up that fails as a getMore of the server's stream would (rule 24) leaves the
+        stream open: the event that waits for it comes with a later call."""
+
+        def answered(need: Need) -> Answer | Later:
+            try:
+                return answer_to(need)
+            except SourceError as error:
+                if isinstance(error, TimeLimitError) or RESUMABLE_LABEL not in error.labels:
+                    raise
+                self.kept = error
+                raise AskAgainError(error) from None
+
+        return answered
 
     def _ending(self, error: PyMongoError, labels: frozenset[str]) -> TailraceError:
         if isinstance(error, OperationFailure) and is_transient(error):

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from pymongo import MongoClient, ReadPreference
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import PyMongoError
+from pymongo.errors import ConnectionFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from tailrace.errors import SourceError, UsageError
@@ -66,8 +66,11 @@ class Reader(_Client):
 
     @classmethod
     def opened(cls, uri: ConnectionString, port: int | None, options: ClientOptions) -> Reader:
-        """As ``open_client``, for arguments that a client was made of already."""
-        return cls(uri.reveal(), port, **(_defaults(uri, options) | options))
+        """As ``open_client``, for arguments that a client was made of already. A member is waited for as long as by
+        PyMongo's client (30 s): a stream's call raises then."""
+        defaults = _defaults(uri, options)
+        defaults.pop("serverSelectionTimeoutMS", None)
+        return cls(uri.reveal(), port, **(defaults | options))
 
     def __del__(self) -> None:
         pass
@@ -133,6 +136,7 @@ class Connection:
         client: str | ConnectionString | MongoClient[Any],
         *,
         retry_seconds: float = RETRY_SECONDS,
+        waits: bool = True,
         options: Mapping[str, Any] = {},
     ) -> None:
         self._owned = isinstance(client, (str, ConnectionString))
@@ -140,6 +144,8 @@ class Connection:
             open_client(client, **options) if isinstance(client, (str, ConnectionString)) else client
         )
         self._retry_seconds = retry_seconds
+        #: Whether a member that cannot be reached is waited for, beyond what the client waits and tries by itself.
+        self._waits = waits
         self._hello: Mapping[str, Any] | None = None
         #: The members and how each is, while none of them can be read.
         self.trouble: str | None = None
@@ -217,6 +223,8 @@ class Connection:
                 result = read()
             except PyMongoError as error:
                 check_time_limit(name)
+                if isinstance(error, ConnectionFailure) and not self._waits:
+                    raise source_error(error, self.client) from None
                 self.endure(error, backoff, name)
             else:
                 self.trouble = None

@@ -17,12 +17,22 @@ from tailrace.source.time_limit import TimeLimitError
 AnswerTo: TypeAlias = Callable[[Need], "Answer | Later"]
 
 
+class AskAgainError(Exception):
+    """A need that cannot be answered at the moment is to be asked again at the next call, which ``error`` says no one
+    waits for. It never leaves ``drive``: ``error`` does."""
+
+    def __init__(self, error: TailraceError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def drive(stream: Stream, answer_to: AnswerTo) -> Iterator[EventBlock]:
     """What the stream makes of what it was fed, up to where it wants more.
 
     Where a need cannot be answered, the stream is given the error in the answer's place: it gives what comes before and
-    raises, or asks in another way. The end of the caller's time (``TimeLimitError``) comes out at once; nothing is lost
-    by it, nor by leaving the iterator: the next call continues where this one stopped, and makes the request again.
+    raises, or asks in another way. The end of the caller's time (``TimeLimitError``), and the error of an
+    ``AskAgainError``, come out at once; nothing is lost by it, nor by leaving the iterator: the next call continues
+    where this one stopped, and makes the request again.
     """
     while (block := _next_block(stream, answer_to)) is not None:
         yield block
@@ -38,6 +48,9 @@ def _next_block(stream: Stream, answer_to: AnswerTo) -> EventBlock | None:
             except TimeLimitError:
                 steps.close()
                 raise
+            except AskAgainError as refused:
+                steps.close()
+                raise refused.error from None
             except TailraceError as error:
                 need = steps.throw(error)
             else:

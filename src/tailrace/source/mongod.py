@@ -55,6 +55,8 @@ class MongodSource:
 
     ``deployment``     a connection URI, or a PyMongo client (which stays open when the source is closed)
     ``retry_seconds``  how long a read is tried again without progress; ``tail`` never gives up once it has begun
+    ``waits``          whether that is so where no member can be reached, too: otherwise the client's own patience is
+                       all, and the SourceError has the label of what may be resumed
     ``options``        PyMongo's client options, for a URI
 
     Connects at first use; a deployment that cannot be read then is a SourceError. Not for several threads at a time.
@@ -65,9 +67,10 @@ class MongodSource:
         deployment: str | ConnectionString | MongoClient[Any],
         *,
         retry_seconds: float = RETRY_SECONDS,
+        waits: bool = True,
         **options: Any,
     ) -> None:
-        self._connection = Connection(deployment, retry_seconds=retry_seconds, options=options)
+        self._connection = Connection(deployment, retry_seconds=retry_seconds, waits=waits, options=options)
         self._tailing: RawBatchCursor[Any] | None = None
 
     @property
@@ -199,12 +202,14 @@ class MongodSource:
         in place of waiting when a command has failed: where it returns, an empty batch is given, and the read is opened
         again when the next one is asked for; what it raises ends the iterator.
         """
-        position = _Position(after, None, reached=after <= self.newest())
+        # Whose errors somebody decides on is told of this first read's too.
+        position = None if on_error is not None else _Position(after, None, reached=after <= self.newest())
         backoff = self._connection.new_backoff(for_ever=True)
         extra = {"batch_size": batch_size or 0, "comment": comment}
         window = Window(oplog_filter)
         while True:
             try:
+                position = position or _Position(after, None, reached=after <= self._newest()[0])
                 # A tailable cursor on a long stretch of which the filter passes nothing would not answer for minutes.
                 until = self._newest()[0] if oplog_filter is not None else position.after
                 while position.after < until:
@@ -231,13 +236,18 @@ class MongodSource:
                             yield OplogBatch(b"", position.after)
             except PyMongoError as error:
                 self._after(error, backoff, on_error)
-                yield OplogBatch(b"", position.after)
+                yield OplogBatch(b"", after if position is None else position.after)
 
     def _after(self, error: PyMongoError, backoff: Backoff, on_error: OnError | None) -> None:
         if on_error is None:
             self._connection.endure(error, backoff, self.name)
         else:
             on_error(error)
+
+    def endure(self, error: PyMongoError, backoff: Backoff) -> None:
+        """Wait after an error of ``tail``, so that it may be tried again, and say so in the log and in ``trouble``.
+        Raises SourceError where waiting cannot help."""
+        self._connection.endure(error, backoff, self.name)
 
     def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:
         """The entries at exactly these times, ``None`` where the oplog has none."""

@@ -9,10 +9,12 @@ from contextlib import closing
 from typing import Any, Final, Protocol
 
 from pymongo import MongoClient
+from pymongo.errors import PyMongoError
 
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
+from tailrace.source.failure import Backoff, is_transient
 from tailrace.source.mongod import MongodSource
 from tailrace.tail.chains import Chains
 from tailrace.tail.entry_index import index_entries
@@ -24,6 +26,8 @@ AWAIT_MS: Final = 1000
 _READ_ENTRIES: Final = 2000
 #: A larger reply comes in pieces of this size.
 _PIECE_BYTES: Final = 4 << 20
+#: The longest pause between two tries: streams that ask again wait for the next one.
+_PAUSE_S: Final = 1.0
 
 _log = logging.getLogger("tailrace.tail")
 
@@ -37,6 +41,8 @@ class Receiver(Protocol):
 
     def promised(self, reader: TailReader, high_water: ClusterTime) -> bool: ...
 
+    def failed(self, reader: TailReader, error: PyMongoError) -> None: ...
+
     def ended(self, reader: TailReader) -> None: ...
 
 
@@ -45,14 +51,18 @@ class TailReader:
 
     ``on_read``  told how many bytes each reply had
 
-    Elections and cut connections are survived as by any reader of a ``MongodSource``. An error that ends its reading is
-    not passed on: the streams then read for themselves, and each meets what there is to meet.
+    Elections and cut connections are survived as by any reader of a ``MongodSource``; the receiver is told of each
+    failure, and hears of the next reply or of the next failure. An error that ends the reading is not passed on: the
+    streams then read for themselves, and each meets what there is to meet.
     """
 
     def __init__(self, client: MongoClient[Any], receiver: Receiver, on_read: Callable[[int], object]) -> None:
         self.source = MongodSource(client)
         self._receiver = receiver
         self._on_read = on_read
+        self._backoff = Backoff(give_up_s=None, wait_s_max=_PAUSE_S)
+        #: Whether the next batch is none, but the sign that the read is opened again.
+        self._reopens = False
         self._thread = threading.Thread(target=self._run, name="tailrace-tail", daemon=True)
 
     def start(self) -> None:
@@ -82,11 +92,21 @@ class TailReader:
             return
         chains = Chains()
         options: dict[str, Any] = {"await_ms": AWAIT_MS, "batch_size": _READ_ENTRIES, "batch_bytes_max": _PIECE_BYTES}
-        with closing(self.source.tail(position, **options)) as batches:
+        with closing(self.source.tail(position, on_error=self._endure, **options)) as batches:
             for batch in batches:
+                if self._reopens:
+                    self._reopens = False
+                    continue
+                self._backoff.progress()
                 if not self._pass_on(batch, position, chains):
                     return
                 position = batch.high_water
+
+    def _endure(self, error: PyMongoError) -> None:
+        if is_transient(error) and not self.source.interrupted:
+            self._receiver.failed(self, error)
+        self.source.endure(error, self._backoff)
+        self._reopens = True
 
     def _pass_on(self, batch: OplogBatch, after: ClusterTime, chains: Chains) -> bool:
         if not batch.raw:

@@ -90,16 +90,18 @@ class TailPlace:
     ``has_fallen``  it was joined before, and was too slow
     ``pending``   segments that hold something for it, in order
     ``awaits``    a cluster time: when everything up to it was read, the stream wants to know
+    ``heard``     how many of the reader's failures the stream knows of
     ``on_ready``  called, without the lock, when something has come for a stream that had nothing
     """
 
-    __slots__ = ("awaits", "has_fallen", "joined", "key", "on_ready", "pending", "position", "waiter")
+    __slots__ = ("awaits", "has_fallen", "heard", "joined", "key", "on_ready", "pending", "position", "waiter")
 
     def __init__(self, key: bytes, position: ClusterTime, on_ready: Callable[[], None] | None) -> None:
         self.key = key
         self.position = position
         self.joined = False
         self.has_fallen = False
+        self.heard = 0
         self.pending: list[Segment] = []
         self.awaits: ClusterTime | None = None
         self.on_ready = on_ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from pymongo import MongoClient
+from pymongo.errors import PyMongoError
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -103,6 +105,9 @@ class SharedTail:
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
         self._not_before = 0.0
+        #: What the reader has failed with, and not read since; and how often it has failed.
+        self._failure: PyMongoError | None = None
+        self._failures = 0
         self._reads = self._entries = self._bytes = 0
         #: What was read since a stream was joined last.
         self._unused_bytes = 0
@@ -114,6 +119,7 @@ class SharedTail:
         place = TailPlace(key_of(scope), position, on_ready)
         with self._lock:
             self._places.add(place)
+            place.heard = self._failures
             self._window.join(place)
         return place
 
@@ -135,6 +141,7 @@ class SharedTail:
         is joined from here on."""
         with self._lock:
             place.position = position
+            place.heard = self._failures
             if place not in self._places:  # after a fork
                 self._places.add(place)
             if self._window.join(place):
@@ -160,20 +167,45 @@ class SharedTail:
             taken = self._window.take(place, _TAKE_BYTES)
         return self._batch(taken, place.key)
 
-    def wait(self, place: TailPlace, seconds: float) -> OplogBatch | None:
-        """As ``poll``, but waits for entries, so many seconds at most."""
+    def wait(
+        self, place: TailPlace, seconds: float, *, limit_s: float | None = None, hears: bool = False
+    ) -> OplogBatch | None:
+        """As ``poll``, but waits for entries, so many seconds at most, and ``limit_s`` whatever happens.
+
+        ``hears``  ends the wait when the reader has failed, too (``failure`` says so then). While it cannot read, the
+                   wait is for its next try, however long that takes
+        """
         waiter = None
         with self._lock:
             if not place.joined:
                 return None
-            if not self._window.owes(place):
+            if hears and self._failure is not None and not place.pending:
+                seconds = math.inf if place.heard == self._failures else 0.0
+            if seconds > 0 and not self._window.owes(place):
                 waiter = place.waiter = threading.Lock()
                 waiter.acquire()
         if waiter is not None:
-            waiter.acquire(timeout=max(0.0, seconds))
+            seconds = max(0.0, seconds if limit_s is None else min(seconds, limit_s))
+            waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
             with self._lock:
                 place.waiter = None
         return self.poll(place)
+
+    def failure(self, place: TailPlace) -> PyMongoError | None:
+        """What the reader has failed with and the stream has not heard of yet: once, and only while it cannot read.
+        What has come for the stream before is to be taken first."""
+        if self._failure is None:
+            return None
+        with self._lock:
+            if not place.joined or place.pending or place.heard == self._failures:
+                return None
+            place.heard = self._failures
+            return self._failure
+
+    def expect(self, place: TailPlace) -> None:
+        """The stream tries again: it wants to hear what comes of the reader's next try, not of those before."""
+        with self._lock:
+            place.heard = self._failures
 
     def await_time(self, place: TailPlace, until: ClusterTime | None) -> None:
         """Wake the stream when everything up to ``until`` was read, too."""
@@ -217,6 +249,7 @@ class SharedTail:
             self._bytes += len(segment.raw)
             self._unused_bytes = 0 if self._window.joined else self._unused_bytes + len(segment.raw)
             ready = self._told(self._window.add(segment))
+            self._recovered()
         _call(ready)
         return True
 
@@ -225,14 +258,31 @@ class SharedTail:
             if not self._is_wanted(reader):
                 return False
             ready = self._told(self._window.promise(high_water))
+            self._recovered()
         _call(ready)
         return True
+
+    def failed(self, reader: TailReader, error: PyMongoError) -> None:
+        with self._lock:
+            if self._reader is reader:
+                self._failure = error
+                self._failures += 1
+                self._wake_all()
+
+    def _recovered(self) -> None:
+        if self._failure is not None:
+            self._failure = None
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for place in self._places:
+            place.wake()
 
     def ended(self, reader: TailReader) -> None:
         with self._lock:
             if self._reader is not reader:
                 return
-            self._reader = None
+            self._reader = self._failure = None
             self._not_before = time.monotonic() + _RETRY_S
             ready = self._told(self._window.close())
         _call(ready)
@@ -289,6 +339,7 @@ class SharedTail:
         with self._lock:
             self._closed = True
             reader, self._reader = self._reader, None
+            self._failure = None
             ready = self._told(self._window.close())
         if reader is not None:
             reader.source.interrupt()
@@ -306,7 +357,7 @@ _tails: weakref.WeakSet[SharedTail] = weakref.WeakSet()
 def _after_fork() -> None:
     for tail in list(_tails):
         for place in tail._places:
-            place.joined, place.pending, place.waiter = False, [], None
+            place.joined, place.heard, place.pending, place.waiter = False, 0, [], None
         tail._begin()
 
 

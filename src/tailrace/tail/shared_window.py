@@ -31,12 +31,13 @@ class SharedWindow:
     ``bytes_max``  how much it may hold; one segment stays however large it is. The oldest ones go first, and a stream
                    that has not taken what goes falls out of the window
 
+    ``joined``              how many streams read from it
     ``falls``, ``rejoins``  how often a stream fell out, and how often one came back
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.bytes = self.entries = self.falls = self.rejoins = 0
+        self.bytes = self.entries = self.joined = self.falls = self.rejoins = 0
         self.segments: deque[Segment] = deque()
         self._places: dict[bytes, dict[TailPlace, None]] = {}
         self._awaiting: set[TailPlace] = set()
@@ -58,11 +59,6 @@ class SharedWindow:
         self.bytes = self.entries = 0
         return joined
 
-    @property
-    def joined(self) -> int:
-        """How many streams read from it."""
-        return sum(len(places) for places in self._places.values())
-
     def join(self, place: TailPlace) -> bool:
         """The stream reads from here from its position on, if nothing behind it has gone, and it is not so far back
         that it would fall out again at once."""
@@ -83,7 +79,9 @@ class SharedWindow:
         place.pending = behind[::-1]
         for segment in behind:
             segment.holders.append(place)
-        self._places.setdefault(place.key, {})[place] = None
+        places = self._places.setdefault(place.key, {})
+        self.joined += place not in places
+        places[place] = None
         self.await_time(place, place.awaits)
         self.rejoins += place.has_fallen
         return True
@@ -94,8 +92,9 @@ class SharedWindow:
         place.pending = []
         self._awaiting.discard(place)
         places = self._places.get(place.key)
-        if places is not None:
-            places.pop(place, None)
+        if places is not None and place in places:
+            del places[place]
+            self.joined -= 1
             if not places:
                 del self._places[place.key]
 

@@ -80,7 +80,8 @@ class TailedSource(MongodSource):
         comment: Any = None,
         on_error: OnError | None = None,
     ) -> Generator[OplogBatch, None, None]:
-        """See OplogSource and MongodSource. ``on_error`` is called for what fails in reads of the stream's own."""
+        """See OplogSource and MongodSource. ``on_error`` is called for what fails in reads of the stream's own, and for
+        what the shared read fails with while the stream waits for it."""
         place = self._place = self._shared.enter(self._scope, after, self._on_ready)
         options: dict[str, Any] = {
             "await_ms": await_ms,
@@ -94,7 +95,7 @@ class TailedSource(MongodSource):
             if place.joined and (batch := self._shared.wait(place, 0.0)) is not None:
                 yield batch  # at once, as a cursor's first reply comes
             while not self.interrupted:
-                yield from self._from_window(place, await_ms / 1000)
+                yield from self._from_window(place, await_ms / 1000, on_error)
                 if not self.interrupted:
                     yield from self._by_itself(place, options)
         finally:
@@ -115,14 +116,22 @@ class TailedSource(MongodSource):
         if place is not None:
             self._shared.turn_out(place)
 
-    def _from_window(self, place: TailPlace, await_s: float) -> Generator[OplogBatch, None, None]:
+    def _from_window(
+        self, place: TailPlace, await_s: float, on_error: OnError | None
+    ) -> Generator[OplogBatch, None, None]:
         """What comes for the stream, until it falls out of the window."""
+        hears = on_error is not None
         while True:
-            left_s = remaining_s()
-            batch = self._shared.wait(place, await_s if left_s is None else min(await_s, left_s))
+            batch = self._shared.wait(place, await_s, limit_s=remaining_s(), hears=hears)
             if batch is None:
                 return
-            yield batch
+            error = self._shared.failure(place) if hears and not batch.raw else None
+            if on_error is not None and error is not None:
+                on_error(error)
+                yield batch
+                self._shared.expect(place)
+            else:
+                yield batch
 
     def _by_itself(self, place: TailPlace, options: dict[str, Any]) -> Generator[OplogBatch, None, None]:
         """What the stream reads with a cursor of its own, until it is joined."""
