@@ -71,6 +71,7 @@ def main() -> int:
         return 0
     from tailrace.embedded import ReplicaSet  # noqa: PLC0415  the children must not pay for it
 
+    load_kernel()
     cases = {name: case for name, case in CASES.items() if args.cases in name or case.partitions == 0}
     with ReplicaSet(1, oplog_size_mb=2048) as members:
         fill(members.uri, args.changes)
@@ -92,6 +93,16 @@ def main() -> int:
     rate, cpu = (statistics.median(one[what] for one in reading) for what in ("rate", "cpu_us"))
     print(f"{'reading for lanes of others':40}{rate:>10,.0f}{'':8}{cpu:>15,.1f}")
     return 0 if good else 1
+
+
+def load_kernel() -> None:
+    """As a listener has it that has read for some seconds. It is compiled once for an installation, which takes half a
+    minute: children live too short for it, and each would begin it anew beside its work."""
+    from tailrace.client import kernel_loader  # noqa: PLC0415  the loop must not pay for it
+
+    kernel_loader.is_ready(kernel_loader.BYTES_MIN)
+    while not kernel_loader.is_ready(1) and not kernel_loader.is_missing():
+        time.sleep(0.1)
 
 
 def fill(uri: str, changes: int) -> None:
@@ -182,6 +193,7 @@ def run_listener(
     import tailrace  # noqa: PLC0415  the loop must not pay for it
     from tailrace.consumer import Change, Listener, MongoLeaseStore  # noqa: PLC0415
 
+    load_kernel()
     effects = client["effects"]["customers"]
 
     def handle(change: Change) -> None:
@@ -212,6 +224,8 @@ def run_reading(uri: str) -> dict[str, float]:
     from bson.raw_bson import RawBSONDocument  # noqa: PLC0415
 
     import tailrace  # noqa: PLC0415
+
+    load_kernel()
     from tailrace.consumer.lane_queue import LaneQueue  # noqa: PLC0415
     from tailrace.consumer.lane_reader import LaneReader  # noqa: PLC0415
     from tailrace.consumer.rules.lanes import LanePlan  # noqa: PLC0415

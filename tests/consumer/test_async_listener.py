@@ -12,7 +12,6 @@ from pymongo import AsyncMongoClient
 import tailrace
 from tailrace.consumer import AsyncChange, AsyncListener, Fenced, HandlerFailed, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import UsageError
 
 pytestmark = pytest.mark.mongod
 
@@ -157,5 +156,114 @@ def test_an_error_goes_to_the_policy_which_may_be_awaited(shop: Any) -> None:
         assert isinstance(raised.value.__cause__, Fenced)
 
     asyncio.run(main())
-    with pytest.raises(UsageError, match="one lane"):
-        AsyncListener(watched, fails, resource="orders", store=store, partitions=2)
+
+
+def test_lanes_run_side_by_side_in_one_loop_each_in_order(shop: Any) -> None:
+    """Partitions were refused to asyncio handlers."""
+    watched, database, store, uri = shop
+    count, lanes = 60, 3
+    seen: list[tuple[int, str, int]] = []
+    at_once: set[str] = set()
+    most = 0
+    watched.update_many({}, {"$set": {"v": 1}})
+
+    async def main() -> None:
+        nonlocal most
+        async with AsyncMongoClient(uri) as other:
+            copies = other[database.name]["copies"]
+
+            async def handle(change: AsyncChange) -> None:
+                nonlocal most
+                key, number = change.document_key, len(seen)
+                assert key is not None
+                at_once.add(change.resource)
+                most = max(most, len(at_once))
+                async with change.transaction(other) as session:
+                    fence = change.fence.bound_to(session)
+                    await fence.update_one(copies, key, {"$inc": {"times": 1}}, upsert=True)
+                at_once.remove(change.resource)
+                seen.append((key["_id"], change.operation_type, number))
+                if len(seen) == count + 6:
+                    listener.stop()
+
+            listener = AsyncListener(watched, handle, resource="orders", store=store, partitions=lanes)
+            async with listener:
+                await asyncio.to_thread(watched.insert_many, [{"_id": 100 + number} for number in range(count)])
+                await asyncio.wait_for(listener.join(), 240)
+            assert listener.statistics.handled == count + 6
+
+    asyncio.run(main())
+    assert most > 1
+    for number in range(3):
+        assert [operation for key, operation, _ in seen if key == number] == ["insert", "update"]
+    assert {found["_id"]: found["times"] for found in database["copies"].find()} == {
+        **dict.fromkeys(range(3), 2),
+        **dict.fromkeys(range(100, 100 + count), 1),
+    }
+    assert all(lease.owner is None for lease in store.leases())
+
+
+def test_a_cancelled_listener_with_lanes_gives_everything_back(shop: Any) -> None:
+    watched, database, store, _ = shop
+    database["orders"].insert_many([{"_id": number} for number in range(10, 30)])
+    begun: set[str] = set()
+    ended: list[str] = []
+
+    async def main() -> None:
+        both = asyncio.Event()
+
+        async def hangs(change: AsyncChange) -> None:
+            begun.add(change.resource)
+            if len(begun) == 2:
+                both.set()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append(change.resource)
+
+        listener = AsyncListener(watched, hangs, resource="orders", store=store, partitions=2).start()
+        await asyncio.wait_for(both.wait(), 120)
+        assert listener._task is not None
+        listener._task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listener.join()
+
+    asyncio.run(main())
+    assert sorted(ended) == sorted(begun)
+    assert all(lease.owner is None for lease in store.leases())
+
+
+def test_an_error_of_a_handler_in_a_lane_ends_the_listener_and_a_lost_lease_cancels_it(shop: Any) -> None:
+    watched, _, store, _ = shop
+    cancelled: list[Any] = []
+
+    async def fails(change: AsyncChange) -> None:
+        raise ValueError("no")
+
+    async def judge(change: AsyncChange, error: Exception, attempt: int) -> str:
+        await asyncio.sleep(0)
+        return "retry" if attempt < 3 else "stop"
+
+    async def main() -> None:
+        listener = AsyncListener(watched, fails, resource="orders", store=store, partitions=2, on_error=judge)
+        with pytest.raises(HandlerFailed, match="ValueError"):
+            await asyncio.wait_for(listener.run(), 240)
+        assert listener.statistics.failures >= 3
+
+        async def handle(change: AsyncChange) -> None:
+            if cancelled:
+                second.stop()
+                return
+            for lease in store.leases():
+                store.revoke(lease.resource)
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                cancelled.append(change.resource)
+                raise
+
+        second = AsyncListener(watched, handle, resource="orders", store=store, lease_seconds=1)
+        await asyncio.wait_for(second.run(), 240)  # it finds the lanes, and follows them
+
+    asyncio.run(main())
+    assert cancelled

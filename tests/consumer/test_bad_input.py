@@ -15,6 +15,7 @@ from bson.timestamp import Timestamp
 import tailrace
 from tailrace.consumer import (
     Change,
+    Fence,
     Fenced,
     HandlerFailed,
     HandlerForked,
@@ -25,6 +26,7 @@ from tailrace.consumer import (
     MongoLeaseStore,
     OwnerNotUnique,
 )
+from tailrace.consumer.rules.lanes import LanePlan
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, StreamInvalidated, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
@@ -246,7 +248,9 @@ def test_lost_history_ends_the_listener_unless_the_gap_is_accepted_and_written_d
         shop.orders.insert_one({"_id": 1})
         assert shop.handled(1) == [("insert", 1)]
         before = shop.store.read("orders").position  # type: ignore[union-attr]
+        stale = lanes_work(shop)
         lose_history(shop)
+        lanes_copy_again(shop, stale)
         with pytest.raises(ChangeStreamHistoryLost, match="on_history_lost"):
             shop.listener(lambda change: None).run()
         assert shop.store.read("orders").position == before  # type: ignore[union-attr]
@@ -256,6 +260,71 @@ def test_lost_history_ends_the_listener_unless_the_gap_is_accepted_and_written_d
         time_before = ResumeToken.parse(before["token"]).cluster_time  # type: ignore[index]
         assert [gap["from"] for gap in position["gaps"]] == [time_before.to_timestamp()]  # type: ignore[index]
         assert position["gaps"][0]["to"] > time_before.to_timestamp()  # type: ignore[index]
+
+
+def lanes_of_items(shop: Shop, seen: list[Any]) -> Listener:
+    """Two lanes that keep a fenced copy of ``items``."""
+
+    def copy(change: Change) -> None:
+        key = change.document_key
+        assert key is not None
+        document = {**(change.full_document or {}), "by": change.resource}
+        change.fence.replace_one(shop.database["copies"], key, document, upsert=True)
+        seen.append((key["_id"], change.operation_type, change.fence))
+
+    return Listener(
+        shop.client[shop.database.name]["items"],
+        copy,
+        resource="items",
+        store=shop.store,
+        partitions=2,
+        lease_seconds=3,
+        full_document="updateLookup",
+        on_history_lost="snapshot",
+    )
+
+
+def until(holds: Callable[[], Any]) -> None:
+    end = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def lanes_work(shop: Shop) -> Fence:
+    """Lanes handle thirty inserts and end; a fence that one of them had."""
+    shop.database.items.insert_many([{"_id": number, "v": 0} for number in range(30)])
+    seen: list[Any] = []
+    with lanes_of_items(shop, seen):
+        until(lambda: len(seen) >= 30)
+    shop.database.items.update_many({}, {"$inc": {"v": 1}})  # what is lost
+    fence: Fence = seen[0][2]
+    return fence
+
+
+def lanes_copy_again(shop: Shop, stale: Fence) -> None:
+    """Two processes' listeners find their lanes' history lost: all of it is copied once, then lanes go on behind. The
+    policy was refused with partitions."""
+    copies = shop.database["copies"]
+    seen: list[Any] = []
+    listeners = [lanes_of_items(shop, seen).start() for _ in range(2)]
+    try:
+        until(lambda: copies.count_documents({"v": 1}) == 30 or any(one._error for one in listeners))
+        shop.database.items.update_many({}, {"$inc": {"v": 1}})
+        until(lambda: copies.count_documents({"v": 2}) == 30 or any(one._error for one in listeners))
+    finally:
+        for one in listeners:
+            one.stop()
+    assert all(one.join(60) for one in listeners)
+    for number in range(30):
+        operations = [operation for key, operation, _ in seen if key == number]
+        assert operations == ["snapshot", "update"]
+    assert {found["by"] for found in copies.find()} == {"items/0", "items/1"}
+    plan = LanePlan.from_document(shop.store.read("items").position or {}, "items")  # type: ignore[union-attr]
+    assert (plan.lanes, plan.generation, plan.beginning, plan.next_lanes) == (2, 3, None, None)
+    stale._check = lambda: None  # as of a process that was stopped before the copy
+    with pytest.raises(Fenced):
+        stale.update_one(copies, {"by": stale.resource}, {"$set": {"v": 0}})
 
 
 def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_behind(shop: Shop) -> None:

@@ -43,6 +43,11 @@ async def politely(change):
 def fails(change):
     raise ValueError("no")
 
+def fails_at_two(change):
+    if change.document_key["_id"] == 2:
+        raise ValueError("poison")
+    touch("done", change)
+
 def counts(change):
     with change.transaction() as session:
         counters = session.client[os.environ["SHOP"]]["counters"]
@@ -128,12 +133,45 @@ def line_with(process: subprocess.Popen[str], words: str) -> str:
     pytest.fail(f"nothing was said of {words}")
 
 
+def statistics(url: str) -> dict[str, float]:
+    """The samples of ``orders`` by the ends of their names."""
+    with urllib.request.urlopen(url) as reply:
+        text = reply.read().decode()
+    return {
+        name: float(value)
+        for name, value in re.findall(r'(?m)^tailrace_listener_(\w+)\{resource="orders"\} (\S+)$', text)
+    }
+
+
 def check_statistics(url: str) -> None:
     with urllib.request.urlopen(url) as reply:
         text = reply.read().decode()
     assert 'tailrace_listener_lease_version{resource="orders"} 1.0' in text
     assert 'tailrace_listener_changes_handled_total{resource="orders"} 0.0' in text
     assert "tailrace_listener_lag_seconds" in text
+
+
+def test_poison_goes_to_the_dead_letters_and_the_listener_goes_on(commands: Commands) -> None:
+    """It had no way from the command line: a handler that failed once ended ``tailrace listen``."""
+    commands.database.orders.insert_many([{"_id": 1}, {"_id": 2}, {"_id": 3}])
+    process = commands.listen(
+        "fails_at_two",
+        *("--retries", "1", "--dead-letters", f"{commands.database.name}.deadLetters", "--metrics", "127.0.0.1:0"),
+    )
+    url = line_with(process, "statistics at").split()[-1]
+    commands.until(lambda: commands.lines("done") == ["1", "3"], process)
+    commands.until(lambda: statistics(url)["commits_total"] >= 3, process)
+    counted = statistics(url)
+    assert counted["changes_handled_total"] == 2
+    assert counted["changes_skipped_total"] == 1
+    assert counted["handler_failures_total"] == 2
+    assert counted["lease_version"] == commands.store.read("orders").version  # type: ignore[union-attr]
+    assert counted["leases_lost_total"] == counted["gaps_total"] == 0
+    assert 0 <= counted["lag_seconds"] < 3600
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 0
+    (letter,) = commands.database.deadLetters.find()
+    assert (letter["tries"], letter["reason"], letter["documentKey"]) == (2, "poison", '{"_id": 2}')
 
 
 def test_leases_are_listed_and_one_is_taken_away(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:

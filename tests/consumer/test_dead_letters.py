@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tailrace
-from tailrace.consumer import Change, HandlerFailed, Listener, MongoLeaseStore
+from tailrace.cli.main import main
+from tailrace.consumer import Change, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.messages import MemoryPublisher, MessageRelay, Outbox
 from tailrace.embedded import ReplicaSet
@@ -122,6 +126,121 @@ def test_an_outbox_whose_messages_were_published_is_emptied(shop: Any) -> None:
         assert ended.wait(60)
     assert [message.body for message in publisher.stored] == [b"0", b"1", b"2"]
     assert database.outbox.count_documents({}) == 0
+
+
+def fail_all(shop: Any, count: int) -> DeadLetters:
+    """Dead letters of so many inserts."""
+    database, store = shop
+    letters = DeadLetters(database.letters, tries=1)
+    ended = threading.Event()
+
+    def fails(change: Change) -> None:
+        if change.document_key == {"_id": count - 1}:
+            ended.set()
+        raise ValueError(f"not {change.document_key}")
+
+    database.orders.insert_many([{"_id": number} for number in range(count)])
+    with Listener(database.orders, fails, resource="orders", store=store, on_error=letters):
+        assert ended.wait(60)
+    assert len(list(letters.letters())) == count
+    return letters
+
+
+def test_a_letter_has_what_a_change_has_so_that_the_same_handler_takes_it(shop: Any) -> None:
+    """Through the fence it writes under the token of its time: what a newer owner has written since stays."""
+    database, _ = shop
+    letters = fail_all(shop, 3)
+    database.copies.insert_many([{"_id": 1, "by": "a newer owner", "_fence": {"orders": 2}}, {"_id": 2}])
+
+    def handle(change: Any) -> None:
+        change.check()
+        change.fence.update_one(database.copies, change.document_key, {"$set": {"by": "a letter"}})
+
+    assert letters.replay(handle, change=next(letters.letters()).message_id) == 1
+    with pytest.raises(Fenced):
+        letters.replay(handle)
+    assert [letter.document_key for letter in letters.letters()] == [{"_id": 1}, {"_id": 2}]
+    assert letters.replay(handle, change=list(letters.letters())[1].message_id) == 1
+    assert [found.get("by") for found in database.copies.find(sort=[("_id", 1)])] == ["a newer owner", "a letter"]
+
+
+def test_the_token_of_a_lane_s_letter_is_older_than_that_of_a_later_number_of_lanes(shop: Any) -> None:
+    database, _ = shop
+    letter = replace(next(fail_all(shop, 1).letters()), resource="orders/3", version=(1 << 32) + 5)
+    database.copies.insert_one({"_id": 0, "_fence": {"orders/1": (2 << 32) + 1, "orders": 2 << 32}})
+    with pytest.raises(Fenced):
+        letter.fence.update_one(database.copies, {"_id": 0}, {"$set": {"by": "a letter"}})
+
+
+def test_a_letter_is_replayed_exactly_once_in_a_transaction(shop: Any) -> None:
+    database, _ = shop
+    letters = fail_all(shop, 2)
+    database.create_collection("counters")
+
+    def counts(change: Any, *, breaks: bool = False) -> None:
+        with change.transaction() as session:
+            database.counters.update_one(change.document_key, {"$inc": {"times": 1}}, upsert=True, session=session)
+            if breaks:
+                raise InterruptedError
+
+    for letter in letters.letters():
+        with pytest.raises(InterruptedError):
+            counts(letter, breaks=True)
+    assert database.counters.find_one() is None
+    first = next(letters.letters())
+    counts(first)
+    with pytest.raises(UsageError, match="is gone"):
+        counts(first)
+    assert letters.replay(counts) == 1
+    assert list(database.counters.find(sort=[("_id", 1)])) == [{"_id": 0, "times": 1}, {"_id": 1, "times": 1}]
+
+
+def test_the_command_line_lists_and_replays_one_or_all(
+    shop: Any,
+    replica_set: ReplicaSet,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database, _ = shop
+    where = f"{database.name}.letters"
+    command = ["leases", "dead-letters"]
+    rest = [replica_set.uri, "--letters", where]
+    assert main([*command, *rest]) == 0
+    assert capsys.readouterr().out == f"no dead letters in {where}\n"
+    letters = fail_all(shop, 3)
+    first, *_ = letters.letters()
+    assert main([*command, "list", *rest, "--resource", "orders", "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["documentKey"] for one in listed] == ['{"_id": 0}', '{"_id": 1}', '{"_id": 2}']
+    assert listed[0]["position"] == str(first.cluster_time)
+    assert (listed[0]["reason"], listed[0]["tries"]) == ("not {'_id': 0}", 1)
+    assert main([*command, *rest]) == 0
+    assert 'insert of {"_id": 1} in' in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    handlers = "import sys\ndef takes(change): print('took', change.document_key['_id'])\n"
+    handlers += "def refuses(change):\n    if change.document_key['_id'] == 2: raise ValueError('still not')\n"
+    (tmp_path / "letter_handlers.py").write_text(handlers + "async def waits(change): ...\n")
+    assert main([*command, "replay", "letter_handlers:takes", *rest, "--change", first.message_id]) == 0
+    assert capsys.readouterr().out == "took 0\n1 replayed\n"
+    assert main([*command, "replay", "letter_handlers:refuses", *rest, "--all"]) == 1
+    said = capsys.readouterr().err
+    assert "ValueError: still not" in said
+    assert "1 were replayed before" in said
+    assert [letter.document_key for letter in letters.letters()] == [{"_id": 2}]
+    assert main([*command, "replay", "letter_handlers:takes", *rest, "--all", "--format", "json"]) == 0
+    assert capsys.readouterr().out == 'took 2\n{"replayed": 1}\n'
+    for wrong in (
+        ["replay"],
+        ["replay", "letter_handlers:takes"],
+        ["replay", "letter_handlers:takes", "--all", "--change", "82"],
+        ["replay", "letter_handlers:takes", "--change", "82"],
+        ["replay", "letter_handlers:waits", "--all"],
+        ["list", "--all"],
+        ["list", "more"],
+    ):
+        assert main([*command, *wrong, "--uri", replica_set.uri, "--letters", where]) != 0, wrong
+    assert main(["leases", replica_set.uri, "--letters", where]) != 0
 
 
 def test_what_cannot_be_is_refused(shop: Any) -> None:

@@ -16,7 +16,7 @@ from tailrace import consumer
 from tailrace.consumer import Change, Fence, Fenced, HandlerFailed, Listener, MongoLeaseStore, lane_queue
 from tailrace.consumer.rules.lanes import LanePlan
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import StreamInvalidated, UsageError
+from tailrace.errors import StreamInvalidated
 
 pytestmark = pytest.mark.mongod
 
@@ -290,8 +290,3 @@ def test_lanes_share_a_target_and_an_older_generation_is_shut_out(shop: Any) -> 
     with pytest.raises(Fenced):
         stale.update_one(database.totals, {"_id": "all"}, {"$inc": {"n": 1}})
     assert database.totals.find_one({"_id": "all"})["n"] == 61
-
-
-def test_a_snapshot_after_lost_history_is_refused_with_partitions(shop: Any) -> None:
-    with pytest.raises(UsageError, match="partitions"):
-        listen(shop, Seen(), "a", 4, on_history_lost="snapshot")

@@ -12,6 +12,7 @@ from bson.int64 import Int64
 from pymongo import MongoClient, WriteConcern, monitoring
 
 from tailrace.consumer import Lease, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable, MongoLeaseStore
+from tailrace.consumer.lease import LeaseCommit
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.testing import check_lease_store
@@ -66,7 +67,8 @@ def test_no_time_of_the_client_s_reaches_the_server(replica_set: ReplicaSet) -> 
         assert lease is not None
         lease = store.commit(lease, {"token": {"_data": "82"}}, 5)
         lease = store.refresh(lease, 5)
-        with store.transaction(lease, {"token": {"_data": "83"}}, 5):
+        assert store.commit_together([LeaseCommit(lease, {"token": {"_data": "83"}}, 5)]) == [None]
+        with store.transaction(lease, {"token": {"_data": "84"}}, 5):
             pass
         store.release(lease)
         client.drop_database("client_clock")
@@ -82,11 +84,11 @@ def test_no_time_of_the_client_s_reaches_the_server(replica_set: ReplicaSet) -> 
                 yield from dates(inner)
 
     writes = [dict(command) for command in commands.sent if {"findAndModify", "update"} & set(command)]
-    assert len(writes) == 5
+    assert len(writes) == 6
     assert list(dates(writes)) == []
-    assert str(writes).count("$$NOW") >= 4
+    assert str(writes).count("$$NOW") >= 5
     concerns = [command["writeConcern"]["w"] for command in writes if "autocommit" not in command]
-    assert concerns == ["majority"] * 4
+    assert concerns == ["majority"] * 5
 
 
 EDITED: dict[str, dict[str, Any]] = {
@@ -160,6 +162,25 @@ def test_a_weaker_write_concern_of_the_collection_is_not_used(leases: Any) -> No
     weak = leases.with_options(write_concern=WriteConcern(0))
     lease = MongoLeaseStore(weak).acquire("orders", "a", 600)
     assert isinstance(lease, Lease)
+
+
+def test_commits_together_that_no_majority_has_are_not_known_to_be_done(leases: Any) -> None:
+    """The command itself succeeds then, and PyMongo raises nothing."""
+    store = MongoLeaseStore(leases)
+    lease = store.acquire("orders", "a", 600)
+    assert lease is not None
+    admin = leases.database.client.admin
+    failure = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
+    admin.command(
+        "configureFailPoint",
+        "failCommand",
+        mode={"times": 1},
+        data={"failCommands": ["update"], "writeConcernError": failure, "namespace": leases.full_name},
+    )
+    with pytest.raises(LeaseStoreUnavailable, match="waiting for replication timed out"):
+        store.commit_together([LeaseCommit(lease, {"token": {"_data": "82"}}, 600)])
+    assert store.commit_together([LeaseCommit(lease, {"token": {"_data": "83"}}, 600)]) == [None]
+    assert store.read("orders").position == {"token": {"_data": "83"}}  # type: ignore[union-attr]
 
 
 def test_a_standalone_server_is_refused(replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, leases: Any) -> None:

@@ -3,7 +3,7 @@
 
 Every need is performed and answered in steps of their own, so that a process can be paused or killed before a step, or
 between a step and its answer; answers of the store are lost now and then, done or not done. Processes come with
-different wishes for the number of lanes.
+different wishes for the number of lanes. In some runs lanes lose their history, and everything is copied again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Final
 import bson
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.lane_store import LaneStore
+from tailrace.consumer.lane_store import BeginningStore, LaneStore
 from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import Fenced, LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.errors import Fenced, LaneHistoryLost, LeaseLost, LeaseStoreUnavailable
 from tailrace.consumer.rules.keeper import keep
 from tailrace.consumer.rules.lane_group import LaneGroupLogic
 from tailrace.consumer.rules.lane_key import PlacedEvent
@@ -50,8 +50,10 @@ from tailrace.consumer.rules.need import (
     PullChange,
     RefreshLease,
     ReleaseLease,
+    TakeSnapshot,
 )
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import ChangeStreamHistoryLost
 from tailrace.event.resume_token import ResumeToken
 
 RESOURCE: Final = "orders"
@@ -135,7 +137,7 @@ class Actor:
                 self._need = self._steps.send(Outcome(outcome.asked, now, outcome.value, outcome.error))
         except StopIteration:
             self.ended = True
-        except (LeaseLost, LeaseStoreUnavailable) as error:
+        except (LaneHistoryLost, LeaseLost, LeaseStoreUnavailable) as error:
             self.ended, self.error = True, error
 
     def _performed(self, need: Any, now: float) -> Outcome:
@@ -174,6 +176,7 @@ class Lane:
         settings = ListenerSettings(
             resource=f"{RESOURCE}/{lane}",
             lease_seconds=LEASE_S,
+            on_history_lost="snapshot",
             commits=CommitPolicy(world.commit_every, idle_seconds=20.0),
         )
         self.logic = ListenerLogic(settings)
@@ -205,6 +208,8 @@ class Lane:
                 return self.pull()
             case HandleChange():
                 return self.handle(need)
+            case TakeSnapshot():
+                raise LaneHistoryLost("the lane's history is lost")
             case CloseStream() | Pause():
                 return None
         raise InvariantBrokenError(f"unexpected: {need}")
@@ -218,6 +223,8 @@ class Lane:
 
     def pull(self) -> Any:
         assert self.turn is not None
+        if self.world.loses_history and self.world.has_faults and self.world.rng.random() < 0.005:
+            raise ChangeStreamHistoryLost("lost")
         item = None
         self.mark = None
         while not self.turn.is_waiting and self.next < self.world.written:
@@ -273,21 +280,36 @@ class Process:
             case GiveLease():
                 return store.release(need.lease)
             case FindBeginning():
-                lease = store.acquire(RESOURCE, self.name, LEASE_S)
-                if lease is not None:
-                    if lease.position is None:
-                        store.commit(lease, StreamPosition(at=Timestamp(1, 0)).to_document(), LEASE_S)
-                    store.release(lease)
-                return None
+                return self.find_beginning()
             case RunLanes():
                 return self.run_lanes(need)
             case Pause():
                 return None
         raise InvariantBrokenError(f"unexpected: {need}")
 
+    def find_beginning(self) -> None:
+        """The copy is one step here, but for its first commit: who comes so far may leave it to another process."""
+        store = BeginningStore(self.world.store, lambda: None)
+        lease = store.acquire(RESOURCE, self.name, LEASE_S)
+        if lease is None:
+            return
+        record = self.world.store.read(RESOURCE)
+        if record is None or not LanePlan.is_plan(record.position):
+            store.commit(lease, StreamPosition(at=Timestamp(1, 0)).to_document(), LEASE_S)
+        else:
+            if lease.position is None:
+                store.commit(lease, {"at": Timestamp(1, 0), "snapshot": {}}, LEASE_S)
+                if self.world.rng.random() < 0.3:
+                    return  # as after a crash: the lease runs out
+            store.commit(lease, self.world.copied(lease.version).to_document(), LEASE_S)
+        store.release(lease)
+
     def run_lanes(self, need: RunLanes) -> frozenset[int]:
         for lane, work in list(self.works.items()):
             if work.actor.ended:
+                if isinstance(work.actor.error, LaneHistoryLost):
+                    del self.works[lane]
+                    raise work.actor.error
                 if work.actor.error is not None and not isinstance(work.actor.error, LeaseLost):
                     raise InvariantBrokenError(f"a lane ended: {work.actor.error}")
                 del self.works[lane]
@@ -308,6 +330,8 @@ class World:
         self.commit_every = self.rng.choice((1, 1, 3))
         self.now = 0.0
         self.has_faults = True
+        self.loses_history = self.rng.random() < 0.3
+        self.copies = 0
         self.store = MemoryLeaseStore(lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now))
         self.events = events_of(self.rng, 40, 6, self.rng.choice((0, 1, 2, 3)))
         self.written = 5
@@ -363,6 +387,21 @@ class World:
             raise InvariantBrokenError(f"event {event.number} was handled before a barrier in front of it")
         seen.append((event.n, version))
         self.handled.add(event.number)
+
+    def copied(self, version: int) -> StreamPosition:
+        """Everything that is there, written under the fencing token ``version``; where the stream goes on."""
+        self.copies += 1
+        there = self.events[: self.written]
+        self.handled.update(event.number for event in there)
+        for key, n in {event.key: event.n for event in there if event.key is not None}.items():
+            if self.fences[key].get(RESOURCE, 0) > version:
+                raise InvariantBrokenError(f"key {key}: the copy is older than the lanes before it")
+            seen = self.effects[key]
+            if seen and (version < seen[-1][1] or n < max(m for m, _ in seen)):
+                raise InvariantBrokenError(f"key {key}: the copy undoes {seen}")
+            self.fences[key][RESOURCE] = version
+            seen.append((n, version))
+        return StreamPosition(there[-1].token)
 
     def _affect_barrier(self, event: SimulatedEvent) -> None:
         missing = [other.number for other in self.events[: event.number] if other.number not in self.handled]

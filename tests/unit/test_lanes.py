@@ -12,7 +12,7 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.regex import Regex
 from bson.timestamp import Timestamp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import raw_bson
@@ -133,6 +133,7 @@ def test_a_pipeline_that_takes_away_the_key_is_refused(missing: str) -> None:
 # --- shares ----------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(1, 24), st.lists(st.sampled_from("abcdefgh"), max_size=40), st.randoms(use_true_random=False))
 def test_shares_settle_and_are_fair(lanes: int, joins: list[str], rng: random.Random) -> None:
     """Members come and go (a name again means it leaves); between, each acts on what it sees in random order."""
@@ -197,6 +198,7 @@ def run_lanes(plan: LanePlan, events: list[PlacedEvent], rng: random.Random) -> 
     return handled, positions
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_changes_of_their_number_lose_nothing_and_repeat_nothing(seed: int, numbers: list[int]) -> None:
     rng = random.Random(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tailrace.consumer import Lease, LeaseLost, LeaseStore, MemoryLeaseStore
+from tailrace.consumer.lease import LeaseCommit
 from tailrace.errors import UsageError
 from tailrace.testing import LeaseStoreError, check_lease_store
 
@@ -114,6 +115,19 @@ class RefusesSilently(MemoryLeaseStore):
             return lease
 
 
+class StopsAtTheFirstThatIsLost(MemoryLeaseStore):
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> list[Any]:
+        answers = [error for error in map(self._outcome, commits[:1]) if error is not None]
+        return [*answers, *answers] if answers else super().commit_together(commits)
+
+
+class CommitsTogetherForAnybody(MemoryLeaseStore):
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> list[Any]:
+        for commit in commits:
+            self.commit(self.read(commit.lease.resource) or commit.lease, commit.position, commit.seconds)
+        return [None] * len(commits)
+
+
 class SeesOnlyItsOwn(MemoryLeaseStore):
     """Each store object has records of its own."""
 
@@ -132,6 +146,8 @@ BROKEN = [
     RevokesNothing,
     LooksBeforeItLeaps,
     RefusesSilently,
+    StopsAtTheFirstThatIsLost,
+    CommitsTogetherForAnybody,
 ]
 
 

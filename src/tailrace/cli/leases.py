@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from tailrace.cli import dead_letters
 from tailrace.cli.listen import STORE, store_namespace
 from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 List the leases of listeners: owner, version, age, position and how many seconds it lags behind. With release, take a
-lease from its owner: what the owner does from then on is refused, and another listener takes over at once."""
-_ACTIONS: Final = ("list", "release")
+lease from its owner: what the owner does from then on is refused, and another listener takes over at once.
+
+dead-letters lists the changes that listeners gave up (tailrace listen --dead-letters), with position and reason. With
+replay, hand them to a handler, oldest first; each that the handler returns from is removed. Choose one by the beginning
+of its change id, or take --all."""
+_ACTIONS: Final = ("list", "release", "dead-letters")
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "leases",
         help="list the leases of listeners, or take one away",
         usage="tailrace leases [list] [URI] [--store DB.COLL] [--format pretty|json]\n"
-        "       tailrace leases release RESOURCE [URI] [--store DB.COLL]",
+        "       tailrace leases release RESOURCE [URI] [--store DB.COLL]\n"
+        "       tailrace leases dead-letters [list] [URI] [--letters DB.COLL] [--resource NAME] "
+        "[--format pretty|json]\n"
+        "       tailrace leases dead-letters replay MODULE:HANDLER [URI] (--change ID | --all) [--letters DB.COLL] "
+        "[--resource NAME]",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="...", help="list (the default) or release RESOURCE; then the URI")
+    parser.add_argument(
+        "words", nargs="*", metavar="...", help="list (the default), release RESOURCE or dead-letters; then the URI"
+    )
     parser.add_argument("--uri", metavar="URI", help=f"as of tailrace watch (default: {URI_VARIABLE})")
     parser.add_argument("--store", default=STORE, metavar="DB.COLL", help=f"where leases are kept (default: {STORE})")
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
+    dead_letters.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -63,6 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
     words = list(args.words)
     action = words.pop(0) if words and words[0] in _ACTIONS else "list"
+    if action == "dead-letters":
+        return dead_letters.run(args, words)
+    dead_letters.refuse_arguments(args)
     resource = words.pop(0) if action == "release" and words else None
     if action == "release" and resource is None:
         raise UsageError("which lease is to be released?", hint="tailrace leases release RESOURCE")
@@ -101,16 +116,20 @@ def lease_line(resource: str, found: Lease | TailraceError, now: datetime, newes
         return LeaseLine(resource, state="unreadable", trouble=str(found))
     state = "free" if found.owner is None else "expired" if found.is_free(now) else "held"
     age = None if found.acquired_at is None or found.owner is None else (now - found.acquired_at).total_seconds()
-    time = position_time(found.position)
+    position = found.position
+    if position is not None and "sealed" in position:
+        state, position = "sealed", position["sealed"]  # a lane of an earlier number of lanes
+    time = position_time(position)
+    lanes = None if position is None else position.get("lanes")
     return LeaseLine(
         resource,
         found.owner,
         found.version,
         state,
         None if age is None else round(age, 1),
-        None if time is None else str(time),
+        None if time is None and lanes is None else f"{lanes} lanes" if time is None else str(time),
         None if time is None else max(0, newest.seconds - time.seconds),
-        len((found.position or {}).get("gaps", ())),
+        len((position or {}).get("gaps", ())),
     )
 
 

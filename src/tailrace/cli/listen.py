@@ -90,6 +90,15 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
     parser.add_argument("--handler-timeout", type=float, metavar="S", help="give the lease to others after S seconds")
     parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+    parser.add_argument(
+        "--dead-letters",
+        metavar="DB.COLL",
+        help="write a change whose handler has failed so often to this collection, beside the leases, and go on; "
+        "tailrace leases dead-letters lists and replays them",
+    )
+    parser.add_argument(
+        "--after-dead-letter", choices=("skip", "stop"), default="skip", help="go on or end then (default: skip)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
             start=args.start,
             on_history_lost=args.on_history_lost,
             on_invalidate=args.on_invalidate,
-            retries=args.retries,
+            **_error_policy(args, keeper),
             handler_timeout=args.handler_timeout,
             lease_seconds=args.lease_seconds,
             pipeline=pipeline_of(args),
@@ -134,6 +143,17 @@ def run(args: argparse.Namespace) -> int:
             else:
                 listener.run()
     return 0
+
+
+def _error_policy(args: argparse.Namespace, keeper: Any) -> dict[str, Any]:
+    if args.dead_letters is None:
+        return {"retries": args.retries}
+    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+
+    database, collection = store_namespace(args.dead_letters)
+    if args.retries < 0:
+        raise UsageError(f"--retries must be 0 or more, not {args.retries}")
+    return {"on_error": DeadLetters(keeper[database][collection], tries=args.retries + 1, then=args.after_dead_letter)}
 
 
 def load_handler(name: str) -> Callable[..., Any]:

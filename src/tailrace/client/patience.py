@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, Final
 
-from tailrace.errors import TailraceError
+from tailrace.errors import NonResumableError, TailraceError
 from tailrace.source.time_limit import TimeLimitError
 
 _PAUSE_S: Final = 1.0
@@ -21,7 +21,7 @@ def try_next_patiently(stream: Any) -> Any | None:
     except TimeLimitError:
         raise
     except TailraceError as error:
-        if not stream.alive:
+        if not stream.alive or isinstance(error, NonResumableError):
             raise
         _log.warning("the stream is resumed when that is possible: %s", error)
         time.sleep(_PAUSE_S)

@@ -16,7 +16,6 @@ from pymongo.results import DeleteResult, UpdateResult
 
 from tailrace.consumer.change import Change
 from tailrace.consumer.fence import Fence, Update
-from tailrace.consumer.mongo_lease_store import MongoLeaseStore
 from tailrace.consumer.rules.errors import LeaseLost
 from tailrace.errors import UsageError
 
@@ -122,12 +121,13 @@ class AsyncChange(Change):
         change's position, both or neither. ``client`` is the handler's own, of the deployment that holds the leases.
         """
         hands = self._hands
-        if not isinstance(hands.store, MongoLeaseStore):
+        begin = getattr(hands.store, "async_transaction", None)
+        if begin is None:
             raise UsageError("a transaction of an asyncio handler needs a MongoLeaseStore")
         self._begin_transaction()
         started = time.monotonic()
         try:
-            async with hands.store.async_transaction(
+            async with begin(
                 client, hands.ownership.lease, self._position.to_document(), hands.lease_seconds
             ) as session:
                 yield session

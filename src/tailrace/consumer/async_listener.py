@@ -1,7 +1,8 @@
 """``AsyncListener``: the rules of ``rules.listener``, driven by asyncio.
 
 The handler runs in the event loop. The stream and the store, which wait for sockets, have a thread; the keeper of the
-lease has another, so that a handler that blocks the loop does not cost it.
+lease has another, so that a handler that blocks the loop does not cost it. With partitions each lane has a thread, and
+the handlers of all lanes take turns in the loop.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, cast
 
 from tailrace.consumer.async_change import AsyncChange
 from tailrace.consumer.listener import Listener
-from tailrace.consumer.rules.errors import LeaseLost
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost
 from tailrace.consumer.rules.need import Decision, HandleChange, JudgeError, Need, Outcome, Pause
 from tailrace.consumer.watching import Watched
 from tailrace.errors import InternalError, UsageError
@@ -30,17 +31,17 @@ class AsyncListener(Listener):
     """A Listener whose handler is ``async def``, with the same parameters: ``await listener.run()``, or ``async with
     AsyncListener(...)``.
 
-    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. Lanes
-    (``partitions``) belong to ``Listener``.
+    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. With ``partitions``
+    as many handlers run at a time, in one event loop.
     """
 
     def __init__(self, watchable: Watched, handler: AsyncHandler, **options: Any) -> None:
-        if options.get("partitions", 1) != 1:
-            raise UsageError("an asyncio listener has one lane", hint="Use Listener for partitions")
         super().__init__(watchable, cast(Callable[[Any], Any], handler), **options)
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
+        #: What lanes do in the loop at the moment.
+        self._lane_tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:  # type: ignore[override]
         """Listen until ``stop()``. Raises what ends it; where the task is cancelled, the change in hand is left to the
@@ -50,6 +51,40 @@ class AsyncListener(Listener):
         self._woken = asyncio.Event()
         if self._logic.stopping:
             self._woken.set()
+        if self._partitions != 1 or await asyncio.to_thread(self._has_lanes):
+            await self._run_lanes_beside(self._partitions)
+            return
+        try:
+            await self._run_one()
+        except LeaseDocumentError:
+            if not await asyncio.to_thread(self._has_lanes):
+                raise
+            await self._run_lanes_beside(None)  # as in Listener.run()
+
+    async def _run_lanes_beside(self, lanes: int | None) -> None:
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"listener {self.resource}")
+        running = asyncio.get_running_loop().run_in_executor(pool, self._run_lanes, lanes)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            for task in list(self._lane_tasks):
+                task.cancel()
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # it is on its way already
+            raise
+        finally:
+            pool.shutdown(wait=False)
+
+    def _part(self, watchable: Any, **options: Any) -> Listener:
+        if self._loop is None:
+            raise InternalError("lanes without an event loop")
+        part = _LaneInLoop(watchable, cast(AsyncHandler, self._handler), **options)
+        part._loop, part._lane_tasks = self._loop, self._lane_tasks
+        return part
+
+    async def _run_one(self) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix=f"listener {self.resource}") as pool:
             steps = self._logic.steps()
             try:
@@ -100,7 +135,7 @@ class AsyncListener(Listener):
     def __enter__(self) -> Self:
         raise UsageError("an asyncio listener is entered with async with")
 
-    async def _answer(self, need: Need, pool: ThreadPoolExecutor) -> Any:
+    async def _answer(self, need: Need, pool: ThreadPoolExecutor | None) -> Any:
         match need:
             case HandleChange():
                 return await self._handle_in_task(need)
@@ -118,6 +153,8 @@ class AsyncListener(Listener):
 
     async def _handle_in_task(self, need: HandleChange) -> bool:
         """The handler in a task that is cancelled when the lease is lost."""
+        if self._is_barrier(need):
+            return False
         hands, loop = self._hands, asyncio.get_running_loop()
         if hands is None:
             raise InternalError("a change without a lease")
@@ -157,3 +194,27 @@ class AsyncListener(Listener):
 
     async def _awaited(self, decision: Awaitable[Any]) -> Decision:
         return super()._checked_decision(await decision)
+
+
+class _LaneInLoop(AsyncListener):
+    """A part of an AsyncListener that a thread drives (``run_alone``): handler and error policy run in the loop."""
+
+    def _perform(self, need: Need) -> Any:
+        if not isinstance(need, HandleChange | JudgeError):
+            return super()._perform(need)
+        loop, done = self._loop, Future[asyncio.Task[Any]]()
+        if loop is None:
+            raise InternalError("a lane without an event loop")
+
+        def begin() -> None:
+            task = loop.create_task(self._answer(need, None))
+            self._lane_tasks.add(task)
+            task.add_done_callback(self._lane_tasks.discard)
+            task.add_done_callback(done.set_result)
+
+        loop.call_soon_threadsafe(begin)
+        return done.result().result()
+
+    def stop(self) -> None:
+        """Finish what is in hand and end."""
+        Listener.stop(self)  # there is no task that waits to be woken

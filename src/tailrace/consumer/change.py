@@ -91,11 +91,6 @@ class Change:
         return bytes(self._raw.raw)
 
     @property
-    def marker(self) -> object:
-        """What the stream gave: the raw event, or a sign that is for the listener alone."""
-        return self._raw
-
-    @property
     def event(self) -> Mapping[str, Any]:
         """The event as a document, decoded by the codec options of what is watched."""
         if self._event is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -13,12 +14,15 @@ from bson.binary import Binary
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 from pymongo import ASCENDING
+from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 from pymongo.write_concern import WriteConcern
 
 from tailrace.consumer.change import Change
+from tailrace.consumer.fence import Fence
 from tailrace.consumer.messages.publisher import PublisherAway
+from tailrace.consumer.rules.lanes import generation_token
 from tailrace.consumer.rules.need import Decision
 from tailrace.errors import TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
@@ -93,31 +97,42 @@ class DeadLetters:
         key = {"_id": {"resource": change.resource, "change": change.message_id}}
         self._collection.update_one(key, {"$set": letter}, upsert=True)
 
-    def letters(self, resource: str | None = None) -> Iterator[DeadLetter]:
-        """What is there, oldest change first; of one resource, if one is named."""
-        query = {} if resource is None else {"_id.resource": resource}
-        order = [("clusterTime", ASCENDING), ("_id.change", ASCENDING)]
-        for found in self._collection.find(query, sort=order):
-            yield DeadLetter.of(found)
+    def letters(self, resource: str | None = None, change: str | None = None) -> Iterator[DeadLetter]:
+        """What is there, oldest change first.
 
-    def replay(self, handler: Callable[[DeadLetter], Any], resource: str | None = None) -> int:
+        ``resource``  only those of this one
+        ``change``    only those whose message id begins so
+        """
+        query: dict[str, Any] = {} if resource is None else {"_id.resource": resource}
+        if change is not None:
+            query["_id.change"] = {"$gte": change, "$lt": change + "~"}  # ids are hex digits
+        order = [("clusterTime", ASCENDING), ("_id.change", ASCENDING)]
+        # Ids first: whole events would be too much to sort, and replaying removes what is being read.
+        for name in list(self._collection.find(query, {"clusterTime": 1}, sort=order)):
+            found = self._collection.find_one({"_id": name["_id"]})
+            if found is not None:
+                yield DeadLetter.of(found, self._collection)
+
+    def replay(
+        self, handler: Callable[[DeadLetter], Any], resource: str | None = None, change: str | None = None
+    ) -> int:
         """Hand each letter to ``handler``, oldest first, and remove it when that returns; how many. Raises what the
         handler raises, and leaves that letter and those after it. Nothing else keeps the order: what was changed since
-        was handled since."""
+        was handled since. ``resource`` and ``change`` choose as in ``letters``."""
         count = 0
-        for letter in self.letters(resource):
+        for letter in self.letters(resource, change):
             handler(letter)
-            self._collection.delete_one({"_id": {"resource": letter.resource, "change": letter.message_id}})
+            self._collection.delete_one(letter.key)
             count += 1
         return count
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A change that was given up, with what handlers of changes mostly look at.
+    """A change that was given up. It has what a ``Change`` has, so that the same handler takes it.
 
-    ``raw``     the event's exact BSON
-    ``reason``  what the handler's last error said; ``error`` is its class, ``tries`` how often it was tried
+    ``raw``      the event's exact BSON
+    ``reason``   what the handler's last error said; ``error`` is its class, ``tries`` how often it was tried
     ``version``  the fencing token that it was handled under
     """
 
@@ -133,9 +148,12 @@ class DeadLetter:
     tries: int
     version: int
     at: datetime
+    #: The document key as extended JSON.
+    shown_key: str | None = None
+    collection: Collection[Any] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> DeadLetter:
+    def of(cls, found: Mapping[str, Any], collection: Collection[Any] | None = None) -> DeadLetter:
         """Read a document of the collection. Raises UsageError where it is none of ours."""
         try:
             token = bson.decode(found["token"])
@@ -152,11 +170,39 @@ class DeadLetter:
                 int(found["tries"]),
                 int(found["version"]),
                 found["at"],
+                found["documentKey"],
+                collection,
             )
         except (LookupError, TypeError, ValueError, bson.errors.BSONError, TailraceError) as error:
             raise UsageError(
                 f"a document among the dead letters is none: {error}", hint="Name their collection"
             ) from None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The query that finds it among the others."""
+        return {"_id": {"resource": self.resource, "change": self.message_id}}
+
+    @property
+    def fence(self) -> Fence:
+        """Writes under the token that the change was handled under: what a newer owner has written since stays, and
+        ``Fenced`` is raised. (What the same owner has written since is overwritten: equal tokens pass.)"""
+        resource, _, lane = self.resource.rpartition("/")
+        above = {resource: generation_token(self.version)} if resource and lane.isdigit() else {}
+        return Fence(self.resource, self.version, above=above)
+
+    @contextmanager
+    def transaction(self) -> Iterator[ClientSession]:
+        """As of a Change: what is written with the session and the removal of this letter, both or neither."""
+        if self.collection is None:
+            raise UsageError("a dead letter that was read by itself cannot be removed in a transaction")
+        with (
+            self.collection.database.client.start_session() as session,
+            session.start_transaction(write_concern=WriteConcern("majority")),
+        ):
+            if not self.collection.delete_one(self.key, session=session).deleted_count:
+                raise UsageError(f"the dead letter {self.message_id} is gone", hint="Somebody else has replayed it")
+            yield session
 
     @property
     def event(self) -> Mapping[str, Any]:

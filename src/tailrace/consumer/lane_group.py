@@ -89,6 +89,7 @@ class LaneGroup:
                 work.stop()
             for work in self._works.values():
                 work.join()
+            self._works.clear()
             with contextlib.suppress(Exception):  # the error that counts is on its way
                 self._drive(self._logic.leave())
             raise

@@ -11,6 +11,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from tailrace.consumer.lane_queue import Item, LaneQueue
+from tailrace.consumer.rules.errors import LaneHistoryLost
 from tailrace.consumer.rules.lane_turn import LaneTurn
 from tailrace.consumer.rules.lanes import order_of
 from tailrace.consumer.rules.position import StreamPosition
@@ -60,6 +61,10 @@ class LaneWatchable:
     @property
     def _client(self) -> Any:
         return getattr(self._watchable, "_client", None)
+
+    def take_snapshot(self, _before: StreamPosition | None) -> StreamPosition:
+        """Raises LaneHistoryLost: a lane is not copied by itself."""
+        raise LaneHistoryLost(f"the history of lane {self._lane} is lost, and everything is to be copied again")
 
     def watch(
         self,

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.client.change_stream import ChangeStream
+from tailrace.consumer.group_commit import GroupCommit
 from tailrace.consumer.lane_group import LaneGroup
 from tailrace.consumer.lane_reader import LaneReaders
 from tailrace.consumer.lane_store import BeginningStore, LaneStore
@@ -39,9 +40,11 @@ class LaneListener(Protocol):
 
 
 class MakeListener(Protocol):
-    """Makes a listener with the user's handler and settings."""
+    """Makes a listener with the user's handler and settings. ``copies``: it begins with a copy, whatever they say."""
 
-    def __call__(self, watchable: Any, *, resource: str, store: Any, plan: LanePlan | None) -> LaneListener: ...
+    def __call__(
+        self, watchable: Any, *, resource: str, store: Any, plan: LanePlan | None, copies: bool = False
+    ) -> LaneListener: ...
 
 
 class _LaneThread(threading.Thread):
@@ -94,6 +97,7 @@ class Lanes:
         self._watchable = watchable
         self._resource = resource
         self._store = store
+        self._commits = GroupCommit(store)
         self._options = {"max_await_time_ms": _AWAIT_MS, **watch_options, "document_class": RawBSONDocument}
         self._make_listener = make_listener
         self._resumes = resumes
@@ -143,7 +147,11 @@ class Lanes:
                 self._beginning.stop()
 
         store = BeginningStore(self._store, done)
-        self._beginning = self._make_listener(self._watchable, resource=self._resource, store=store, plan=None)
+        plan = self._logic.plan
+        copies = plan is not None and plan.beginning is not None
+        self._beginning = self._make_listener(
+            self._watchable, resource=self._resource, store=store, plan=None, copies=copies
+        )
         if not self._logic.stopping:
             self._beginning.run_alone()
         self._beginning = None
@@ -157,7 +165,15 @@ class Lanes:
             self._readers, self._readers_plan, self._places = readers, plan, {}
         name = f"{self._resource}/{lane}"
         thread = _LaneThread(f"lane {name}")
-        store = LaneStore(self._store, self._resource, plan, lane, unavailable=thread.stop, committed=self._note_place)
+        store = LaneStore(
+            self._store,
+            self._resource,
+            plan,
+            lane,
+            unavailable=thread.stop,
+            committed=self._note_place,
+            commits=self._commits,
+        )
         watchable = LaneWatchable(
             self._watchable,
             lane,

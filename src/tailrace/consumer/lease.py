@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
 from tailrace.consumer.rules.lease import Lease
+from tailrace.errors import TailraceError
 
-__all__ = ["Lease", "LeaseLost", "LeaseStore", "LeaseStoreUnavailable", "OwnerNotUnique"]
+__all__ = [
+    "CommitsTogether",
+    "Lease",
+    "LeaseCommit",
+    "LeaseLost",
+    "LeaseStore",
+    "LeaseStoreUnavailable",
+    "OwnerNotUnique",
+]
+
+
+class LeaseCommit(NamedTuple):
+    """The arguments of ``LeaseStore.commit``."""
+
+    lease: Lease
+    position: Mapping[str, Any]
+    seconds: float
 
 
 @runtime_checkable
@@ -53,3 +70,12 @@ class LeaseStore(Protocol):
 
     def now(self) -> datetime:
         """The store's clock, UTC."""
+
+
+@runtime_checkable
+class CommitsTogether(Protocol):
+    """What a store may have beside: several commits in one request. Lanes of one process use it where it is there."""
+
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> Sequence[TailraceError | None]:
+        """Each commit by itself, as ``commit`` does it: for each ``None``, or what ``commit`` would have raised. No two
+        are of one resource. Raises LeaseStoreUnavailable where it is not known which of them were done."""

@@ -82,7 +82,7 @@ class Listener:
     ``commit_interval``  commit after so many seconds too
     ``start``            where to begin without a position: "oldest" entry of the oplog, "now", or "snapshot"
     ``on_history_lost``  "fail" (the position stays), "gap" (go on at the oldest entry; the position keeps the gap on
-                         record), "snapshot" (copy again)
+                         record), "snapshot" (copy again; with partitions all lanes stop for it)
     ``on_invalidate``    when what is watched is dropped or renamed: "fail", or "resume" and watch its name again
     ``on_error``         "stop" when the handler raises; or a function of change, error and attempt (from 1) that
                          returns "retry", "skip" (it has written the change down elsewhere) or "stop"
@@ -119,7 +119,7 @@ class Listener:
         full_document: str | None = None,
         **watch: Any,
     ) -> None:
-        _check_partitions(partitions, on_history_lost)
+        check_lanes(partitions)
         if on_error != "stop" and not callable(on_error):
             raise UsageError(f'on_error must be "stop" or a function, not {on_error!r}')
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -215,7 +215,9 @@ class Listener:
         if not self._stopped.is_set():
             self._lanes.run()
 
-    def _lane_listener(self, watchable: Any, *, resource: str, store: Any, plan: LanePlan | None) -> Listener:
+    def _lane_listener(
+        self, watchable: Any, *, resource: str, store: Any, plan: LanePlan | None, copies: bool = False
+    ) -> Listener:
         """The listener of a lane; without a plan, the one that settles where the first lanes begin."""
         settings = self._logic.settings
         options: dict[str, Any] = {
@@ -231,28 +233,16 @@ class Listener:
             "fence_field": self._fence_field,
         }
         if plan is None:
-            return Listener(
-                watchable,
-                self._handler,
-                resource=resource,
-                store=store,
-                start=settings.start,
-                **options,
-                **self._watch,
-            )
-
-        def handler(change: Change) -> Any:
-            if isinstance(change.marker, BarrierReached):
-                listener.statistics.handled -= 1
-                return None
-            return self._handler(change)
-
-        if self._takes_batches(self._handler):
-            vars(handler)["handle_batch"] = self._handler.handle_batch  # type: ignore[attr-defined]
-        listener = Listener(watchable, handler, resource=resource, store=store, **options)
+            start: Start = "snapshot" if copies else settings.start
+            return self._part(watchable, resource=resource, store=store, start=start, **options, **self._watch)
+        listener = self._part(watchable, resource=resource, store=store, **options)
         listener._fence_above = {self.resource: plan.fencing_token(0)}
         self._lane_statistics.append(listener.statistics)
         return listener
+
+    def _part(self, watchable: Any, **options: Any) -> Listener:
+        """A listener with the same handler that a thread drives: of one lane, say."""
+        return Listener(watchable, self._handler, **options)
 
     def start(self) -> Self:
         """Listen in a thread of its own."""
@@ -335,7 +325,16 @@ class Listener:
             case _:
                 return self._watching.perform(need)
 
+    def _is_barrier(self, need: HandleChange) -> bool:
+        """Whether a lane has only come to a barrier: there is nothing to handle, and it counts as nothing."""
+        if not isinstance(need.event, BarrierReached):
+            return False
+        self.statistics.handled -= 1
+        return True
+
     def _handle(self, need: HandleChange) -> bool:
+        if self._is_barrier(need):
+            return False
         change = self._new_change(need)
         try:
             self._handler(change)
@@ -348,6 +347,8 @@ class Listener:
         return callable(getattr(handler, "handle_batch", None))
 
     def _handle_batch(self, need: HandleChanges) -> Handled:
+        if self._is_barrier(need.changes[0]):  # which comes alone
+            return Handled(1)
         changes = [self._new_change(one) for one in need.changes]
         batch_handler: Any = self._handler
         try:
@@ -426,12 +427,3 @@ class Listener:
             self._store.release(need.lease)
         except TailraceError as error:
             _log.warning("%s: the lease was not released and will run out: %s", self.resource, error.message)
-
-
-def _check_partitions(partitions: int, on_history_lost: OnHistoryLost) -> None:
-    check_lanes(partitions)
-    if partitions != 1 and on_history_lost == "snapshot":
-        raise UsageError(
-            'on_history_lost="snapshot" is not available with partitions: lanes lose their history one by one',
-            hint='Choose "fail" and begin under another resource with start="snapshot", or choose "gap"',
-        )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
 import bson
 
+from tailrace.consumer.lease import LeaseCommit
 from tailrace.consumer.rules import lease as rules
 from tailrace.consumer.rules.errors import LeaseLost
 from tailrace.consumer.rules.lease import Lease
-from tailrace.errors import UsageError
+from tailrace.errors import TailraceError, UsageError
 
 
 def _utc_now() -> datetime:
@@ -50,6 +51,17 @@ class MemoryLeaseStore:
         with self._lock:
             record = self._records.get(lease.resource)
             return self._put(rules.committed(record, lease, stored, seconds, self._clock()))
+
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> list[TailraceError | None]:
+        """See CommitsTogether."""
+        return [self._outcome(commit) for commit in commits]
+
+    def _outcome(self, commit: LeaseCommit) -> TailraceError | None:
+        try:
+            self.commit(*commit)
+        except LeaseLost as error:
+            return error
+        return None
 
     def release(self, lease: Lease) -> bool:
         """See LeaseStore."""

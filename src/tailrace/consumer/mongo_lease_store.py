@@ -8,7 +8,7 @@ takes no ``$expr``, and so no ``$$NOW``, in the query of an upsert.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -24,6 +24,7 @@ from pymongo.collection import Collection
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
+from tailrace.consumer.lease import LeaseCommit
 from tailrace.consumer.rules import lease as rules
 from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
 from tailrace.consumer.rules.lease import Lease
@@ -96,6 +97,39 @@ class MongoLeaseStore:
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
         """See LeaseStore."""
         return self._held(lease, _committed(position, seconds), f"commit to the lease on {lease.resource!r}")
+
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> list[TailraceError | None]:
+        """See CommitsTogether: one ``update`` command, so that all of them wait for the majority once.
+
+        The command is not a retryable write. A commit can be asked for again at any time, and what the server keeps for
+        those that cannot would cost a write more for each.
+        """
+        what = f"commit to {len(commits)} leases"
+        statements = [{"q": _of(commit.lease), "u": _committed(commit.position, commit.seconds)} for commit in commits]
+        with self._answering(what):
+            reply = self._leases.database.command(
+                {
+                    "update": self._leases.name,
+                    "updates": statements,
+                    "ordered": False,
+                    "writeConcern": _MAJORITY.document,
+                }
+            )
+        failed = reply.get("writeConcernError")
+        if failed is not None:
+            raise LeaseStoreUnavailable(
+                f"cannot {what} in {self._plain.full_name}: {failed.get('errmsg')}", code=failed.get("code")
+            )
+        if reply["n"] == len(commits):
+            return [None] * len(commits)
+        return [self._outcome(commit) for commit in commits]  # the reply does not say which were not done
+
+    def _outcome(self, commit: LeaseCommit) -> TailraceError | None:
+        try:
+            self.commit(*commit)
+        except TailraceError as error:
+            return error
+        return None
 
     def release(self, lease: Lease) -> bool:
         """See LeaseStore."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+import bson
 from bson.codec_options import DEFAULT_CODEC_OPTIONS, CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from tailrace import raw_bson
 from tailrace.client.change_stream import ChangeStream
 from tailrace.client.client import client_of, operation_time
 from tailrace.client.patience import try_next_patiently
@@ -72,7 +74,9 @@ class Watching:
             case FindStart():
                 return self._find_start(need)
             case TakeSnapshot():
-                return take_snapshot(self._watchable, need.position)
+                # A lane's own. Asked of the class: a collection has an attribute of every name.
+                take = getattr(type(self._watchable), "take_snapshot", take_snapshot)
+                return take(self._watchable, need.position)
             case _:
                 raise InternalError(f"nobody answers {type(need).__name__}")
 
@@ -106,9 +110,9 @@ class Watching:
         event = try_next_patiently(stream)
         if event is None:
             return Pulled(None, stream.resume_token, alive=stream.alive)
-        kind = event["operationType"]
+        token, kind = _token_and_operation(event)
         size = len(event.raw) if isinstance(event, RawBSONDocument) else 0
-        return Pulled(event, event["_id"], kind == "invalidate", size=size, alone=kind in ("invalidate", "barrier"))
+        return Pulled(event, token, kind == "invalidate", size=size, alone=kind in ("invalidate", "barrier"))
 
     def _close(self) -> None:
         stream, self._stream, self._copy = self._stream, None, None
@@ -123,3 +127,18 @@ class Watching:
             # One tick later begins what was not there yet.
             return operation_time(client).tick().to_timestamp()
         return oldest_time(client)
+
+
+def _token_and_operation(event: Any) -> tuple[Mapping[str, Any], str]:
+    """Of an event, or of what a lane is given at a barrier. A raw event's are at its beginning: decoding all of its
+    fields would take three times as long."""
+    if not isinstance(event, RawBSONDocument):
+        return event["_id"], event["operationType"]
+    raw = bytes(event.raw)
+    token: Mapping[str, Any] | None = None
+    for element in raw_bson.elements(raw):
+        if element.name == b"_id":
+            token = bson.decode(raw_bson.value(raw, element))
+        elif element.name == b"operationType" and token is not None:
+            return token, raw_bson.value(raw, element)[4:-1].decode()
+    return event["_id"], event["operationType"]  # a user's stages have put them elsewhere

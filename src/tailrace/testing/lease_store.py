@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
+from tailrace.consumer.lease import CommitsTogether, LeaseCommit
 from tailrace.consumer.rules.errors import LeaseLost, OwnerNotUnique
 from tailrace.consumer.rules.lease import Lease
 from tailrace.errors import UsageError
@@ -111,6 +112,27 @@ def _commits(new_store: Callable[[], Any], resource: str) -> None:
     _require(taken.version == lease.version + 1, "the version grows by one with each change of owner")
     _require(_same(taken.position, _FURTHER), "the position is read back with the lease")
     _stale(store, lease, other)
+
+
+def _commits_together(new_store: Callable[[], Any], resource: str) -> None:
+    store, other = new_store(), new_store()
+    if not isinstance(store, CommitsTogether):
+        return
+    first, second = _held(store, resource, "a"), _held(store, f"{resource}/2", "a")
+
+    def committed(one: Mapping[str, Any], another: Mapping[str, Any]) -> list[Any]:
+        return list(store.commit_together([LeaseCommit(first, one, _LONG), LeaseCommit(second, another, _LONG)]))
+
+    def are(one: Mapping[str, Any], another: Mapping[str, Any]) -> bool:
+        return _same(other.read(first.resource).position, one) and _same(other.read(second.resource).position, another)
+
+    _require(committed(_POSITION, _FURTHER) == [None, None], "commits together are answered one by one")
+    _require(are(_POSITION, _FURTHER), "commits together are all done")
+    other.revoke(first.resource)
+    lost, done = committed(_FURTHER, _POSITION)
+    _require(isinstance(lost, LeaseLost), "of commits together, who has lost its lease hears of it")
+    _require(done is None, "of commits together, one that is refused does not hinder the others")
+    _require(are(_POSITION, _POSITION), "of commits together, what is refused changes nothing")
 
 
 def _stale(store: Any, lease: Lease, other: Any) -> None:
@@ -217,6 +239,7 @@ CHECKS: Final = (
     _first_lease,
     _names_are_free,
     _commits,
+    _commits_together,
     _same_owner,
     _expiry,
     _revoked,

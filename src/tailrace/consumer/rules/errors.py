@@ -20,6 +20,11 @@ class LeaseDocumentError(UsageError):
     resource; nothing was changed."""
 
 
+class LaneHistoryLost(TailraceError):
+    """A lane's history is lost, and everything is to be copied again (``on_history_lost="snapshot"``): all lanes stop
+    for it. It ends a lane, and never a listener."""
+
+
 class LeaseStoreUnavailable(SinkError):
     """The store did not answer, or not in time: whether it has done what it was asked for is not known."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, Final
 
-from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.errors import LaneHistoryLost, LeaseLost, LeaseStoreUnavailable
 from tailrace.consumer.rules.lane_need import (
     FindBeginning,
     GiveLease,
@@ -68,6 +68,7 @@ class LaneGroupLogic:
         self._look_s = min(lease_seconds / _LOOKS, _LOOK_MAX_S)
         self._member: Lease | None = None
         self._slot = 0
+        self._needs_copy = False
 
     def steps(self) -> GroupSteps:
         """Needs, until the process is told to stop. Raises what ends it."""
@@ -78,6 +79,12 @@ class LaneGroupLogic:
                     calm = False
                 else:
                     calm = yield from self._round(self.plan)
+                if self._needs_copy:
+                    yield from self._ask_for_copy()
+                    calm = False
+            except LaneHistoryLost:
+                self._needs_copy = True
+                calm = False
             except (LeaseStoreUnavailable, LeaseLost):
                 calm = True
             yield Pause(self._look_s if calm else min(_SOON_S, self._look_s), "until the next look at the leases")
@@ -135,6 +142,17 @@ class LaneGroupLogic:
             yield from self._ask(WriteRecord(lease, plan.changed(positions).to_document()))
         yield from self._ask(GiveLease(lease))
 
+    def _ask_for_copy(self) -> GroupSteps:
+        """Write down that everything is to be copied again, unless that is so already."""
+        lease = yield from self._ask(TakeLease(self._resource))
+        if lease is None:
+            return
+        plan = LanePlan.from_document(lease.position, self._resource)
+        if plan.generation == (self.plan or plan).generation and plan.beginning is None:
+            yield from self._ask(WriteRecord(lease, plan.asked_for_copy().to_document()))
+        self._needs_copy = False
+        yield from self._ask(GiveLease(lease))
+
     # Round after round
 
     def _round(self, plan: LanePlan) -> GroupSteps:
@@ -154,6 +172,9 @@ class LaneGroupLogic:
             if not (yield from self._ask(RunLanes(plan, frozenset()))):
                 yield from self._change_generation()
             return False
+        if plan.beginning is not None:
+            yield from self._ask(FindBeginning())
+            return True
         if not (yield from self._take_part(plan, slots)):
             yield from self._ask(RunLanes(plan, frozenset()))
             return True
@@ -185,11 +206,17 @@ class LaneGroupLogic:
                     return True
         return False
 
+    def _still_run(self, plan: LanePlan) -> GroupSteps:
+        try:
+            return (yield from self._ask(RunLanes(plan, frozenset())))
+        except LaneHistoryLost:
+            return True  # the next owner finds it too
+
     def leave(self) -> GroupSteps:
         """Stop all lanes, wait for them, and give back what is held."""
         try:
             if self.plan is not None:
-                while (yield from self._ask(RunLanes(self.plan, frozenset()))):
+                while (yield from self._still_run(self.plan)):
                     yield Pause(_SOON_S, "until the lanes have ended")
         finally:
             if self._member is not None:

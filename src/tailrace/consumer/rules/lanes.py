@@ -60,6 +60,10 @@ class LanePlan:
     """One generation: ``lanes`` of them, the ``start`` of those that have no position yet, and what was done before.
 
     It is kept as the position of the resource's own lease, and is the same for every process.
+
+    ``beginning``  everything is copied before lanes begin again: the position of that copy, empty while there is none.
+                   No lane runs in such a generation. The copy has its fencing tokens, and the lanes behind it, of the
+                   next one, have newer ones
     """
 
     lanes: int
@@ -68,6 +72,9 @@ class LanePlan:
     floors: tuple[Floor, ...] = ()
     #: How many lanes are wanted next; the lanes of this generation are being stopped for it.
     next_lanes: int | None = None
+    #: Whether the next generation begins with a copy.
+    copies: bool = False
+    beginning: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_lanes(self.lanes)
@@ -90,6 +97,16 @@ class LanePlan:
         check_lanes(lanes)
         return self if self.next_lanes is None and lanes == self.lanes else replace(self, next_lanes=lanes)
 
+    def asked_for_copy(self) -> LanePlan:
+        """The plan with a change to a copy begun."""
+        return replace(self, next_lanes=self.next_lanes or self.lanes, copies=True)
+
+    def copied(self, position: Mapping[str, Any], resource: str) -> LanePlan:
+        """The plan with the copy at ``position``; the next generation, where that is the end of it."""
+        if "snapshot" in position:
+            return replace(self, beginning=position)
+        return LanePlan(self.lanes, StreamPosition.from_document(position, resource), self.generation + 1)
+
     def changed(self, stopped: Sequence[StreamPosition | None]) -> LanePlan:
         """The next generation. ``stopped`` is what each lane of this one had committed when it could no longer go on;
         ``None`` for one that never did."""
@@ -97,19 +114,26 @@ class LanePlan:
             raise UsageError(f"{len(stopped)} positions do not stop {self.lanes} lanes")
         positions = [position or self.start for position in stopped]
         start = least(positions)
+        if self.copies or self.beginning is not None:
+            return LanePlan(self.next_lanes, start, self.generation + 1, beginning=self.beginning or {})
         floors = [*self.floors, Floor(tuple(map(order_of, positions)))]
         left = tuple(floor for floor in floors if max(floor.orders) > order_of(start))
         return LanePlan(self.next_lanes, start, self.generation + 1, left)
 
     def to_document(self) -> dict[str, Any]:
         """The document to commit."""
-        return {
+        document = {
             "lanes": self.lanes,
             "generation": self.generation,
             "start": self.start.to_document(),
             "floors": [[order.decode() for order in floor.orders] for floor in self.floors],
             "nextLanes": self.next_lanes,
         }
+        if self.copies:
+            document["copies"] = True
+        if self.beginning is not None:
+            document["beginning"] = dict(self.beginning)
+        return document
 
     @classmethod
     def is_plan(cls, document: Mapping[str, Any] | None) -> bool:
@@ -126,6 +150,8 @@ class LanePlan:
                 generation=_whole(document["generation"]),
                 floors=tuple(Floor(tuple(map(_order, orders))) for orders in document["floors"]),
                 next_lanes=None if document["nextLanes"] is None else _whole(document["nextLanes"]),
+                copies=bool(document.get("copies", False)),
+                beginning=_document(document.get("beginning")),
             )
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise LeaseDocumentError(
@@ -140,10 +166,21 @@ def _whole(value: object) -> int:
     return value
 
 
+def _document(value: object) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is no document")
+    return value
+
+
 def _order(value: object) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no place")
     return value.encode()
+
+
+def generation_token(token: int) -> int:
+    """What marks targets under the resource's own name where a lane's fencing token is ``token``."""
+    return token >> _GENERATION_SHIFT << _GENERATION_SHIFT
 
 
 def lane_resource(resource: str, plan: LanePlan, lane: int) -> str:
