@@ -43,6 +43,8 @@ def value(event: bytes, column: str, documents: str) -> Any:
         "operation_type": lambda: fields.get("operationType"),
         "database": lambda: namespace.get("db"),
         "collection": lambda: namespace.get("coll"),
+        "to_database": lambda: (fields.get("to") or {}).get("db"),
+        "to_collection": lambda: (fields.get("to") or {}).get("coll"),
         "cluster_time": lambda: cluster_time(fields.get("clusterTime")),
         "wall_time": lambda: wall_time(fields.get("wallTime")),
         "transaction_id": lambda: transaction(fields),
@@ -94,7 +96,7 @@ def document(event: bytes, field: str, documents: str) -> Any:
         return None
     raw = raw_bson.value(event, element)
     if documents == "bson":
-        return raw if element.type == raw_bson.OBJECT else None
+        return raw if element.type in (raw_bson.OBJECT, raw_bson.NULL) else None
     if documents == "json":
         return json.dumps(extended(element.type, raw))
     encoded, metadata = variant.from_value(element.type, raw)

@@ -34,6 +34,7 @@ def random_event(rng: random.Random) -> bytes:
         "clusterTime": bson.Timestamp(rng.choice((0, 1, 2**31, 2**32 - 1)), rng.choice((0, 1, 2**32 - 1))),
         "wallTime": datetime(2024, 5, 1, 12, 0, 0, rng.randrange(1000) * 1000, UTC),
         "ns": {"db": random_values.text(rng), "coll": random_values.text(rng)},
+        "to": {"db": random_values.text(rng), "coll": random_values.text(rng)},
         "documentKey": RawBSONDocument(raw_bson.encode_document()),
         "txnNumber": Int64(rng.randrange(2**40)),
         "lsid": {"id": bson.Binary(rng.randbytes(16), 4), "uid": rng.randbytes(32)},
@@ -118,7 +119,8 @@ def test_a_wall_time_beyond_spark_is_null_and_a_null_document_is_told_from_an_ab
     as_variant = EventColumns(columns, "variant").batch(EventBlock.of_bson([far, null])).column(1)
     assert as_variant.is_null().to_pylist() == [True, False]
     as_bson = EventColumns(columns, "bson").batch(EventBlock.of_bson([far, null])).column(1)
-    assert as_bson.is_null().to_pylist() == [True, True]
+    assert as_bson.is_null().to_pylist() == [True, False]
+    assert as_bson.to_pylist() == [None, b""]
 
 
 def test_an_event_that_is_no_document_is_an_error_not_a_crash() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pymongo
 import pytest
 
+from tailrace.archive.verification import verify as verify_archive
 from tailrace.cli.main import main
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
@@ -56,7 +57,7 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
     replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
     start = newest(replica_set.uri)
-    path, database = pipeline_file(tmp_path, "runcommand"), "runcommand"
+    path, database = pipeline_file(tmp_path, "runcommand", f"{FAST}archive: {{path: kept}}\n"), "runcommand"
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[database].orders.insert_many([{"n": n} for n in range(100)])
         process = tailrace("run", str(path), "--progress", "json", TEST_URI=replica_set.uri)
@@ -80,6 +81,11 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
     assert "The end of the oplog is reached. 100 events" in err
     lake = tmp_path / "lake"
     assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)
+    # The section archive has kept the oplog meanwhile, in both runs, and the second one could read it.
+    (archived,) = verify_archive(tmp_path / "kept")
+    assert archived.faults == []
+    assert archived.until is not None
+    assert archived.until >= until
     code, out, _ = finished(tailrace("run", str(path), "--verify", TEST_URI=replica_set.uri))
     assert code == 0
     assert "200 events in 2 files of 1 day: sound (order, counts and tokens; --full compares every byte)" in out

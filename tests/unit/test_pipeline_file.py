@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
-from tailrace.spark.lake.pipeline_file import load
+from tailrace.spark.lake.pipeline_file import ArchiveSettings, load
 
 LEAST = "source: {uri: 'mongodb://h'}\nlake: {path: lake}\n"
 
@@ -71,7 +71,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         ("- 1", "the file must hold keys and values"),
         ("source: 3", "source must hold keys and values, not 3"),
         ("sourc: {}", "unknown key 'sourc'. Did you mean 'source'?"),
-        ("zzz: {}", "unknown key 'zzz'. Known are: source, lake, trigger, limits, compaction, spark"),
+        ("zzz: {}", "unknown key 'zzz'. Known are: source, lake, trigger, archive, limits, compaction, spark"),
         (
             LEAST + "limits: {maxEventPerTrigger: 3}",
             "unknown key 'limits.maxEventPerTrigger'. Did you mean 'limits.max",
@@ -87,6 +87,10 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "compaction: {every: -1}", "compaction.every must be a whole number from 0 on"),
         (LEAST + "compaction: {fanIn: 1}", "compaction.fanIn must be a whole number from 2 on"),
         (LEAST + "spark: {cores: 0}", "spark.cores must be a whole number from 1 on"),
+        (LEAST + "archive: {keep: 90 days}", "archive.path is missing"),
+        (LEAST + "archive: {path: a, keep: ever}", "archive.keep must be a time such as"),
+        (LEAST + "archive: {path: a, keepBytes: much}", "archive.keepBytes must be a number of bytes"),
+        (LEAST + "archive: {path: 's3a://bucket/a'}", "archive.path is a URI that begins with 's3a:'"),
         ("source: {uri: x}\nlake: {path: 3}", "lake.path must be a text"),
         ("source: {uri: x, database: }\nlake: {path: p}", "'database' has no value that can be used"),
     ],
@@ -109,3 +113,14 @@ def test_a_moment_in_yaml_reaches_the_source_as_text(tmp_path: Path) -> None:
     settings = load(written(tmp_path, text))
     assert settings.source["startAtOperationTime"] == "2026-11-21T10:00:00+00:00"
     assert settings.processing_time == "2 seconds"
+
+
+def test_an_archive_is_kept_and_read_where_the_file_says(tmp_path: Path) -> None:
+    settings = load(
+        written(tmp_path, LEAST + "archive: {path: kept, keep: 90 days, keepBytes: 1g, preImages: false}\n")
+    )
+    assert settings.archive == ArchiveSettings(tmp_path / "kept", 90 * 86400.0, 1 << 30, images=False)
+    assert "archive" not in settings.source
+    settings = load(written(tmp_path, "source: {uri: x, archive: ../kept}\nlake: {path: lake}\n"))
+    assert Path(settings.source["archive"]).resolve() == (tmp_path.parent / "kept").resolve()
+    assert settings.archive is None

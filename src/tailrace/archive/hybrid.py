@@ -75,17 +75,24 @@ class HybridSource:
         self._is_checked = True
 
     def read(self, after: ClusterTime, until: ClusterTime, **options: Any) -> Iterator[OplogBatch]:
-        """See OplogSource."""
+        """See OplogSource. A reader that the oplog overtakes goes on in the archive."""
         options.pop("await_ms", None)
-        for source, start in self._parts(after):
-            if source is self._archive:
-                end = min(until, self._archive.newest())
-                yield from self._archive.read(start, end, **options)
-                after = max(start, end)
-                if after >= until:
+        position = after
+        while position < until:
+            for source, start in self._parts(position):
+                position = start
+                end = until if source is self._live else min(until, self._archive.newest())
+                try:
+                    for batch in source.read(start, end, **options):
+                        position = max(position, batch.high_water)
+                        yield batch
+                except ChangeStreamHistoryLost:
+                    if source is self._archive or not self._archive_goes_behind(position):
+                        raise
+                    _log.warning("the oplog has gone over position %s: reading on from the archive", position)
+                    break
+                if position >= until or source is self._live:
                     return
-            else:
-                yield from self._live.read(start, until, **options)
 
     def tail(self, after: ClusterTime, **options: Any) -> Generator[OplogBatch, None, None]:
         """See OplogSource. A reader that the oplog overtakes goes on in the archive."""
@@ -98,12 +105,34 @@ class HybridSource:
                         position = max(position, batch.high_water)
                         yield batch
                 except ChangeStreamHistoryLost:
-                    if source is self._archive or self._archive.newest() <= position:
+                    if source is self._archive or not self._archive_goes_behind(position):
                         raise
                     _log.warning("the oplog has gone over position %s: reading on from the archive", position)
                     break
                 if source is self._live:
                     return
+
+    def _archive_goes_behind(self, position: ClusterTime) -> bool:
+        self._archive.refresh()
+        return self._archive.newest() > position
+
+    def is_archived(self, after: ClusterTime) -> bool:
+        """Whether a reader of what comes behind ``after`` has to begin in the archive."""
+        return not reaches_back(after, *self._live.oldest())
+
+    def archive(self) -> ArchiveSource:
+        """The archive, with what was added to it since."""
+        self._archive.refresh()
+        return self._archive
+
+    def refuse_hole(self) -> None:
+        """Raises 286 where archive and oplog do not meet; the message names both ends."""
+        hole = self.hole
+        if hole is not None:
+            raise history_lost(
+                f"The archive ends at {hole[0]} and the oplog of {self._live.name} begins at {hole[1]}: what lies "
+                "between is lost. Start behind it, and let 'tailrace archive' run without such pauses"
+            )
 
     def _parts(self, after: ClusterTime) -> Iterator[tuple[Any, ClusterTime]]:
         """Where to read from, in turn, and after which time each."""

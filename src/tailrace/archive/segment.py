@@ -189,6 +189,10 @@ class SegmentReader:
     def row_groups(self) -> int:
         return len(self._bounds)
 
+    def bounds(self, group: int) -> tuple[int, int]:
+        """The cluster times of a row group's first and last entry."""
+        return self._bounds[group]
+
     def row_group_of(self, time: ClusterTime) -> int | None:
         """The row group in which an entry of that time would lie."""
         for group, (low, high) in enumerate(self._bounds):

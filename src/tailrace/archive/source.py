@@ -166,6 +166,12 @@ class ArchiveSource:
                     yield OplogBatch(b"", batch.high_water)
             edge = min(segment.until, until)
 
+    def readers(self, after: ClusterTime, until: ClusterTime) -> Iterator[SegmentReader]:
+        """The segments of a range, in order. One that follows another lets go of it."""
+        for segment in list(self._some_segments()):
+            if segment.until > after and segment.after < until:
+                yield self._opened(segment)
+
     def _check_history(self, after: ClusterTime) -> None:
         oldest, complete = self.oldest()
         if not reaches_back(after, oldest, complete):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.errors import TailraceError, UsageError
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def _counted(number: int, noun: str) -> str:
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     # PySpark looks at pandas when it is imported, which the pipeline does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    from tailrace.cli.run_archive import archiving, has_history  # noqa: PLC0415
     from tailrace.lake.progress import GrowthWatch  # noqa: PLC0415
     from tailrace.spark.lake.failure import query_error  # noqa: PLC0415
     from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
@@ -134,9 +136,14 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     from tailrace.spark.runtime.session import local_session  # noqa: PLC0415
     from tailrace.spark.source import options as source_options  # noqa: PLC0415
 
+    if settings.archive is not None and "archive" not in settings.source and has_history(settings.archive.path):
+        settings = replace(settings, source={**settings.source, "archive": str(settings.archive.path)})
     stream_of(settings.source)  # a wrong option or address is told before Spark takes its seconds to start
-    with _spark_log(args.verbose) as log:
-        stop = threading.Event()
+    stop = threading.Event()
+    with (
+        _spark_log(args.verbose) as log,
+        archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now),
+    ):
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )
@@ -177,8 +184,10 @@ def _follow(
     query: StreamingQuery, watch: Any, stop: threading.Event, show: _Shower, *, fails_on_invalidate: bool
 ) -> str:
     """Tell the progress until the query ends or ``stop`` is set. Returns why it ended; raises what Spark raised."""
+    copy = CopyWatch()
     while query.isActive and not stop.wait(_LOOK_S):
         show.grown(watch)
+        show.copied(copy.look(_end_offset(query)))
         if not fails_on_invalidate and _invalidated(query):
             query.stop()
             show.end(watch)
@@ -194,12 +203,14 @@ def _follow(
     return "Stopped." if stop.is_set() else "The end of the oplog is reached."
 
 
-def _invalidated(query: StreamingQuery) -> bool:
+def _end_offset(query: StreamingQuery) -> str:
     progress = query.lastProgress
-    if progress is None or not progress.sources:
-        return False
+    return "{}" if progress is None or not progress.sources else progress.sources[0].endOffset or "{}"
+
+
+def _invalidated(query: StreamingQuery) -> bool:
     try:
-        offset = json.loads(progress.sources[0].endOffset or "{}")
+        offset = json.loads(_end_offset(query))
     except ValueError:
         return False
     return isinstance(offset, dict) and offset.get("invalidated") is True
@@ -221,6 +232,14 @@ class _Shower:
                 print(json.dumps(growth.to_json()), flush=True)
             elif self._form == "line":
                 self._line(str(growth))
+
+    def copied(self, progress: CopyProgress | None) -> None:
+        if progress is None:
+            return
+        if self._form == "json":
+            print(json.dumps(progress.to_json()), flush=True)
+        elif self._form == "line":
+            self._line(str(progress))
 
     def _line(self, text: str) -> None:
         self._lines += 1

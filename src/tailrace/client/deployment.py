@@ -19,7 +19,6 @@ from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.errors import ChangeStreamHistoryLost, ServerError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.oplog.history import history_lost
 from tailrace.plan.profile import ServerProfile, chosen_profile
 from tailrace.source.connection import Reader
 from tailrace.source.driver_error import driver_errors
@@ -207,10 +206,5 @@ def _open_with_archive(
     try:
         return OplogChangeStream(cast(MongodSource, source), request, profile)  # it answers as one
     except ChangeStreamHistoryLost:
-        hole = source.hole
-        if hole is None:
-            raise
-        raise history_lost(
-            f"The archive ends at {hole[0]} and the oplog begins at {hole[1]}: what lies between is lost. Start behind "
-            "it, and let 'tailrace archive' run without such pauses"
-        ) from None
+        source.refuse_hole()
+        raise

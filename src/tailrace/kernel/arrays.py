@@ -27,9 +27,11 @@ PARTS: Final[dict[str, int]] = {
     "update_description": columns.UPDATE_DESCRIPTION,
     "session": columns.SESSION,
     "txn_number": columns.TXN_NUMBER,
+    "to_database": columns.TO_DATABASE,
+    "to_collection": columns.TO_COLLECTION,
 }
-#: ``database`` and ``collection`` are found together, inside ``ns``.
-_FOUND_BY: Final = {columns.COLLECTION: columns.DATABASE}
+#: ``database`` and ``collection`` are found together, inside ``ns``; those of a rename's target inside ``to``.
+_FOUND_BY: Final = {columns.COLLECTION: columns.DATABASE, columns.TO_COLLECTION: columns.TO_DATABASE}
 
 _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 
@@ -37,8 +39,9 @@ _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 class Part(NamedTuple):
     """One part of each of ``n`` events.
 
-    ``start``, ``end``  int64[n], offsets into the buffer: of the text for ``token``, ``operation_type``, ``database``
-                        and ``collection``; of the 16 UUID bytes for ``session``; of the BSON value for the documents.
+    ``start``, ``end``  int64[n], offsets into the buffer: of the text for ``token``, ``operation_type``, ``database``,
+                        ``collection`` and those of ``to``; of the 16 UUID bytes for ``session``; of the BSON
+                        value for the documents.
                         0 and 0 where the part is absent. For ``cluster_time`` (packed), ``wall_time`` (milliseconds)
                         and ``txn_number``, ``start`` holds the number itself.
     ``type``            int64[n], the BSON type of the value; 0 where the part is absent or of another type than usual

@@ -39,10 +39,13 @@ FULL_DOCUMENT_BEFORE_CHANGE = 8
 UPDATE_DESCRIPTION = 9
 SESSION = 10  # the 16 bytes of the UUID lsid.id
 TXN_NUMBER = 11  # the number in place of a start
-PARTS = 12
+TO_DATABASE = 12  # the bytes of to.db
+TO_COLLECTION = 13  # the bytes of to.coll
+PARTS = 14
 
 _ID = word_of(b"_id")
 _NS = word_of(b"ns")
+_TO = word_of(b"to")
 _DB = word_of(b"db")
 _COLL = word_of(b"coll")
 _DATA = word_of(b"_data")
@@ -68,13 +71,16 @@ _TAIL_SCRIPTION = word_of(b"cription")
 
 @inner
 def _part_of(name: int, size: int) -> int:
-    """The part that a top-level field of an event is, or holds (``_id`` the token, ``ns`` the database); or -1."""
+    """The part that a top-level field of an event is, or holds (``_id`` the token, ``ns`` and ``to`` a database); or
+    -1."""
     word = name_word(name, size)
     if size < 8:
         if word == _ID:
             return TOKEN
         if word == _NS:
             return DATABASE
+        if word == _TO:
+            return TO_DATABASE
         return SESSION if word == _LSID else INVALID
     tail = load32(name + size - 4)
     if size == 8:
@@ -127,7 +133,7 @@ def _put_field(row: int, stride: int, part: int, base: int, type_: int, value: i
 
 @inner
 def _put_inner(row: int, stride: int, part: int, base: int, document: int) -> bool:
-    """The parts inside ``_id``, ``ns`` and ``lsid``: the first field of each name. False: corrupt."""
+    """The parts inside ``_id``, ``ns``, ``to`` and ``lsid``: the first field of each name. False: corrupt."""
     limit = document + load32(document) - 1
     pos = document + 4
     while pos < limit:
@@ -142,8 +148,8 @@ def _put_inner(row: int, stride: int, part: int, base: int, document: int) -> bo
             inner_part = INVALID
         elif part == TOKEN:
             inner_part = TOKEN if word == _DATA else INVALID
-        elif part == DATABASE:
-            inner_part = DATABASE if word == _DB else (COLLECTION if word == _COLL else INVALID)
+        elif part in (DATABASE, TO_DATABASE):
+            inner_part = part if word == _DB else (part + COLLECTION - DATABASE if word == _COLL else INVALID)
         elif word == _INNER_ID and type_ == BINARY and load32(value) == 16:
             _put(row, stride, SESSION, type_, value + 5 - base, end - base)
         if inner_part >= 0 and type_ == STRING:
@@ -168,7 +174,7 @@ def _locate_one(row: int, stride: int, base: int, start: int, end: int, wanted: 
         part = _part_of(pos + 1, nul - pos - 1)
         if part >= 0 and (wanted >> part) & 1 == 1:
             type_ = load8(pos)
-            if part in (TOKEN, DATABASE, SESSION):
+            if part in (TOKEN, DATABASE, TO_DATABASE, SESSION):
                 if type_ == OBJECT and not _put_inner(row, stride, part, base, nul + 1):
                     return False
             else:

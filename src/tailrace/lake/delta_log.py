@@ -312,11 +312,13 @@ def range_from_text(text: str) -> PlannedRange:
 
 
 def _range_to_json(planned: PlannedRange) -> dict[str, Any]:
-    return {"after": _time_to_json(planned.after), "until": _time_to_json(planned.until)}
+    snapshot = {"snapshot": planned.snapshot} if planned.snapshot else {}
+    return {"after": _time_to_json(planned.after), "until": _time_to_json(planned.until), **snapshot}
 
 
 def _range_from_json(value: Mapping[str, Any]) -> PlannedRange:
-    return PlannedRange(_time_from_json(value["after"]), _time_from_json(value["until"]))
+    snapshot = _text(value.get("snapshot", ""))
+    return PlannedRange(_time_from_json(value["after"]), _time_from_json(value["until"]), snapshot)
 
 
 def _time_to_json(time: ClusterTime) -> list[int]:

@@ -32,12 +32,14 @@ _OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log"})
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A lake opened for a stream: its id, the claim to commit under, and, if a new checkpoint continues an existing
-    lake, the token ``after`` which it does. If a gap was accepted, ``start`` is the cluster time that it reads from."""
+    lake, the token ``after`` which it does. If a gap was accepted, ``start`` is the cluster time that it reads from;
+    if the lake ends in the middle of a copy, ``snapshot`` says how far that is, as JSON text."""
 
     lake_id: str
     claim: str
     after: str | None
     start: ClusterTime | None = None
+    snapshot: str | None = None
 
 
 def open_lake(
@@ -85,7 +87,8 @@ def open_lake(
         if held is not None and begun and gap is None:
             _check_claim(root, checkpoint, known, held)
             return _opening(known, held, checkpoint / CHECKPOINT_FILE)
-        return _take_over(log, checkpoint, known, head.last_token, gap)
+        snapshot = head.newest.planned.snapshot if head.newest is not None and gap is None else None
+        return _take_over(log, checkpoint, known, head.last_token, gap, snapshot=snapshot or None)
 
 
 def read_identity(root: Path) -> dict[str, Any] | None:
@@ -185,7 +188,10 @@ def _opening(known: Mapping[str, Any], held: Mapping[str, Any], where: Path) -> 
         if after is not None and not isinstance(after, str):
             raise TypeError("after is not a text")
         time = None if start is None else ClusterTime.of(int(start[0]), int(start[1]))
-        return Opening(str(known["id"]), str(known["claim"]), after, time)
+        snapshot = held.get("snapshot")
+        if snapshot is not None and not isinstance(snapshot, str):
+            raise TypeError("snapshot is not a text")
+        return Opening(str(known["id"]), str(known["claim"]), after, time, snapshot)
 
     return guarded(read, where)
 
@@ -213,7 +219,13 @@ def _create(
 
 
 def _take_over(
-    log: CommitLog, checkpoint: Path, known: Mapping[str, Any], after: str | None, gap: Gap | None
+    log: CommitLog,
+    checkpoint: Path,
+    known: Mapping[str, Any],
+    after: str | None,
+    gap: Gap | None,
+    *,
+    snapshot: str | None = None,
 ) -> Opening:
     """Give the lake to ``checkpoint``. The checkpoint's file comes first: a crash between the two leaves the lake with
     its old owner and a checkpoint that has not begun, which takes over again."""
@@ -223,12 +235,14 @@ def _take_over(
     held: dict[str, Any] = {"lake": known["id"], "claim": claim, "after": after}
     if gap is not None:
         held["start"] = [gap.until.seconds, gap.until.increment]
+    if snapshot is not None:
+        held["snapshot"] = snapshot
     durable.write_json(checkpoint / CHECKPOINT_FILE, held)
     durable.step("claim.checkpoint")
     durable.write_json(log.layout.identity, {**known, "claim": claim})
     if gap is not None:
         _write_gap(log, claim, known, gap)
-    return Opening(str(known["id"]), claim, after, None if gap is None else gap.until)
+    return Opening(str(known["id"]), claim, after, None if gap is None else gap.until, snapshot)
 
 
 def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:

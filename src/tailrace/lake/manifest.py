@@ -22,9 +22,12 @@ class PlannedRange:
 
     after: ClusterTime
     until: ClusterTime
+    #: Of a micro-batch that copies what was there: how far the copy is behind it, as JSON text. The range is empty
+    #: then: it stands at the copy's time.
+    snapshot: str = ""
 
     def __str__(self) -> str:
-        return f"({self.after}, {self.until}]"
+        return f"a part of the copy at {self.until}" if self.snapshot else f"({self.after}, {self.until}]"
 
 
 @dataclass(frozen=True, slots=True)

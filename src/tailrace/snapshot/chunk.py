@@ -66,15 +66,21 @@ class ChunkReader:
     def read(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int) -> ChunkRead:
         """The chunk at the beginning of ``wanted``: about ``size`` documents, at most so many of each member, read when
         everything up to ``after`` was committed."""
+        to = self.bound(placement, wanted, after, size)
         after = max(after, placement.after)
-        to = wanted.to
-        for client in placement.members.values():
-            to = self._bound(placement, client, KeyRange(wanted.at, to), after, size)
         documents: list[bytes] = []
         for member, client in placement.members.items():
             found = self._documents(placement, client, KeyRange(wanted.at, to), after)
             documents += [one for one in found if placement.owns(member, one)] if placement.chunks else found
         return ChunkRead(documents, to)
+
+    def bound(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int) -> bytes:
+        """Where the chunk at the beginning of ``wanted`` ends: no member has more than ``size`` documents of it. Index
+        keys alone are read."""
+        to = wanted.to
+        for client in placement.members.values():
+            to = self._bound(placement, client, KeyRange(wanted.at, to), max(after, placement.after), size)
+        return to
 
     def _bound(
         self, placement: Placement, client: MongoClient[Any], within: KeyRange, after: ClusterTime, size: int

@@ -36,13 +36,19 @@ def _at(document: bytes, path: bytes) -> tuple[int, bytes] | None:
 
 
 def snapshot_event(
-    document: bytes, namespace: str, uuid: bytes, start: ClusterTime, pattern: Mapping[str, Any] | None
+    document: bytes,
+    namespace: str,
+    uuid: bytes,
+    start: ClusterTime,
+    pattern: Mapping[str, Any] | None,
+    *,
+    position: int = 0,
 ) -> bytes:
     """The event of a document: ``operationType`` "snapshot", ``fullDocument``, ``ns``, ``documentKey``.
 
     ``clusterTime`` is the time that the stream starts at; the document may be newer. ``_id`` is made like a resume
     token: it names this document in this snapshot and sorts before every event of the stream, but no stream can be
-    resumed from it.
+    resumed from it. ``position`` orders chunks: of a later one every ``_id`` is larger.
     """
     database, _, name = namespace.encode().partition(b".")
     key = document_key(document, pattern)
@@ -50,7 +56,7 @@ def snapshot_event(
     token = encode_event_token(
         start,
         version=2,
-        txn_op_index=0,
+        txn_op_index=position,
         from_invalidate=False,
         uuid=uuid,
         identifier=raw_bson.encode_document(_OPERATION, key_element),

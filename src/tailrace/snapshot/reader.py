@@ -216,6 +216,27 @@ def places_of(client: MongoClient[Any] | Cluster, retry_seconds: float) -> Place
     return ReplicaSetPlaces(client, retry_seconds=retry_seconds)
 
 
+def range_reader(
+    client: MongoClient[Any] | Cluster, start: ClusterTime, *, retry_seconds: float = RETRY_SECONDS
+) -> Callable[[str, bytes, KeyRange], Iterator[SnapshotChunk]]:
+    """Reads ranges of ``_id`` that others have planned, each in chunks, for one thread: the collection's namespace and
+    UUID, and the range. Fewer chunks come where the collection is gone."""
+    worker = _Worker(
+        places_of(client, retry_seconds),
+        ChunkReader(retry_seconds=retry_seconds),
+        start=start,
+        throttle=_Throttle(None),
+        chunk_documents=CHUNK_DOCUMENTS,
+        stopped=lambda: False,
+        retry_seconds=retry_seconds,
+    )
+
+    def read(namespace: str, uuid: bytes, wanted: KeyRange) -> Iterator[SnapshotChunk]:
+        return worker.chunks(0, 0, CollectionCopy(namespace, uuid, (wanted,)))
+
+    return read
+
+
 def begin(
     client: MongoClient[Any] | Cluster, scope: Scope, *, ranges: int = 1, retry_seconds: float = RETRY_SECONDS
 ) -> SnapshotState:

@@ -120,7 +120,7 @@ def _collection_document(copy: CollectionCopy) -> dict[str, Any]:
         "outcome": copy.outcome,
         "restarts": copy.restarts,
         "ranges": [
-            {"at": _bound_document(one.at), "to": _bound_document(one.to), "done": one.done} for one in copy.ranges
+            {"at": bound_document(one.at), "to": bound_document(one.to), "done": one.done} for one in copy.ranges
         ],
     }
 
@@ -135,7 +135,7 @@ def _collection(document: Mapping[str, Any]) -> CollectionCopy:
     return CollectionCopy(
         str(document["namespace"]),
         uuid,
-        tuple(KeyRange(_bound(one["at"]), _bound(one["to"]), bool(one["done"])) for one in document["ranges"]),
+        tuple(KeyRange(bound_of(one["at"]), bound_of(one["to"]), bool(one["done"])) for one in document["ranges"]),
         int(document["estimate"]),
         int(document["documents"]),
         outcome,
@@ -143,12 +143,12 @@ def _collection(document: Mapping[str, Any]) -> CollectionCopy:
     )
 
 
-def _bound_document(bound: bytes) -> dict[str, Any]:
+def bound_document(bound: bytes) -> dict[str, Any]:
     """The exact bytes, which not every reader of BSON gives back, and the same to read."""
     return {"bson": Binary(bound), "shown": shown(bound)}
 
 
-def _bound(document: Mapping[str, Any]) -> bytes:
+def bound_of(document: Mapping[str, Any]) -> bytes:
     bound = bytes(document["bson"])
     if [element.name for element in raw_bson.elements(bound)] != [b"_id"]:
         raise ValueError("a bound has the one field _id")

@@ -10,6 +10,7 @@ from pymongo import MongoClient
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.oplog.namespace import Scope
+from tailrace.plan.plan import Plan
 from tailrace.source.connection import Connection
 from tailrace.source.mongod import MongodSource
 from tailrace.source.outline import OplogOutline
@@ -38,6 +39,10 @@ class ReplicaSetOplog:
             return True
         self._looked_until = max(looked_until, newest)
         return False
+
+    def confirm_history(self, plan: Plan) -> None:
+        """Raises 286 where the oplog does not reach back to the plan's start."""
+        plan.confirm_history(*self.source.oldest())
 
     def require_history(self, after: ClusterTime) -> None:
         """Raises 286 where entries after ``after`` may be gone from the oplog."""

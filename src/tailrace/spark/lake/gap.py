@@ -14,6 +14,7 @@ from typing import Final
 
 from tailrace.errors import ChangeStreamHistoryLost, UsageError
 from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.delta_log import guarded
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import cluster_time_of
 from tailrace.lake.manifest import Gap
@@ -23,9 +24,11 @@ from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source import options as source_options
 from tailrace.spark.source.offset import Offset
 from tailrace.spark.source.options import ReadOptions, Start
+from tailrace.spark.source.snapshot_position import SnapshotPosition
 
 HISTORY_HINT: Final = (
-    "The oplog has lost events that the lake does not have yet. To go on without them, start once with acceptGap "
+    "The oplog has lost events that the lake does not have yet. If 'tailrace archive' has them, name its directory "
+    "(source.archive in the pipeline file, the option archive). To go on without them, start once with acceptGap "
     "(tailrace run --accept-gap, or lake.acceptGap in the pipeline file): the lake's log then says what is missing, "
     "and the stream goes on at the oldest entry of the oplog. Load the gap from the collections, and keep a longer "
     "oplog (replSetResizeOplog, minRetentionHours)"
@@ -37,22 +40,37 @@ def find_gap(root: Path, checkpoint: Path, source: Mapping[str, str]) -> Gap | N
     to MongoDB."""
     if read_identity(root) is None:
         return None
-    last_token = CommitLog(root).head().last_token
+    head = CommitLog(root).head()
+    last_token = head.last_token
     options = source_options.parse(source)
     deployment = open_deployment(options)
     try:
         held = planned_position(checkpoint)
         if held is not None:
-            after = deployment.offset(held).cluster_time
+            position = deployment.offset(held)
+            after, copied = position.cluster_time, position.snapshot
         elif last_token is not None:
             after = cluster_time_of(last_token)
+            text = head.newest.planned.snapshot if head.newest is not None else ""
+            copied = copied_position(text) if text else None
         else:
             return None
         if not _is_lost(deployment, options, after, begun=held is not None):
             return None
+        if copied is not None and not copied.state.is_complete:
+            raise UsageError(
+                "the oplog has lost what came after the time of the lake's copy, and the copy had not ended: it cannot "
+                "be completed",
+                hint="Begin a new lake, with an oplog (or an archive) that holds as long as the copy takes",
+            )
         return Gap(last_token, after, deployment.oldest())
     finally:
         deployment.close()
+
+
+def copied_position(text: str) -> SnapshotPosition:
+    """How far a copy has come, from the text that a commit of the lake holds. Raises SinkError where it is damaged."""
+    return guarded(lambda: SnapshotPosition.from_json(json.loads(text)), "the lake's newest commit")
 
 
 def _is_lost(deployment: Deployment, options: ReadOptions, after: ClusterTime, *, begun: bool) -> bool:

@@ -28,6 +28,7 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
     "lake": ("path", "checkpoint", "columns", "documents", "acceptGap"),
     "trigger": ("every", "availableNow"),
+    "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
     "compaction": ("every", "targetBytes", "fanIn", "retention"),
     "spark": ("cores", "memory", "config"),
@@ -37,6 +38,16 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,6}) *(minute|hour|day)s?")
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSettings:
+    """An archive to keep beside the lake: where, and for how long (``None``: all of it)."""
+
+    path: Path
+    keep_seconds: float | None
+    keep_bytes: int | None
+    images: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class PipelineSettings:
     memory: str
     spark_config: dict[str, str]
     accept_gap: bool = False
+    archive: ArchiveSettings | None = None
 
 
 def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSettings:
@@ -106,6 +118,8 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         _check_keys(parts[name], known, f"{name}.")
     source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
     source["uri"] = _uri(source.get("uri"), base, environment)
+    if "archive" in source:
+        source["archive"] = str(local_path(_text(source["archive"], "source.archive"), "source.archive", base))
     if "path" not in lake:
         raise UsageError("lake.path is missing: the directory that the events go to")
     options = {**source, **parts["limits"]}
@@ -124,6 +138,19 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         memory=_text(spark.get("memory", "1g"), "spark.memory"),
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
         accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
+        archive=_archive(parts["archive"], base) if parts["archive"] else None,
+    )
+
+
+def _archive(given: Mapping[str, Any], base: Path) -> ArchiveSettings:
+    if "path" not in given:
+        raise UsageError("archive.path is missing: the directory that the archive is kept in")
+    keep = _duration(given["keep"], "archive.keep").total_seconds() if "keep" in given else None
+    return ArchiveSettings(
+        path=local_path(_text(given["path"], "archive.path"), "archive.path", base),
+        keep_seconds=keep,
+        keep_bytes=_size(given["keepBytes"], "archive.keepBytes") if "keepBytes" in given else None,
+        images=_flag(given.get("preImages", True), "archive.preImages"),
     )
 
 
@@ -236,14 +263,14 @@ def _compaction(given: Mapping[str, Any]) -> CompactionPolicy:
         target_bytes=_size(given.get("targetBytes", default.target_bytes), "compaction.targetBytes"),
         every=_whole(given.get("every", default.every), "compaction.every", least=0),
         fan_in=_whole(given.get("fanIn", default.fan_in), "compaction.fanIn", least=2),
-        retention=_retention(given["retention"]) if "retention" in given else default.retention,
+        retention=_duration(given["retention"], "compaction.retention") if "retention" in given else default.retention,
     )
 
 
-def _retention(value: object) -> timedelta:
+def _duration(value: object, name: str) -> timedelta:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise UsageError(f"compaction.retention must be a time such as '7 days' or '12 hours', not {_shown(value)}")
+        raise UsageError(f"{name} must be a time such as '7 days' or '12 hours', not {_shown(value)}")
     return timedelta(**{f"{match[2]}s": int(match[1])})
 
 

@@ -7,6 +7,7 @@ until the lake is next opened: no commit names them.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +22,9 @@ from pyspark.sql.types import StructType
 
 from tailrace.errors import ChangeStreamHistoryLost, SinkError, UsageError
 from tailrace.lake.manifest import PlannedRange
-from tailrace.spark.lake.gap import HISTORY_HINT
+from tailrace.spark.lake.gap import HISTORY_HINT, copied_position
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA
-from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
 from tailrace.spark.source.data_source import TailraceDataSource
 from tailrace.spark.source.offset import Offset
 from tailrace.spark.source.options import ReadOptions
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TOKEN: Final = "token"
-#: Options of the lake beside those of the stream: its directory, the token after which it goes on, and the size up to
-#: which a file grows.
-LAKE, AFTER, FILE_BYTES = "lake", "lakeAfter", "lakeFileBytes"
+#: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
+#: a file grows, and how far a copy is that it goes on with.
+LAKE, AFTER, FILE_BYTES, COPIED = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied"
 FILE_BYTES_DEFAULT: Final = 512 << 20
 #: Spark's name for the local property that holds the micro-batch's number (measured with PySpark 4.3).
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -46,27 +47,34 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 class LakeSlice(InputPartition):
     """A slice of the stream, and the range of the whole micro-batch that it was planned for."""
 
-    oplog: OplogSlice
+    part: OplogSlice | SnapshotSlice
     planned: PlannedRange
 
 
 class LakeStreamReader(TailraceStreamReader):
     """A change stream whose slices are written to files of the lake at ``root`` where they are read."""
 
-    def __init__(self, options: ReadOptions, root: Path, after: str | None, file_bytes: int) -> None:
+    def __init__(
+        self, options: ReadOptions, root: Path, after: str | None, file_bytes: int, copied: str | None
+    ) -> None:
         super().__init__(options)
         self._root = root
         self._after = after
         self._file_bytes = file_bytes
+        self._copied = copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": (self._options, self._root, self._after, self._file_bytes)}
+        return {"arguments": (self._options, self._root, self._after, self._file_bytes, self._copied)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["arguments"])  # type: ignore[misc]
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with _lake_hint():
+            if self._initial is None and self._copied is not None:
+                copied = copied_position(self._copied)
+                self._initial = self.deployment.copied(copied).to_json()
+                self.deployment.require_history(self.deployment.offset(self._initial))
             return super().initialOffset()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -74,9 +82,11 @@ class LakeStreamReader(TailraceStreamReader):
             return super().latestOffset(start, limit)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        planned = PlannedRange(Offset.from_json(start).cluster_time, Offset.from_json(end).cluster_time)
+        until = Offset.from_json(end)
+        snapshot = "" if until.snapshot is None else json.dumps(until.snapshot.to_json(), sort_keys=True)
+        planned = PlannedRange(Offset.from_json(start).cluster_time, until.cluster_time, snapshot)
         slices = super().partitions(start, end)
-        return [LakeSlice(oplog, planned) for oplog in slices if isinstance(oplog, OplogSlice)]
+        return [LakeSlice(part, planned) for part in slices if isinstance(part, OplogSlice | SnapshotSlice)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Only the workers load the stages, Arrow and Parquet.
@@ -96,7 +106,7 @@ class LakeStreamReader(TailraceStreamReader):
             limits=FileLimits(file_bytes=self._file_bytes),
             metadata=spark_metadata(schema.json()),
         )
-        batches = read_slice(self._options, partition.oplog, rows_max=ROWS_MAX_WRITTEN)
+        batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN)
         files = writer.write_all(behind(self._after, batches))
         if files:
             yield to_batch(files, partition.planned)
@@ -107,7 +117,7 @@ class LakeSource(TailraceDataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         given = {name.lower(): text for name, text in options.items()}
-        lake, after, file_bytes = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES))
+        lake, after, file_bytes, copied = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES, COPIED))
         super().__init__(given)
         self.options = options
         if lake is None:
@@ -116,7 +126,7 @@ class LakeSource(TailraceDataSource):
             )
         if TOKEN not in self._parsed.columns:
             raise UsageError("a lake needs the column 'token': its order and its days come from it")
-        self._own = (Path(lake), after or None, int(file_bytes or FILE_BYTES_DEFAULT))
+        self._own = (Path(lake), after or None, int(file_bytes or FILE_BYTES_DEFAULT), copied or None)
 
     @classmethod
     def name(cls) -> str:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
-from tailrace.lake.identity import Opening, open_lake
+from tailrace.lake.identity import Opening, open_lake, read_identity
 from tailrace.lake.layout import LakeLayout, cluster_time_of
 from tailrace.lake.local_path import local_path
 from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.sink import LakeSink
-from tailrace.spark.lake.source import AFTER, FILE_BYTES, LAKE, TOKEN, LakeSource
+from tailrace.spark.lake.source import AFTER, COPIED, FILE_BYTES, LAKE, TOKEN, LakeSource
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.runtime.session import register
 from tailrace.spark.source import options as source_options
@@ -74,7 +74,7 @@ def write_stream(
     root = local_path(lake, "the lake")
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
-    source = lake_source(source)
+    source = lake_source(_with_columns_of(root, source))
     opening = _opened(root, where, source, accept_gap=accept_gap)
     register(spark, LakeSource)
     if sink is LakeSink:
@@ -96,6 +96,14 @@ def write_stream(
 def lake_source(source: Mapping[str, str]) -> dict[str, str]:
     """The options of a lake's source: what the user gave, and the lake's own default for the documents' form."""
     return dict(source) if any(name.lower() == "documents" for name in source) else {**source, "documents": DOCUMENTS}
+
+
+def _with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
+    """The source's options with the lake's own columns where they name none: a lake keeps those that it was begun with,
+    though a later Tailrace may know more."""
+    known = None if any(name.lower() == "columns" for name in source) else read_identity(root)
+    columns = [] if known is None else known["stream"].get("columns", [])
+    return source if not columns else {**source, "columns": ",".join(map(str, columns))}
 
 
 def _opened(root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool) -> Opening:
@@ -133,11 +141,16 @@ def start_after(opening: Opening, source: Mapping[str, str]) -> dict[str, str]:
 
     It starts at the cluster time of the lake's last event, and the sink leaves out what the lake has
     (``source.behind``): a start by token would need the token's type bits, which no column holds. After an accepted
-    gap it starts where the gap ends.
+    gap it starts where the gap ends; a copy that had not ended goes on where it was.
     """
     if opening.after is None and opening.start is None:
         return dict(source)
-    starts = {name.lower() for name in source_options.START_OPTIONS}
-    kept = {name: value for name, value in source.items() if name.lower() not in starts}
+    if opening.snapshot is not None:
+        return {**_without_start(source), "startingFrom": source_options.SNAPSHOT, COPIED: opening.snapshot}
     time = opening.start if opening.start is not None else cluster_time_of(opening.after or "")
-    return {**kept, "startAtOperationTime": f"{time.seconds},{time.increment}"}
+    return {**_without_start(source), "startAtOperationTime": f"{time.seconds},{time.increment}"}
+
+
+def _without_start(source: Mapping[str, str]) -> dict[str, str]:
+    starts = {name.lower() for name in source_options.START_OPTIONS}
+    return {name: value for name, value in source.items() if name.lower() not in starts}

@@ -123,6 +123,9 @@ class ClusterDeployment(Deployment):
             self._close()
             raise
 
+    def _copied_from(self) -> Cluster:
+        return self._cluster
+
     def _cluster_id(self) -> str:
         read = self._cluster.config_collection("version").find_one
         found = self._config.connection.retrying(lambda: read({}, {"clusterId": 1}))

@@ -16,10 +16,13 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.outline import MOST, Bucket, Weights
+from tailrace.source.topology import Cluster
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.planning.planner import Limits, batch_end, cuts, slices
+from tailrace.spark.planning.snapshot import SnapshotPlanner
 from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
-from tailrace.spark.source.options import ReadOptions, Start
+from tailrace.spark.source.options import SNAPSHOT, ReadOptions, Start
+from tailrace.spark.source.snapshot_position import SnapshotPosition
 
 
 class Outline(Protocol):
@@ -55,6 +58,7 @@ class Deployment(ABC):
     def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
         self._options = options
         self._client = client
+        self._snapshots: SnapshotPlanner | None = None
 
     @property
     @abstractmethod
@@ -103,6 +107,8 @@ class Deployment(ABC):
     def start(self, default: str) -> Offset:
         """Where a new stream starts; ``default`` is ``oldest`` or ``now``. Raises 286 where the oplog is too short."""
         start = self._options.start or Start(default)
+        if start.option == SNAPSHOT:
+            return self.copied(self.snapshots.begin())
         if start.option == "oldest":
             start = Start("startAtOperationTime", time=self.oldest())
         elif start.option == "now":
@@ -116,6 +122,22 @@ class Deployment(ABC):
             resume = Resume(start.option, plan.start_token)
         at = self.at(plan.read_after or ClusterTime(0))
         return replace(at, token_version=plan.token_version, resume=resume)
+
+    @property
+    def snapshots(self) -> SnapshotPlanner:
+        """Plans the copy of what is there."""
+        if self._snapshots is None:
+            self._snapshots = SnapshotPlanner(self._copied_from(), self._options.scope, self._options.snapshot_rate)
+        return self._snapshots
+
+    def _copied_from(self) -> MongoClient[Any] | Cluster:
+        return self._client
+
+    def copied(self, snapshot: SnapshotPosition) -> Offset:
+        """The offset of a stream that is in the middle of a copy: it stands at the copy's time."""
+        start = Start("startAtOperationTime", time=snapshot.start.tick())
+        plan = build_plan(self._options.stream_options(start), profile_for(self.server_version))
+        return replace(self.at(snapshot.start), token_version=plan.token_version, snapshot=snapshot)
 
     def offset(self, value: dict[str, object]) -> Offset:
         """An offset from a checkpoint. ``UsageError`` where it belongs to another stream."""

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import InputPartition
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.source.offset import Resume
+from tailrace.spark.source.snapshot_position import PlannedChunk
 
 
 class ShardRange(NamedTuple):
@@ -33,3 +34,11 @@ class OplogSlice(InputPartition):
     resume: Resume | None = None
     filtered: bool = True
     shards: tuple[ShardRange, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotSlice(InputPartition):
+    """Chunks of a copy that began at ``start``, in their order."""
+
+    start: ClusterTime
+    chunks: tuple[PlannedChunk, ...]

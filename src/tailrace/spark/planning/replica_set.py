@@ -22,7 +22,7 @@ class ReplicaSetDeployment(Deployment):
 
     def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
         super().__init__(options, client)
-        self._oplog = ReplicaSetOplog(client, options.scope)
+        self._oplog = _oplog(options, client)
         self.name = self._oplog.source.name
         self.server_version = self._oplog.server_version
         self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()}, self._cluster_id())
@@ -83,8 +83,16 @@ class ReplicaSetDeployment(Deployment):
         return position.advanced(to, invalidated=invalidated)
 
     def _confirm_history(self, plan: Plan) -> None:
-        plan.confirm_history(*self._oplog.source.oldest())
+        self._oplog.confirm_history(plan)
 
     def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
         resume = start.resume if low == start.cluster_time else None
         return OplogSlice(low, high, self.server_version, start.token_version, resume)
+
+
+def _oplog(options: ReadOptions, client: MongoClient[Any]) -> ReplicaSetOplog:
+    if options.archive is None:
+        return ReplicaSetOplog(client, options.scope)
+    from tailrace.archive.replica_set_oplog import ArchivedReplicaSetOplog  # noqa: PLC0415  Arrow and Parquet
+
+    return ArchivedReplicaSetOplog(client, options.scope, options.archive)

@@ -154,8 +154,10 @@ def _transactions(type_: pa.DataType, buffer: Bytes, session: Part, number: Part
 
 
 def _bson_documents(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:
-    """The documents' bytes; NULL for a BSON null and for what a user's stage put there that is no document."""
-    return _gathered(type_, buffer, part, (part.type == raw_bson.OBJECT) | (part.type == raw_bson.ARRAY))
+    """The documents' bytes; none (an empty value) for a BSON null, which says that a look-up has found nothing; NULL
+    where there is no such field, or a user's stage put something there that is no document."""
+    kinds = (raw_bson.OBJECT, raw_bson.ARRAY, raw_bson.NULL)
+    return _gathered(type_, buffer, part, np.isin(part.type, kinds))
 
 
 def _json_documents(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -17,33 +17,44 @@ from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
-from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
 from tailrace.spark.reading.columns import ROWS_MAX, EventColumns
 from tailrace.spark.reading.merged_slice import merged_slice_events
 from tailrace.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
+from tailrace.spark.reading.snapshot_slice import snapshot_slice_events
 from tailrace.spark.source.options import ReadOptions
 
 #: Bytes of oplog that go through the stages at a time. A reply of the server may hold 16 MB.
 _BATCH_BYTES: Final = 4 << 20
 
-_sources: dict[tuple[int, str], MongodSource] = {}
+_sources: dict[tuple[int, str, str | None], MongodSource] = {}
 
 
-def _source(uri: str) -> MongodSource:
+def _source(uri: str, archive: str | None) -> MongodSource:
     """This process's source for ``uri``. A forked child finds its parent's under another process id and leaves it."""
-    key = (os.getpid(), uri)
+    key = (os.getpid(), uri, archive)
     source = _sources.get(key)
     if source is None:
-        source = _sources[key] = MongodSource(uri)
+        source = MongodSource(uri)
+        if archive is not None:
+            from tailrace.archive.hybrid import HybridSource  # noqa: PLC0415  where one is read only
+            from tailrace.archive.source import ArchiveSource  # noqa: PLC0415
+
+            source = cast(MongodSource, HybridSource(source, ArchiveSource(archive)))  # it answers as one
+        _sources[key] = source
     return source
 
 
-def read_slice(options: ReadOptions, slice_: OplogSlice, *, rows_max: int = ROWS_MAX) -> Iterator[pa.RecordBatch]:
+def read_slice(
+    options: ReadOptions, slice_: OplogSlice | SnapshotSlice, *, rows_max: int = ROWS_MAX
+) -> Iterator[pa.RecordBatch]:
     """The slice's events as record batches, in stream order. Raises what the source and the stages raise."""
     columns = EventColumns(options.columns, options.documents, rows_max=rows_max)
+    if isinstance(slice_, SnapshotSlice):
+        return columns.batches(snapshot_slice_events(options, slice_))
     if slice_.shards:
         return columns.batches(merged_slice_events(options, slice_))
-    return columns.batches(slice_events(options, slice_, _source(options.uri)))
+    return columns.batches(slice_events(options, slice_, _source(options.uri, options.archive)))
 
 
 def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:

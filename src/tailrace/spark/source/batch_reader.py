@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from tailrace.errors import UsageError
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.filters import match_of
-from tailrace.spark.source.options import ReadOptions
+from tailrace.spark.source.options import SNAPSHOT, ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,10 @@ class TailraceBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
+        if self._options.start is not None and self._options.start.option == SNAPSHOT:
+            raise UsageError(
+                "startingFrom=snapshot is for streams", hint="Read the collection itself, or use spark.readStream"
+            )
         deployment = open_deployment(self._options)
         try:
             start = deployment.start("oldest")

@@ -7,8 +7,9 @@
 ``shards`` says how far each shard's oplog was read. ``token`` is the high-water token just behind T: any driver can
 resume after it and gets what comes next. ``stream`` is the stream's identity, so that a checkpoint is never read by
 another stream. ``resume`` stands only where a stream starts by a token that has not been passed yet, ``opened`` only
-where a shard was added to the cluster in the micro-batch that ends here: it is read behind that time. There are no
-secrets: no URI, and of the user's pipeline a digest only.
+where a shard was added to the cluster in the micro-batch that ends here: it is read behind that time. ``snapshot`` says
+how far a copy has come that goes before the stream (``snapshot_position``). There are no secrets: no URI, and of the
+user's pipeline a digest only.
 
 Spark compares offsets as texts (a source that changed the order of keys made 64 micro-batches of one), so every key is
 written in sorted order and nothing optional wavers between two spellings.
@@ -25,8 +26,11 @@ from tailrace.errors import InvalidResumeToken, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.source.options import V2_TOKENS, ReadOptions
+from tailrace.spark.source.snapshot_position import SnapshotPosition
 
 VERSION = 1
+#: Of offsets in the middle of a copy, which earlier releases would read as if it had ended.
+VERSION_OF_COPIES = 2
 
 #: An option that is set when a stream cannot go on otherwise, with its checkpoint.
 _NOT_OF_THE_EVENTS: Final = ("ignoreRemovedShards",)
@@ -171,6 +175,7 @@ class Offset:
     token_version: int = 1
     invalidated: bool = False
     resume: Resume | None = None
+    snapshot: SnapshotPosition | None = None
     opened: tuple[tuple[str, ClusterTime], ...] = ()
 
     @property
@@ -195,6 +200,7 @@ class Offset:
             shards=tuple((name, to) for name in names),
             invalidated=invalidated,
             resume=None,
+            snapshot=None,
             opened=tuple(sorted(opened.items())),
         )
 
@@ -209,11 +215,13 @@ class Offset:
         if self.resume is not None:
             result["resume"] = self.resume.to_json()
         result["shards"] = _times_to_json(self.shards)
+        if self.snapshot is not None:
+            result["snapshot"] = self.snapshot.to_json()
         result["stream"] = self.stream.to_json()
         # Events at T itself have been given, and a high-water token of T stands before them.
         after = self.cluster_time.tick()
         result["token"] = ResumeToken.high_water_mark(after, version=self.token_version).data
-        result["version"] = VERSION
+        result["version"] = VERSION if self.snapshot is None else VERSION_OF_COPIES
         return result
 
     @classmethod
@@ -224,9 +232,10 @@ class Offset:
                 f"this checkpoint holds an offset that is not ours or is damaged: {_brief(value)}",
                 hint="Restore the checkpoint, or use a new checkpointLocation",
             )
-        if value.get("version", VERSION) != VERSION:
+        if value.get("version", VERSION) not in (VERSION, VERSION_OF_COPIES):
             raise UsageError(
-                f"this checkpoint has offsets of version {value['version']}; this release reads version {VERSION}",
+                f"this checkpoint has offsets of version {value['version']}; this release reads versions {VERSION} and "
+                f"{VERSION_OF_COPIES}",
                 hint="Use the release that wrote it, or a new checkpointLocation",
             )
         try:
@@ -238,6 +247,7 @@ class Offset:
                 token_version=ResumeToken.from_hex(value["token"]).version,
                 invalidated=bool(value["invalidated"]),
                 resume=Resume.from_json(value["resume"]) if "resume" in value else None,
+                snapshot=SnapshotPosition.from_json(value["snapshot"]) if "snapshot" in value else None,
                 opened=_times_from_json(value.get("opened", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidResumeToken) as error:

@@ -21,6 +21,7 @@ from bson import json_util
 from bson.errors import BSONError
 
 from tailrace.errors import UsageError
+from tailrace.lake.local_path import local_path
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
@@ -40,6 +41,8 @@ SERVER_FLAGS: Final = (
 #: The server calls it ``$_generateV2ResumeTokens``; it is an option of aggregate, not of the stage.
 V2_TOKENS: Final = "generateV2ResumeTokens"
 START_OPTIONS: Final = ("resumeAfter", "startAfter", "startAtOperationTime", "startingFrom")
+#: Of ``startingFrom``: what is there, and then every change.
+SNAPSHOT: Final = "snapshot"
 COLUMNS: Final = (
     "event",
     "token",
@@ -48,6 +51,8 @@ COLUMNS: Final = (
     "wall_time",
     "database",
     "collection",
+    "to_database",
+    "to_collection",
     "document_key",
     "full_document",
     "full_document_before_change",
@@ -73,6 +78,8 @@ KNOWN: Final = (
     "partitions",
     "filterPushdown",
     "failOnInvalidate",
+    "archive",
+    "snapshotDocumentsPerSecond",
 )
 #: Without a limit the first micro-batch after a long pause is the whole oplog, and a crash in it loses all its work.
 MAX_BYTES_DEFAULT: Final = 1 << 30
@@ -88,8 +95,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a new stream starts. ``option`` is one of ``START_OPTIONS``' first three, ``"oldest"`` or ``"now"``;
-    ``token`` (the token document's BSON) belongs to the first two, ``time`` (inclusive) to the third."""
+    """Where a new stream starts. ``option`` is one of ``START_OPTIONS``' first three, ``"oldest"``, ``"now"`` or
+    ``"snapshot"``; ``token`` (the token document's BSON) belongs to the first two, ``time`` (inclusive) to the third.
+    """
 
     option: str
     token: bytes | None = None
@@ -108,6 +116,8 @@ class ReadOptions:
     ``max_events``  bound of a micro-batch; ``None``: none
     ``max_bytes``   bound of a micro-batch in bytes of oplog
     ``filters``     whether a batch read takes Spark's filters on its columns into the read
+    ``archive``     the directory of an archive of the same deployment: what the oplog no longer holds is read from it
+    ``snapshot_rate``  no more documents a second than that are copied; ``None``: no limit
     ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, behind its last event
     """
 
@@ -126,6 +136,8 @@ class ReadOptions:
     partitions: int
     filters: bool = False
     fails_on_invalidate: bool = False
+    archive: str | None = None
+    snapshot_rate: int | None = None
 
     @property
     def splits_events(self) -> bool:
@@ -177,6 +189,8 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         partitions=_read(given, "partitions", _count) or os.cpu_count() or 1,
         filters=_read(given, "filterPushdown", _flag) or False,
         fails_on_invalidate=_read(given, "failOnInvalidate", _flag) or False,
+        archive=_read(given, "archive", lambda text: str(local_path(text, "option 'archive'"))),
+        snapshot_rate=_read(given, "snapshotDocumentsPerSecond", _count),
     )
     options_read.stream_options(options_read.start)  # the server's own rules, before anything runs
     return options_read
@@ -244,8 +258,8 @@ def _start(given: Mapping[str, str]) -> Start | None:
 
 
 def _starting_from(text: str) -> str:
-    if text.lower() not in {"oldest", "now"}:
-        raise ValueError("expected 'oldest' or 'now'")
+    if text.lower() not in {"oldest", "now", SNAPSHOT}:
+        raise ValueError("expected 'oldest', 'now' or 'snapshot'")
     return text.lower()
 
 

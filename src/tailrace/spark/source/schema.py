@@ -37,6 +37,8 @@ _TYPES: Final[dict[str, DataType]] = {
     "wall_time": TimestampType(),
     "database": StringType(),
     "collection": StringType(),
+    "to_database": StringType(),
+    "to_collection": StringType(),
     "transaction_id": TRANSACTION_ID,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,9 +24,10 @@ from pyspark.sql.streaming.datasource import (
 from tailrace.errors import StreamInvalidated
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.planning.deployment import Deployment
-from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.planning.planner import Limits
+from tailrace.spark.planning.snapshot import snapshot_slices
 from tailrace.spark.source.offset import Offset
 from tailrace.spark.source.options import ReadOptions
 
@@ -92,6 +94,13 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start == self._initial and not self._options.has_fixed_start:
                 return start
         position = self.deployment.offset(start)
+        if position.snapshot is not None:
+            self.deployment.require_history(position)
+            planned = self.deployment.snapshots.next(position.snapshot, _limits(self._options, limit))
+            if planned is not None:
+                return replace(position, snapshot=planned).to_json()
+            position = replace(position, snapshot=None)
+            start = position.to_json()  # nothing is left to copy, and the stream begins
         if position.invalidated:
             self._tell_of_end(position)
             time.sleep(0 if self._target is not None else _WAIT_S)
@@ -101,10 +110,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self.deployment.settle(newest)
         self.deployment.require_history(position)
-        limits = (
-            None if isinstance(limit, ReadAllAvailable) else Limits(self._options.max_events, self._options.max_bytes)
-        )
-        return self.deployment.end(position, newest, limits).to_json()
+        return self.deployment.end(position, newest, _limits(self._options, limit)).to_json()
 
     def _tell_of_end(self, position: Offset) -> None:
         """What the stream watched is gone, and the sink has the ``invalidate`` event: a line in the log, once, and an
@@ -135,12 +141,17 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         deployment = self.deployment
-        return deployment.slices(deployment.offset(start), deployment.offset(end))
+        until = deployment.offset(end)
+        if until.snapshot is not None:
+            if start == end:
+                return []
+            return snapshot_slices(until.snapshot, self._options.partitions)
+        return deployment.slices(deployment.offset(start), until)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tailrace.spark.reading.slice_reader import read_slice  # noqa: PLC0415 - the stages and Arrow: in the workers only
 
-        assert isinstance(partition, OplogSlice)
+        assert isinstance(partition, OplogSlice | SnapshotSlice)
         return read_slice(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -149,3 +160,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._deployment is not None:
             self._deployment.close()
+
+
+def _limits(options: ReadOptions, limit: ReadLimit) -> Limits | None:
+    return None if isinstance(limit, ReadAllAvailable) else Limits(options.max_events, options.max_bytes)

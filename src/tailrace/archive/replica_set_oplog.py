@@ -1,0 +1,45 @@
+"""A replica set's oplog with its archive, as the driver's side of Spark sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from pymongo import MongoClient
+
+from tailrace.archive.hybrid import HybridSource
+from tailrace.archive.outline import HybridOutline
+from tailrace.archive.source import ArchiveSource
+from tailrace.errors import ChangeStreamHistoryLost
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.plan import Plan
+from tailrace.source.mongod import MongodSource
+from tailrace.source.outline import OplogOutline
+from tailrace.source.replica_set_oplog import ReplicaSetOplog
+
+
+class ArchivedReplicaSetOplog(ReplicaSetOplog):
+    """As a replica set's oplog; it begins where the archive does, if the two meet."""
+
+    def __init__(self, client: MongoClient[Any], scope: Scope, folder: str | Path) -> None:
+        super().__init__(client, scope)
+        self.hybrid = HybridSource(self.source, ArchiveSource(folder))
+        self.source = cast(MongodSource, self.hybrid)  # it answers as one
+        self.outline = cast(OplogOutline, HybridOutline(self.hybrid, self.outline, scope))
+
+    def confirm_history(self, plan: Plan) -> None:
+        """Raises 286 where the plan's start lies before both, or in a hole between them."""
+        try:
+            super().confirm_history(plan)
+        except ChangeStreamHistoryLost:
+            self.hybrid.refuse_hole()
+            raise
+
+    def require_history(self, after: ClusterTime) -> None:
+        """Raises 286 where entries after ``after`` may be gone from both, or lie between the two."""
+        try:
+            super().require_history(after)
+        except ChangeStreamHistoryLost:
+            self.hybrid.refuse_hole()
+            raise

@@ -1,0 +1,87 @@
+"""The events of a chunk that compiled code makes are those of the plain way, byte for byte, and in order."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import bson
+import pytest
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.regex import Regex
+
+from tailrace import raw_bson
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.snapshot.block import snapshot_block
+from tailrace.snapshot.event import snapshot_event
+from tests.property import random_values
+
+UUID = bytes(range(16))
+START = ClusterTime.of(1_700_000_000, 7)
+IDS: list[Any] = [
+    bson.ObjectId(b"twelve bytes"),
+    0,
+    -1,
+    2**31,
+    Int64(5),
+    1.5,
+    float("nan"),
+    Decimal128("1.50"),
+    "text",
+    "with\0zero",
+    "x" * 300,
+    {"a": {"b": [1, 2.5, {"c": None}]}},
+    {},
+    b"\x01\x02",
+    True,
+    None,
+    datetime(2026, 1, 1, tzinfo=UTC),
+    bson.Timestamp(1, 2),
+    bson.MinKey(),
+    Regex("a", "i"),
+    bson.Code("f"),
+]
+
+
+def events_of(block: Any) -> list[bytes]:
+    data = block.buffer.tobytes()
+    return [data[low:high] for low, high in pairwise(block.offsets.tolist())]
+
+
+@pytest.mark.parametrize("pattern", [None, {"_id": "hashed"}, {"region": 1, "_id": 1}, {"a.b": 1}])
+@pytest.mark.parametrize("position", [0, 1, 300, 70_000])
+def test_compiled_and_plain_events_are_the_same(pattern: dict[str, Any] | None, position: int) -> None:
+    rng = random.Random(position)
+    documents = [
+        bson.encode({"region": "n", "_id": value, "a": {"b": 1}, "rest": "x" * rng.randrange(50)}) for value in IDS
+    ]
+    for _ in range(100):
+        identifier = raw_bson.encode_element(raw_bson.OBJECT, b"_id", random_values.document(rng))
+        documents.append(raw_bson.encode_document(identifier))
+    rng.shuffle(documents)
+    block = snapshot_block(documents, "shop.orders", UUID, START, pattern, position=position)
+    wanted = [snapshot_event(one, "shop.orders", UUID, START, pattern, position=position) for one in documents]
+    assert events_of(block) == wanted
+    assert len(block) == len(documents)
+
+
+def test_later_chunks_come_later_and_all_come_before_the_stream_behind_them() -> None:
+    documents = [bson.encode({"_id": value}) for value in (3, 1, "z", None)]
+    tokens = [
+        bson.decode(event)["_id"]["_data"]
+        for position in (0, 1, 2, 255, 256, 70_000)
+        for event in sorted(events_of(snapshot_block(documents, "d.c", UUID, START, None, position=position)))
+    ]
+    chunks = [sorted(tokens[first : first + 4]) for first in range(0, len(tokens), 4)]
+    assert all(left[-1] < right[0] for left, right in pairwise(chunks))
+    for version in (1, 2):
+        assert chunks[-1][-1] < ResumeToken.high_water_mark(START.tick(), version=version).data
+    assert len(set(tokens)) == len(tokens)
+
+
+def test_a_chunk_without_documents_is_an_empty_block() -> None:
+    assert len(snapshot_block([], "d.c", UUID, START, None)) == 0
