@@ -26,16 +26,17 @@ _log = logging.getLogger("tailrace.archive")
 
 
 class HybridSource:
-    """A live oplog with a longer history. ``live`` answers everything that the archive does not hold.
+    """A live oplog with a longer history. ``live`` answers everything that the archive does not hold. An archive
+    ``of_shard`` bears the shard's name, which need not be its replica set's.
 
     Raises SourceError where the archive is another deployment's.
     """
 
-    def __init__(self, live: MongodSource, archive: ArchiveSource) -> None:
+    def __init__(self, live: MongodSource, archive: ArchiveSource, *, of_shard: bool = False) -> None:
         self._live = live
         self._archive = archive
         self._is_checked = False
-        if live.name != archive.name:
+        if not of_shard and live.name != archive.name:
             raise SourceError(
                 f"the archive is that of {archive.name}, and the deployment is {live.name}",
                 hint="Give the archive that was made of this deployment",
@@ -160,9 +161,10 @@ class HybridSource:
         archived = [entry for entry in self._archive.last_entries() if complete or oldest <= entry_time(entry)]
         if not archived:
             return
-        begin = ClusterTime(entry_time(archived[0]) - 1)
+        # The archive may have grown since it was left: its last entries are those of now, behind ``end`` perhaps.
+        begin, last = ClusterTime(entry_time(archived[0]) - 1), entry_time(archived[-1])
         place = 0
-        for batch in self._live.read(begin, end):
+        for batch in self._live.read(begin, last):
             for entry in raw_bson.split(batch.raw):
                 if place >= len(archived) or entry != archived[place]:
                     self._refuse_seam(entry_time(entry))

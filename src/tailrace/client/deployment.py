@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, InvalidOperation
@@ -27,6 +27,9 @@ from tailrace.source.topology import Cluster
 from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import SharedTail, TailStatistics
 from tailrace.tail.tailed_source import TailedSource
+
+if TYPE_CHECKING:
+    from tailrace.archive.cluster_hybrid import ArchivedShards
 
 Engine = Literal["oplog", "server"]
 ENGINES: Final[tuple[Engine, ...]] = ("oplog", "server")
@@ -110,14 +113,11 @@ class WatchedDeployment:
                 checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
             if readers.cluster is not None:
-                if self._archive is not None:
-                    raise refused(
-                        "a cluster's live oplogs are not joined with an archive",
-                        ConfigurationError,
-                        "Read the archive alone: tailrace replay",
-                    )
                 shared = readers.shard_tails.of_scope(request.scope)
-                return ShardedChangeStream(readers.cluster, readers.client, request, self.profile, shared)
+                archive = None if self._archive is None else _archived_shards(self._archive)
+                return ShardedChangeStream(
+                    readers.cluster, readers.client, request, self.profile, shared, archive=archive
+                )
             if self._archive is not None:
                 live = MongodSource(readers.client, waits=False)
                 return _open_with_archive(live, self._archive, request, self.profile)
@@ -192,6 +192,12 @@ def check_read_concern(target: Any) -> None:
         f"readConcern: {level}",
         code=72,
     )
+
+
+def _archived_shards(folder: str | Path) -> ArchivedShards:
+    from tailrace.archive.cluster_hybrid import ArchivedShards  # noqa: PLC0415  not without pyarrow
+
+    return ArchivedShards(folder)
 
 
 def _open_with_archive(

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import MongoClient
 
@@ -38,6 +38,9 @@ from tailrace.source.sharded import ShardedSource, SharedReads
 from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
 from tailrace.source.worker import Worker
+
+if TYPE_CHECKING:
+    from tailrace.archive.cluster_hybrid import ArchivedShards
 
 #: An event that has waited for a shard this long is worth a line in the log, and again after as long.
 _REPORT_S: Final = 10.0
@@ -83,6 +86,7 @@ class ShardedChangeStream(BlockChangeStream):
     ``client``   the one that the stream was asked from: its ``timeoutMS`` bounds each call
     ``profile``  of the server version whose events to make; ``None``: that of the oldest shard
     ``shared``   what it reads of the shards together with other streams
+    ``archive``  of the cluster: a start that lies before a shard's oplog is read from it
     """
 
     def __init__(
@@ -92,18 +96,21 @@ class ShardedChangeStream(BlockChangeStream):
         request: WatchRequest,
         profile: ServerProfile | None = None,
         shared: SharedReads | None = None,
+        *,
+        archive: ArchivedShards | None = None,
     ) -> None:
         options = checked_options(request)
         _refuse_view(cluster, options.scope)
         plan = build_plan(options, profile or profile_for(cluster.server_version()))
         view = cluster.open_view()
-        plan, begun = _begun(cluster, plan, view)
+        plan, begun = _begun(cluster, plan, view, archive)
+        self._archive = archive
         self._cluster = cluster
         self._merged = _merged(plan, begun)
         self._opened_at = view.time
         self._parts: dict[str, _ShardAnswers] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
-        self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment, shared=shared)
+        self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment, shared=archive or shared)
         super().__init__(client, request, self._merged, partial(_close, self._source, self._parts))
         for member in begun.members:
             self._read(*member)
@@ -113,7 +120,9 @@ class ShardedChangeStream(BlockChangeStream):
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
         worker = Worker(f"tailrace-answer-{name}", self._source.changed)
-        self._parts[name] = _ShardAnswers(_Answers(client, self._cluster), worker)
+        archive = self._archive
+        source = MongodSource(client, retry_seconds=math.inf) if archive is None else archive.source(name, client)
+        self._parts[name] = _ShardAnswers(_Answers(source, self._cluster), worker)
 
     def explain(self) -> dict[str, Any]:
         """The plan of each shard's part; the merge and the router's stages come after it."""
@@ -258,8 +267,8 @@ class ShardedChangeStream(BlockChangeStream):
 class _Answers:
     """Answers one shard's requests; waits for shards that are away. Belongs to one thread at a time."""
 
-    def __init__(self, client: MongoClient[Any], cluster: Cluster) -> None:
-        self._source = MongodSource(client, retry_seconds=math.inf)
+    def __init__(self, source: MongodSource, cluster: Cluster) -> None:
+        self._source = source
         self._owners = OwnerLookup(cluster, retry_seconds=math.inf)
 
     @property
@@ -285,8 +294,8 @@ def _close(source: ShardedSource, parts: dict[str, _ShardAnswers]) -> None:
     source.close()
 
 
-def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginning]:
-    """The plan with a start that every shard's oplog reaches back to, and who takes part from there."""
+def _begun(cluster: Cluster, plan: Plan, view: OpenView, archive: ArchivedShards | None) -> tuple[Plan, Beginning]:
+    """The plan with a start that every shard's oplog or archive reaches back to, and who takes part from there."""
     if plan.read_after is None:
         plan = plan.start_after(view.time)
     after = plan.read_after or ClusterTime(0)
@@ -294,10 +303,13 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView) -> tuple[Plan, Beginnin
     if begun.config_after is not None:
         MongodSource(cluster.config_client()).oldest()  # who may not read an oplog is told here, not at the first event
     images = [read for read in collections_read(plan.options) if read[0] == "config"]
+    if archive is not None:
+        archive.confirm_history(plan, begun.members)
     for member in begun.members:
         source = MongodSource(member.client)
         try:
-            plan.confirm_history(*source.oldest())
+            if archive is None:
+                plan.confirm_history(*source.oldest())
             for database, collection in images:
                 source.confirm_readable(database, collection)
         except TailraceError as error:

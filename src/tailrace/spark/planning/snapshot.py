@@ -34,7 +34,7 @@ from tailrace.spark.source.snapshot_position import PlannedChunk, SnapshotPositi
 CHUNK_BYTES: Final = 16 << 20
 #: A micro-batch of the copy holds no more than about so much: what a crash in it reads again.
 BATCH_BYTES: Final = 256 << 20
-_CHUNKS_MAX: Final = 512
+_CHUNKS_MAX: Final = 128
 #: So often the name of a collection may go to another one while it is copied.
 _TRIES: Final = 20
 _AVERAGE: Final = 1024

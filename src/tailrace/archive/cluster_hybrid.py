@@ -1,0 +1,73 @@
+"""A cluster's live oplogs with its archive: streams that begin before some shard's oplog does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pymongo import MongoClient
+
+from tailrace.archive.hybrid import HybridSource
+from tailrace.archive.layout import CONFIG_OPLOG, existing
+from tailrace.archive.source import ArchiveSource
+from tailrace.errors import ChangeStreamHistoryLost, SourceError, UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.history import history_lost, reaches_back
+from tailrace.plan.plan import Plan
+from tailrace.source.membership import Member
+from tailrace.source.mongod import MongodSource
+from tailrace.source.promise import AskedLately
+
+
+class ArchivedShards:
+    """What a stream over a cluster reads of each shard: its oplog, and before that its archive.
+
+    Raises UsageError where ``folder`` is no cluster's archive.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._description = existing(self._folder)
+        if not self._description.is_cluster:
+            raise UsageError(f"{folder} is the archive of a replica set, and this is a cluster")
+
+    def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+        """A source that tries for ever; the config server's oplog is read from its present on."""
+        return self._hybrid(name, client, math.inf)
+
+    def asked(self, client: MongoClient[Any]) -> AskedLately:
+        """Promises are asked for by the stream alone."""
+        return AskedLately()
+
+    def _hybrid(self, name: str, client: MongoClient[Any], retry_seconds: float | None = None) -> MongodSource:
+        live = MongodSource(client) if retry_seconds is None else MongodSource(client, retry_seconds=retry_seconds)
+        if name == CONFIG_OPLOG or name not in self._description.shards:
+            return live
+        return cast(MongodSource, HybridSource(live, ArchiveSource(self._folder, name), of_shard=True))
+
+    def confirm_history(self, plan: Plan, members: Sequence[Member]) -> None:
+        """Raises 286 where a shard's oplog and its archive do not reach back to the plan's start, or do not meet, and
+        SourceError where another set of shards made up the cluster then."""
+        after = plan.read_after or ClusterTime(0)
+        behind = [one for one in members if not reaches_back(after, *MongodSource(one.client).oldest())]
+        if not behind:
+            return
+        self._description = existing(self._folder)
+        if after < self._description.since:
+            raise history_lost(f"The archive {self._folder} knows the cluster's shards since {self._description.since}")
+        for name, shard in self._description.shards.items():
+            changed = max(shard.after, shard.until or ClusterTime(0))
+            if changed > after:
+                raise SourceError(
+                    f"the shard {name} came or went at {changed}, behind the stream's start, which lies in the archive",
+                    hint="Read the archive up to there by itself (tailrace replay), and start the stream behind it",
+                )
+        for member in behind:
+            source = self._hybrid(member.name, member.client)
+            try:
+                plan.confirm_history(*source.oldest())
+            except ChangeStreamHistoryLost:
+                cast(HybridSource, source).refuse_hole()
+                raise
