@@ -22,7 +22,7 @@ SEEDS ?=
 OPS ?= 2000
 N ?= 300
 
-.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-sharded simulate-consumers record bench lock clean
+.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-sharded fuzz-gateway simulate-consumers record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n
 
 fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move and shards come and go; SEED=n or SEEDS=a-b
 	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
+
+fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS="--cases n", ARGS=--atheris where it is installed
+	$(BIN)/python -m tests.gateway.fuzz --seed $(SEED) $(ARGS)
 
 simulate-consumers: $(INSTALLED) ## listeners under a seeded scheduler that pauses, kills and loses; SEEDS=a-b, ARGS="--seed n" replays
 	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

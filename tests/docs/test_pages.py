@@ -21,6 +21,7 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.docs.runner import Interpreter, PageRunner
 from tests.docs.shop import open_sharded_shop, open_shop
 from tests.docs.snippets import ROOT, Snippet, indented_code, inline_commands, name_of, pages, snippets
+from tests.gateway.running import GatewayProcess
 
 LANGUAGES = {"console", "sh", "python", "sql", "yaml", "js", "dockerfile", "ini", "text"}
 
@@ -64,12 +65,20 @@ def sharded_shop(sharded_cluster: ShardedCluster) -> Iterator[ShardedCluster]:
         yield sharded_cluster
 
 
+@pytest.fixture(scope="module")
+def shop_gateway(shop: ReplicaSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with GatewayProcess(shop.uri, tmp_path_factory.mktemp("gateway") / "log") as running:
+        yield running
+
+
 @pytest.fixture
 def uri_for(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """What stands in for a page's connection string: a user's for the server with users, one that names ``cfg`` for the
-    cluster, any other for the shop."""
+    cluster, one that names a gateway for one, any other for the shop."""
 
     def find(uri: str) -> str:
+        if "gateway" in uri:
+            return str(request.getfixturevalue("shop_gateway").uri)
         if "cfg" in uri:
             return str(request.getfixturevalue("sharded_shop").uri)
         user = re.match(r"mongodb://([^@/]*)@", uri)

@@ -175,10 +175,8 @@ def test_a_document_that_lies_about_its_inside_or_is_nested_too_deeply_is_refuse
 
 
 def _nested(depth: int) -> bytes:
-    document = b"\x05\x00\x00\x00\x00"
-    for _ in range(depth):
-        document = struct.pack("<i", len(document) + 8) + b"\x03a\x00" + document + b"\x00"
-    return document
+    opening = b"".join(struct.pack("<i", 5 + 8 * left) + b"\x03a\x00" for left in range(depth, 0, -1))
+    return opening + b"\x05\x00\x00\x00\x00" + bytes(depth)
 
 
 def test_the_name_of_a_command_needs_no_more_than_its_first_field() -> None:

@@ -50,6 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="of the oplog in memory (default: 32)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: gateway)")
     parser.add_argument(
+        "--log",
+        choices=("warnings", "text", "json"),
+        default="warnings",
+        help="on standard error: warnings alone (default), or also streams that open and close, as text or JSON lines",
+    )
+    parser.add_argument(
         "--test-commands", action="store_true", help="fail points for tests of drivers; never in production"
     )
     parser.set_defaults(run=run)
@@ -57,7 +63,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
-    from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415  so that --help does not load it
+    from tailrace.gateway.log import log_to_standard_error  # noqa: PLC0415  so that --help does not load it
+    from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415
 
     host, port = address(args.listen, "--listen")
     for name in ("connections_max", "cursors_max", "window_mb"):
@@ -77,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         window_bytes=args.window_mb << 20,
         test_commands=args.test_commands,
     )
+    if args.log != "warnings":
+        log_to_standard_error(args.log)
     return asyncio.run(_serve(find_uri(args.upstream), options, args.metrics))
 
 
@@ -98,7 +107,8 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
         else:
             from tailrace.gateway.metrics_server import serve_metrics  # noqa: PLC0415
 
-            with serve_metrics(gateway.metrics, *address(metrics, "--metrics")) as url:
+            where = address(metrics, "--metrics")
+            with serve_metrics(gateway.metrics, *where, refresh=gateway.engine.tail_statistics) as url:
                 print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
                 await stopped.wait()
     finally:

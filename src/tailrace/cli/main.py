@@ -31,6 +31,7 @@ COMMANDS: Final = (
     "leases",
     "view",
     "gateway",
+    "streams",
     "doctor",
 )
 

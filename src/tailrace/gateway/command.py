@@ -33,7 +33,7 @@ HEAD_BYTES: Final = 4096
 #: What may change who speaks on a connection, or what they may do.
 LOGIN_NAMES: Final = frozenset((b"saslStart", b"saslContinue", b"authenticate", b"logout"))
 #: Commands that the gateway answers itself, or looks into.
-STREAM_NAMES: Final = frozenset((b"aggregate", b"getMore", b"killCursors"))
+STREAM_NAMES: Final = frozenset((b"aggregate", b"getMore", b"killCursors", b"tailraceStreams"))
 #: After these, cursors of sessions have to go.
 SESSION_NAMES: Final = frozenset((b"killSessions", b"killAllSessions", b"killAllSessionsByPattern", b"endSessions"))
 FAIL_POINT: Final = b"configureFailPoint"

@@ -20,6 +20,7 @@ from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
 from tailrace.cursor.reply import kill_reply
 from tailrace.errors import ServerError, UsageError
 from tailrace.event.bson_text import spaced_document_text
+from tailrace.gateway import listing
 from tailrace.gateway.command import ClientCommand, cursor_asked, opens_stream, without_cursors
 from tailrace.gateway.connection import ClientConnection
 from tailrace.gateway.engine import Engine, Owner, ServedStream
@@ -51,7 +52,16 @@ class Commands:
                 return await self._kill_cursors(connection, command)
             case b"killAllSessions" | b"killSessions" | b"killAllSessionsByPattern":
                 return await self._kill_sessions(connection, command)
+            case listing.NAME if command.database == "admin":
+                return await self._list_streams(connection, command)
         return False
+
+    async def _list_streams(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        await connection.answered()
+        may = listing.may_list(await connection.identity(self._rights_seconds))
+        reply = listing.listing(self._engine) if may else listing.refused()
+        await connection.reply(command, self._engine.stamped(reply))
+        return True
 
     async def _aggregate(self, connection: ClientConnection, command: ClientCommand) -> bool:
         await connection.answered()

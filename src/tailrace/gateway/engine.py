@@ -20,6 +20,7 @@ from tailrace.client import kernel_loader
 from tailrace.cursor import Acting, Action, CursorRegistry, NeedStart
 from tailrace.cursor.reply import error_reply
 from tailrace.errors import InternalError, ServerError, TailraceError
+from tailrace.gateway.log import note
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import Keeper, OplogReading, Reading, Waker, in_thread, now_ms
 from tailrace.gateway.replies import ServerClock
@@ -28,7 +29,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
 from tailrace.source.mongod import MongodSource
-from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail
+from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
 
 #: Work on so many bytes is done in the event loop; more goes to a thread, so that nobody else waits for it.
 _INLINE_BYTES: Final = 1 << 15
@@ -91,7 +92,7 @@ class Engine:
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._client = client
-        self._metrics = metrics
+        self.metrics = metrics
         self._cursors_max = cursors_max
         self._opening = 0
         self._reading_pool: Executor = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="tailrace-read")
@@ -147,7 +148,8 @@ class Engine:
         else:
             stream = ServedStream(cursor.cursor_id, owner, opening.scope, cursor.namespace, opening.reading)
             self.streams[cursor.cursor_id] = stream
-            self._metrics.streams_opened += 1
+            self.metrics.streams_opened += 1
+            note("stream opened", **_noted(stream))
         self._count(reply, cursor)
         return reply
 
@@ -186,10 +188,11 @@ class Engine:
                 self._forget_closed(stream)
             else:
                 self.streams.pop(stream.cursor_id, None)
+                note("stream killed", **_noted(stream), events=stream.events)
 
     def refused(self, error: TailraceError, *, in_stream: bool = True) -> bytes:
         """The reply that says so."""
-        self._metrics.errors[error.code or 0] += 1
+        self.metrics.errors[error.code or 0] += 1
         return error_reply(error, in_stream=in_stream)
 
     def stamped(self, reply: bytes) -> bytes:
@@ -199,6 +202,13 @@ class Engine:
             self._last_clock = document
             self.clock.saw(bson.encode(document))
         return self.clock.stamp(reply, _reached(reply))
+
+    def tail_statistics(self) -> TailStatistics:
+        """How the shared read is doing. From any thread; brings the metrics up to date too."""
+        found = self._shared.statistics
+        self.metrics.saw_tail(found)
+        self.metrics.streams = len(self.streams)
+        return found
 
     def stop(self) -> None:
         """Every stream ends, with an error after which drivers resume; those that wait end now."""
@@ -263,9 +273,10 @@ class Engine:
             stream.reading.close()
             if self.streams.get(stream.cursor_id) is stream:
                 del self.streams[stream.cursor_id]
+                note("stream closed", **_noted(stream), events=stream.events)
 
     def _count(self, reply: bytes, cursor: _Cursor) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.streams = len(self.streams)
         if cursor.code is not None:
             metrics.errors[cursor.code] += 1
@@ -289,11 +300,11 @@ class Engine:
             await asyncio.sleep(_EXPIRE_S)
             gone = self._cursors.expire(now_ms())
             if gone:
-                self._metrics.cursors_expired += gone
+                self.metrics.cursors_expired += gone
                 for stream in list(self.streams.values()):
                     if not stream.is_busy:
                         self._forget_closed(stream)
-            self._metrics.streams = len(self.streams)
+            self.metrics.streams = len(self.streams)
             now = time.monotonic()
             if self.streams or self._opening or self._keeper is None:
                 self._idle_since = None
@@ -359,6 +370,15 @@ def _reached(reply: bytes) -> ClusterTime:
         return ClusterTime(0)
     # The first value of a token is its time, most significant byte first, behind the byte of its type.
     return ClusterTime(int(raw_bson.read_string(reply, data.value_start)[2:18], 16))
+
+
+def _noted(stream: ServedStream) -> dict[str, Any]:
+    """What is written down of a stream."""
+    return {
+        "cursor": stream.cursor_id,
+        "ns": stream.namespace,
+        "users": [f"{user}@{database}" for user, database in sorted(stream.owner.users)],
+    }
 
 
 def _advance(acting: Acting, answer: Any, error: TailraceError | None) -> tuple[Any, bytes | None]:

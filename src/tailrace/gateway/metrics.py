@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tailrace.tail.shared_tail import TailStatistics
+
 
 @dataclass(slots=True)
 class GatewayMetrics:
     """What a gateway has done since it started, and how it is now.
 
-    ``read_time``     cluster time, in seconds since 1970, up to which the oplog was read; 0 before the first read
-    ``slowest_time``  the same for the stream that is furthest behind; 0 where none is open
-    ``errors``        how often an error was answered, by the server's code
-    ``fallbacks``     how often a stream could not be served from the shared read, by the reason in a word or two
+    ``lag_seconds``  how far, in cluster time, the slowest stream is behind what was read
+    ``trouble``      1 while the deployment cannot be read, else 0
+    ``errors``       how often an error was answered, by the server's code
+    ``fallbacks``    how often a stream could not be served from the shared read, and read for itself, by the reason
     """
 
     connections: int = 0
@@ -35,16 +37,17 @@ class GatewayMetrics:
     upstream_bytes: int = 0
     window_bytes: int = 0
     window_entries: int = 0
-    read_time: float = 0.0
-    slowest_time: float = 0.0
+    lag_seconds: float = 0
+    trouble: int = 0
     errors: Counter[int] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
 
-    def lag(self, now: float) -> tuple[float, float]:
-        """How far, in seconds, the read of the oplog and the slowest stream are behind ``now``; 0 where there is
-        none."""
-        return _behind(now, self.read_time), _behind(now, self.slowest_time)
-
-
-def _behind(now: float, then: float) -> float:
-    return max(0.0, now - then) if then else 0.0
+    def saw_tail(self, tail: TailStatistics) -> None:
+        """Take over how the shared read is doing."""
+        self.tails = 1 if tail.joined else 0
+        self.upstream_reads, self.upstream_entries, self.upstream_bytes = tail.reads, tail.entries, tail.bytes
+        self.window_bytes, self.window_entries = tail.window_bytes, tail.window_entries
+        self.lag_seconds = tail.lag_seconds
+        self.trouble = 0 if tail.trouble is None else 1
+        if tail.fallbacks:
+            self.fallbacks["slow"] = tail.fallbacks

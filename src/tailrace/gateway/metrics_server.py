@@ -5,7 +5,6 @@ Prometheus' server reads them in a thread of its own; a number that is one event
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -40,6 +39,8 @@ _GAUGES: Final = {
     "tails": "Reads of the oplog that are open; all streams share the first",
     "window_bytes": "Bytes of oplog entries that are kept in memory for streams that are behind",
     "window_entries": "Oplog entries that are kept in memory for streams that are behind",
+    "lag_seconds": "How far, in cluster time, the slowest stream is behind what was read",
+    "trouble": "1 while the deployment cannot be read",
 }
 
 
@@ -50,7 +51,7 @@ class GatewayCollector(Collector):
     the size of the window.
     """
 
-    def __init__(self, metrics: GatewayMetrics, refresh: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, metrics: GatewayMetrics, refresh: Callable[[], object] = lambda: None) -> None:
         self._metrics = metrics
         self._refresh = refresh
 
@@ -62,14 +63,6 @@ class GatewayCollector(Collector):
             yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(metrics, name))
         for name, text in _GAUGES.items():
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(metrics, name))
-        lags = GaugeMetricFamily(
-            f"{_PREFIX}_lag_seconds",
-            "Now minus the cluster time that was reached: by the read of the oplog, and by the slowest stream",
-            labels=["of"],
-        )
-        for name, seconds in zip(("read", "slowest stream"), metrics.lag(time.time()), strict=True):
-            lags.add_metric([name], seconds)
-        yield lags
         errors = CounterMetricFamily(f"{_PREFIX}_errors", "Errors that were answered", labels=["code"])
         for code, count in sorted(metrics.errors.copy().items()):
             errors.add_metric([str(code)], count)
@@ -84,7 +77,7 @@ class GatewayCollector(Collector):
 
 @contextmanager
 def serve_metrics(
-    metrics: GatewayMetrics, host: str, port: int, refresh: Callable[[], None] = lambda: None
+    metrics: GatewayMetrics, host: str, port: int, refresh: Callable[[], object] = lambda: None
 ) -> Iterator[str]:
     """Serve ``metrics`` while the block runs; the address. Port 0: one that is free."""
     registry = CollectorRegistry()

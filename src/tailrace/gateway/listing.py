@@ -1,0 +1,68 @@
+"""What a gateway serves, as ``tailrace streams`` and administrators ask for it: the command ``tailraceStreams``."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import bson
+
+from tailrace.cursor.reply import error_reply
+from tailrace.errors import ServerError
+from tailrace.gateway.rights import Identity
+
+if TYPE_CHECKING:
+    from tailrace.gateway.engine import Engine, ServedStream
+
+NAME: Final = b"tailraceStreams"
+_UNAUTHORIZED: Final = 13
+_BEGUN: Final = time.time()
+
+
+def may_list(identity: Identity) -> bool:
+    """Whoever may see every operation of the server (the action ``inprog``) may see every stream."""
+    return identity.may_all or any(
+        "inprog" in actions and bool(resource.get("cluster") or resource.get("anyResource"))
+        for resource, actions in identity.privileges
+    )
+
+
+def refused() -> bytes:
+    """The reply to somebody who may not."""
+    text = "not authorized on admin to execute command { tailraceStreams: 1 }: it takes the action inprog"
+    return error_reply(ServerError(text, code=_UNAUTHORIZED), in_stream=False)
+
+
+def listing(engine: Engine) -> bytes:
+    """The reply: every open stream, and the gateway itself. Resume tokens and pipelines are not shown."""
+    tail = engine.tail_statistics()
+    return bson.encode(
+        {
+            "streams": [_shown(stream) for stream in engine.streams.values()],
+            "gateway": {
+                "pid": os.getpid(),
+                "version": version("tailrace"),
+                "startedAt": datetime.fromtimestamp(_BEGUN, UTC),
+                "connections": engine.metrics.connections,
+                "windowBytes": tail.window_bytes,
+                "lagSeconds": tail.lag_seconds,
+                "fallbacks": tail.fallbacks,
+                "trouble": tail.trouble,
+            },
+            "ok": 1.0,
+        }
+    )
+
+
+def _shown(stream: ServedStream) -> dict[str, Any]:
+    return {
+        "cursor": bson.int64.Int64(stream.cursor_id),
+        "ns": stream.namespace,
+        "users": [f"{user}@{database}" for user, database in sorted(stream.owner.users)],
+        "openedAt": datetime.fromtimestamp(stream.opened, UTC),
+        "events": stream.events,
+        "waiting": stream.is_busy,
+    }

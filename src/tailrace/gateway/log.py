@@ -1,0 +1,56 @@
+"""What a gateway writes down: each line an event with its fields, as text or as JSON.
+
+Whoever logs gives the event's name as the message and the fields as ``extra={"fields": {...}}``. Users' names and
+namespaces may stand there; documents, tokens, commands and passwords never do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final
+
+LOGGER: Final = "tailrace.gateway"
+
+_log = logging.getLogger(LOGGER)
+
+
+def log_to_standard_error(form: str) -> None:
+    """Write what the gateway does to standard error, from INFO on. ``form``: "text" or "json"."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    _log.handlers[:] = [handler]
+    _log.setLevel(logging.INFO)
+    _log.propagate = False
+
+
+def note(event: str, **fields: Any) -> None:
+    """Write an event down, where anybody wants to know."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info(event, extra={"fields": fields})
+
+
+class JsonLines(logging.Formatter):
+    """``{"time": ..., "level": ..., "event": ..., fields}``; the time is UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": _time(record), "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["fault"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextLines(logging.Formatter):
+    """``time level event name=value ...``; the time is UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
+        text = f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{fields}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

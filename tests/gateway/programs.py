@@ -1,0 +1,120 @@
+"""Programs in other languages that use a deployment through their own drivers and print what they saw.
+
+A program runs where its driver is installed, and its tests are skipped with a reason where it is not. Node's driver is
+fetched by npm into the cache when it is first needed (8 MB, seconds); mongosh (154 MB) only by the slow tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tailrace.cache import cache_directory, cached_directory
+
+HERE = Path(__file__).parent / "drivers"
+_NODE_PACKAGES = {"mongodb": "7.8.0"}
+_MONGOSH_PACKAGES = {"mongosh": "2.12.0"}
+_LIMIT_S = 400
+
+
+class Unavailable(Exception):  # noqa: N818  the reason for a skip
+    """A driver that this machine does not have; the message says what is missing."""
+
+
+def run(command: list[str], **environment: str) -> str:
+    """What a program prints. Fails with all that it said where it does not end well."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, (
+        f"{command[0]} ended with {done.returncode}:\n{done.stdout[-6000:]}{done.stderr[-3000:]}"
+    )
+    return done.stdout
+
+
+def node(uri: str, name: str, _: Path) -> str:
+    packages = _npm(_NODE_PACKAGES)
+    return run([_tool("node"), str(HERE / "node_driver.mjs"), uri, name, str(packages)])
+
+
+def mongosh(uri: str, name: str, _: Path) -> str:
+    shell = shutil.which("mongosh")
+    if shell is None:
+        shell = str(_npm(_MONGOSH_PACKAGES) / "node_modules" / ".bin" / "mongosh")
+    return run([shell, "--quiet", "--norc", uri, str(HERE / "mongosh_driver.js")], NAME=name)
+
+
+def perl(uri: str, name: str, _: Path) -> str:
+    interpreter = _tool("perl")
+    if subprocess.run([interpreter, "-MMongoDB", "-e", "1"], capture_output=True, check=False).returncode:
+        raise Unavailable("Perl's driver is not installed (Debian: libmongodb-perl)")
+    return run([interpreter, str(HERE / "perl_driver.pl"), uri, name])
+
+
+def c(uri: str, name: str, directory: Path) -> str:
+    compiler, pkg_config = _tool("gcc"), _tool("pkg-config")
+    flags = subprocess.run(
+        [pkg_config, "--cflags", "--libs", "libmongoc-1.0"], capture_output=True, text=True, check=False
+    )
+    if flags.returncode:
+        raise Unavailable("the C driver is not installed (Debian: libmongoc-dev)")
+    program = directory / "c_driver"
+    if not program.exists():
+        run([compiler, "-Wall", "-o", str(program), str(HERE / "c_driver.c"), *flags.stdout.split()])
+    return run([str(program), uri, name])
+
+
+PROGRAMS: dict[str, Callable[[str, str, Path], str]] = {"node": node, "perl": perl, "c": c, "mongosh": mongosh}
+
+
+def facts(program: str, uri: str, name: str, directory: Path) -> str:
+    """What ``program`` prints about the deployment at ``uri``; it uses the database ``name``. Skips where it cannot be
+    run here. A program prints nothing that differs from one run to the next."""
+    try:
+        return PROGRAMS[program](uri, name, directory)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def mongosh_is_at_hand() -> bool:
+    return shutil.which("mongosh") is not None or _npm_directory(_MONGOSH_PACKAGES).is_dir()
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise Unavailable(f"{name} is not installed")
+    return found
+
+
+def _npm_name(packages: dict[str, str]) -> str:
+    return "npm/" + "-".join(f"{name}-{version}" for name, version in packages.items())
+
+
+def _npm_directory(packages: dict[str, str]) -> Path:
+    return cache_directory() / _npm_name(packages)
+
+
+def _npm(packages: dict[str, str]) -> Path:
+    """A directory whose ``node_modules`` holds the packages, fetched by npm when first asked for."""
+    return _fetched(_npm_name(packages), tuple(f"{name}@{version}" for name, version in packages.items()))
+
+
+@functools.cache
+def _fetched(name: str, wanted: tuple[str, ...]) -> Path:
+    npm = _tool("npm")
+
+    def fill(directory: Path) -> None:
+        (directory / "package.json").write_text('{"private": true}')
+        command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(directory), *wanted]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+        if done.returncode:
+            raise Unavailable(f"npm could not fetch {', '.join(wanted)}: {done.stderr.strip()[-300:]}")
+
+    return cached_directory(name, fill, usable=lambda found: (found / "node_modules").is_dir())

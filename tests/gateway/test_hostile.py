@@ -1,0 +1,218 @@
+"""Peers that break the protocol: a clear error or a closed connection, never a crash, never another user's data, and
+what the gateway holds for them is given back."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from bson.int64 import Int64
+from pymongo.errors import OperationFailure
+
+from tailrace.embedded import ReplicaSet
+from tailrace.gateway import frame
+from tests.gateway.fuzz import fuzz, mutated
+from tests.gateway.record import recorded
+from tests.gateway.running import GatewayProcess, eventually
+
+pytestmark = pytest.mark.mongod
+
+_MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _the_gateway_is_as_it_was(gateway: GatewayProcess) -> Iterator[None]:
+    """Afterwards it serves others, reports no fault of its own, and holds no more files, but for its own connections to
+    the server, of which it has a few more or less, and no more memory than the window of the oplog and the compiled
+    code take that it loads once it has read enough."""
+    serves(gateway)
+    handles, memory = gateway.handles(), gateway.memory()
+    yield
+    serves(gateway)
+    assert "fault of the gateway" not in gateway.log.read_text()
+    eventually(lambda: gateway.handles() <= handles + 10, "the gateway keeps files open")
+    assert gateway.memory() < memory + 300 * _MB
+
+
+def serves(gateway: GatewayProcess) -> None:
+    with pymongo.MongoClient[Any](gateway.uri) as client, client.hostile.good.watch() as stream:
+        client.hostile.good.insert_one({"good": True})
+        assert next(stream)["operationType"] == "insert"
+
+
+def connect(gateway: GatewayProcess) -> socket.socket:
+    return socket.create_connection(gateway.host_and_port, timeout=120)
+
+
+def answer(connection: socket.socket) -> dict[str, Any] | None:
+    """The next reply's document, or None where the peer closed the connection."""
+    with suppress(ConnectionError):
+        head = _exactly(connection, frame.HEADER_SIZE)
+        if head is not None:
+            header = frame.parse_header(head)
+            rest = _exactly(connection, header.length - frame.HEADER_SIZE)
+            if rest is not None:
+                if header.op_code == frame.OP_REPLY:
+                    return bson.decode(frame.OpReply.parse(head + rest).documents[0])
+                return bson.decode(frame.OpMsg.parse(head + rest).document)
+    return None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            return None
+        data += piece
+    return data
+
+
+def ask(gateway: GatewayProcess, message: bytes) -> dict[str, Any] | None:
+    """What a message on a connection of its own is answered with."""
+    with connect(gateway) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(message)
+        return answer(connection)
+
+
+def watching(**more: Any) -> dict[str, Any]:
+    return {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}, "$db": "hostile", **more}
+
+
+def message_of(command: dict[str, Any]) -> bytes:
+    return frame.op_msg(bson.encode(command), request_id=1)
+
+
+def nested(depth: int) -> bytes:
+    opening = b"".join(struct.pack("<i", 5 + 8 * left) + b"\x03a\x00" for left in range(depth, 0, -1))
+    return opening + b"\x05\x00\x00\x00\x00" + bytes(depth)
+
+
+def test_a_message_that_is_cut_off_at_any_byte_is_let_go(gateway: GatewayProcess) -> None:
+    message = message_of(watching())
+    for length in range(len(message)):
+        with connect(gateway) as connection:
+            connection.sendall(message[:length])
+    found = ask(gateway, message)
+    assert found is not None
+    assert found["ok"] == 1
+
+
+@pytest.mark.parametrize("length", [-1, 0, 15, 48_000_001, 0x7FFFFFFF, -0x80000000])
+def test_a_header_that_lies_closes_the_connection(length: int, gateway: GatewayProcess) -> None:
+    assert ask(gateway, struct.pack("<iiii", length, 1, 0, frame.OP_MSG) + bytes(100)) is None
+
+
+def test_lengths_inside_a_message_that_lie_are_refused(gateway: GatewayProcess) -> None:
+    good = message_of(watching())
+    at = good.index(b"\x04pipeline\x00") + len(b"\x04pipeline\x00")
+    for place in (21, at, at + 7):  # the command, the pipeline, its first stage
+        for length in (0, 4, -1, 0x7FFFFFFF, 20, 16_000_000):
+            damaged = bytearray(good)
+            struct.pack_into("<i", damaged, place, length)
+            found = ask(gateway, bytes(damaged))
+            assert found is None or found["ok"] == 0, (place, length, found)
+
+
+@pytest.mark.parametrize("op_code", [0, 3, 2001, 2002, 2005, 2006, 2007, 2010, 2011, 2014, 9999, -1])
+def test_an_opcode_that_is_not_known_harms_nobody(op_code: int, gateway: GatewayProcess) -> None:
+    with connect(gateway) as connection:
+        connection.sendall(struct.pack("<iiii", 40, 1, 0, op_code) + bytes(24))
+        connection.shutdown(socket.SHUT_WR)
+        answer(connection)
+
+
+@pytest.mark.parametrize("depth", [199, 201, 10_000, 500_000])
+def test_a_command_that_is_nested_too_deeply_is_refused(depth: int, gateway: GatewayProcess) -> None:
+    deep = bson.raw_bson.RawBSONDocument(nested(depth))
+    commands = [watching(comment=deep), {**watching(), "pipeline": [{"$changeStream": {}}, {"$match": deep}]}]
+    commands += [{"getMore": Int64(1), "collection": "c", "$db": "hostile", "comment": deep}]
+    commands += [{"killCursors": "c", "cursors": [Int64(1)], "$db": "hostile", "comment": deep}]
+    for command in commands:
+        found = ask(gateway, message_of(command))
+        assert found is None or found["ok"] == 0 or "killCursors" in command or depth < 200, found
+
+
+def test_a_message_of_48_mb_is_passed_on_and_one_that_never_comes_takes_no_memory(gateway: GatewayProcess) -> None:
+    memory = gateway.memory()
+    claims = [connect(gateway) for _ in range(50)]
+    for connection in claims:
+        connection.sendall(struct.pack("<iiiiI", 48_000_000, 1, 0, frame.OP_MSG, 0) + b"\x00")
+    serves(gateway)
+    assert gateway.memory() < memory + 100 * _MB
+    for connection in claims:
+        connection.close()
+    document = bson.encode({"text": "x" * 15_900_000})
+    message = frame.op_msg(
+        bson.encode({"insert": "large", "$db": "hostile"}), request_id=1, sequences=((b"documents", 3 * document),)
+    )
+    assert 47_000_000 < len(message) <= frame.MESSAGE_SIZE_MAX
+    found = ask(gateway, message)
+    assert found is not None
+    assert found["n"] == 3
+
+
+def test_a_decompression_bomb_closes_the_connection(gateway: GatewayProcess) -> None:
+    memory = gateway.memory()
+    packed = zlib.compress(bytes(1 << 28), 9)
+    for size in (1000, 47_999_000, 1 << 28, -1):
+        fields = struct.pack("<iiB", frame.OP_MSG, size, 2)
+        message = struct.pack("<iiii", 25 + len(packed), 1, 0, frame.OP_COMPRESSED) + fields + packed
+        assert ask(gateway, message) is None
+    assert gateway.memory() < memory + 150 * _MB
+
+
+def test_damaged_messages_of_real_drivers_harm_nobody(gateway: GatewayProcess) -> None:
+    chance, corpus = random.Random(5), recorded()
+    for _ in range(300):
+        with connect(gateway) as connection, suppress(ConnectionError):
+            connection.sendall(mutated(chance.choice(corpus), chance))
+            connection.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_damaged_messages_are_parsed_or_refused_with_a_sentence(seed: int) -> None:
+    found = fuzz(seed, 15_000)
+    assert min(found.values()) > 0, found
+
+
+def test_a_cursor_of_another_user_gives_nothing(
+    start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
+) -> None:
+    """Both may watch the collection; the cursor is its user's all the same, on the server too."""
+    guarded = start_replica_set(1, root_password="r00t")
+    with pymongo.MongoClient[Any](guarded.uri) as root:
+        for name in ("alice", "bob"):
+            root.admin.command("createUser", name, pwd="pw", roles=[{"role": "read", "db": "shop"}])
+        root.shop.orders.insert_one({"_id": 0})
+        gateway = start_gateway(guarded.uri)
+        options = f"replicaSet={guarded.name}&authSource=admin"
+        with (
+            pymongo.MongoClient[Any](f"mongodb://alice:pw@{gateway.address}/?{options}") as alice,
+            pymongo.MongoClient[Any](f"mongodb://bob:pw@{gateway.address}/?{options}") as bob,
+            pymongo.MongoClient[Any](f"mongodb://{gateway.address}/?replicaSet={guarded.name}") as nobody,
+            alice.shop.orders.watch(max_await_time_ms=200) as stream,
+        ):
+            assert stream.try_next() is None
+            cursor_id = stream._cursor.cursor_id
+            root.shop.orders.insert_one({"_id": 1})
+            for other in (bob, nobody):
+                with pytest.raises(OperationFailure) as refused:
+                    other.shop.command("getMore", Int64(cursor_id), collection="orders")
+                assert refused.value.code == 13
+                with suppress(OperationFailure):
+                    killed = other.shop.command("killCursors", "orders", cursors=[Int64(cursor_id)])
+                    assert killed["cursorsKilled"] == []
+                with pytest.raises(OperationFailure) as unseen, other.other.orders.watch():
+                    pass
+                assert unseen.value.code == 13
+            assert eventually(stream.try_next, "alice's stream was ended")["documentKey"] == {"_id": 1}
