@@ -224,15 +224,18 @@ class Process:
 
     def _handle_one_of(self, changes: Sequence[HandleChange], place: int, answer: Answer) -> None:
         """One after the other; now and then it leaves off before the last."""
+        incarnation = self.incarnation
 
         def handled(committed: Any, error: BaseException | None) -> None:
+            if self.incarnation != incarnation:
+                return  # killed and started again meanwhile: nobody is there who would go on with them
             if error is not None:
                 answer(*((None, error) if place == 0 else (Handled(place, before), None)))
             elif place + 1 == len(changes) or self.run.schedule.random.random() < 0.1:
                 answer(Handled(place + 1, bool(committed)), None)
             else:
                 self._committed_before = bool(committed)
-                self._handle_one_of(changes, place + 1, answer)
+                self.later(lambda: self._handle_one_of(changes, place + 1, answer))
 
         before = place > 0 and self._committed_before
         self.run.handler(self, changes[place], handled)

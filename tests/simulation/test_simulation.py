@@ -47,6 +47,12 @@ def test_a_planted_fault_is_found_within_a_thousand_seeds(name: str) -> None:
     simulate(seed)
 
 
+@pytest.mark.parametrize("seed", [1016, 1131, 2177])
+def test_a_process_that_is_killed_between_two_changes_of_a_batch_handles_no_more_of_it(seed: int) -> None:
+    """The simulated process went on with them after its restart. The slice above does not reach these seeds."""
+    simulate(seed)
+
+
 def test_a_seed_plays_the_same_run_again() -> None:
     def trace(seed: int) -> list[Any]:
         run = simulate(seed)
