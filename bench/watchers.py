@@ -37,6 +37,8 @@ _BAR_CPU: Final = 1.2
 _BAR_KB: Final = 100.0
 _WARM_UP: Final = 300
 _AT_ONCE: Final = 50
+#: Seconds of CPU in one and a half that an idle server may take.
+_QUIET_S: Final = 0.1
 
 
 def main() -> int:
@@ -126,6 +128,7 @@ class Gateway:
 def measure(
     client: pymongo.MongoClient[Any], replica_set: ReplicaSet, side: str, count: int, *, writes: int, rate: float
 ) -> dict[str, float]:
+    settle(replica_set.members[0].pid or 0)
     gateway = Gateway(replica_set.uri) if side == "gateway" else None
     try:
         pids = [replica_set.members[0].pid or 0] + ([gateway.process.pid] if gateway else [])
@@ -147,6 +150,13 @@ def measure(
         if gateway:
             gateway.close()
     return {"mongod": used[0], "gateway": sum(used[1:]), "kB": quiet_kb, **row}
+
+
+def settle(pid: int) -> None:
+    """Wait until a server has done with the streams of those that have gone: a thousand native ones leave it work."""
+    limit = time.monotonic() + 120
+    while cost([pid], lambda: time.sleep(1.0))[0] > _QUIET_S and time.monotonic() < limit:
+        pass
 
 
 def cost(pids: list[int], work: Any) -> list[float]:

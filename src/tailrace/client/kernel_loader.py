@@ -65,6 +65,13 @@ class _KernelLoader:
         elif loads:
             self._load()
 
+    def prepare(self) -> None:
+        """Do not wait until enough was read: load what was compiled, or begin to compile."""
+        with self._lock:
+            is_due, self._begun = not self._begun, True
+        if is_due:
+            self._begin()
+
     def join(self) -> None:
         """Wait for the compiling that is under way."""
         if self._thread is not None:
@@ -144,6 +151,12 @@ def is_ready(size: int) -> bool:
     if not _loader.ready and size:
         _loader.read(size)
     return _loader.ready
+
+
+def prepare() -> None:
+    """Load the kernel now, which takes about a second, or begin to compile it. For a service that starts: later, beside
+    a thread that serves, the same takes many seconds, in which that thread hardly gets on."""
+    _loader.prepare()
 
 
 def is_missing() -> bool:

@@ -117,6 +117,7 @@ class Engine:
 
     def _connected(self) -> str:
         self._source.oldest()  # who may not read the oplog is told here
+        kernel_loader.prepare()  # before anybody is served
         return self._source.server_version
 
     # -- commands ---------------------------------------------------------------------------------------------------

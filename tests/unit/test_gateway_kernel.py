@@ -1,0 +1,35 @@
+"""A service loads the compiled code before it serves. The gateway loaded it when enough had been read: its event loop
+stood still for seconds, with every stream. No test had looked at how long an event takes while it is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tailrace.client import kernel_loader
+
+_PROGRAM = """
+from tailrace.client import kernel_loader
+kernel_loader.prepare()
+kernel_loader._loader.join()
+kernel_loader.is_ready(1)  # what another process compiled is loaded with the next batch
+print(kernel_loader.is_ready(1))
+"""
+
+
+def test_prepare_loads_the_kernel_though_nothing_was_read() -> None:
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=500, check=True)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_the_kernel_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    loader = kernel_loader._KernelLoader()
+    monkeypatch.setattr(loader, "_begin", lambda: begun.append(1))
+    loader.prepare()
+    loader.prepare()
+    for _ in range(3):
+        loader.read(kernel_loader.BYTES_MIN)
+    assert begun == [1]
