@@ -40,6 +40,11 @@ class ReplyCutter:
         with self._lock:
             self._wanted.append((count, tuple(command.encode() for command in commands), holding))
 
+    def forget(self) -> None:
+        """Cut nothing of what was asked for and has not come."""
+        with self._lock:
+            self._wanted.clear()
+
     def _accept(self) -> None:
         while True:
             try:
