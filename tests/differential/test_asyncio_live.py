@@ -98,11 +98,12 @@ def test_the_bytes_are_those_of_pymongo_s_stream(replica_set: ReplicaSet, scope:
     run(program)
 
 
-def test_a_call_that_is_cancelled_loses_no_event(replica_set: ReplicaSet) -> None:
-    """PyMongo closes its stream then."""
+@pytest.mark.parametrize("engine", ["oplog", "server"])
+def test_a_call_that_is_cancelled_loses_no_event(engine: Any, replica_set: ReplicaSet) -> None:
+    """PyMongo closes its stream then, and so did ours with engine="server", whose stream PyMongo's was."""
 
     async def program() -> None:
-        async with tailrace.AsyncClient(replica_set.uri) as client:
+        async with tailrace.AsyncClient(replica_set.uri, engine=engine) as client:
             numbers = client["asyncio"]["cancelled"]
             await numbers.drop()
             async with await numbers.watch([{"$match": {"operationType": "insert"}}]) as stream:

@@ -98,12 +98,11 @@ def _replace() -> None:
                 setattr(kind, name, vars(_Named)[name])
     OplogChangeStream._cursor = property(_TailingCursor)  # type: ignore[attr-defined]
     OplogChangeStream._target = property(lambda self: self.asked.target)  # type: ignore[attr-defined]
-    for name in ("_cursor", "_target"):
-        setattr(AsyncServerChangeStream, name, property(partial(_inside, name)))
     ThreadedChangeStream._cursor = property(_AsyncTailingCursor)  # type: ignore[attr-defined]
     for name in ("_target", "_pipeline", "_full_document", "_batch_size", "_max_await_time_ms"):
         setattr(ThreadedChangeStream, name, property(partial(_inside, name)))
-    ThreadedChangeStream._client = property(lambda self: self._stream.asked.client)  # type: ignore[assignment]
+    of_user = property(lambda self: self._stream.asked.client, lambda self, client: None)
+    ThreadedChangeStream._client = of_user  # type: ignore[assignment]
     _install(sync_module, "MongoClient", tailrace.Client)
     _install(async_module, "AsyncMongoClient", tailrace.AsyncClient)
 

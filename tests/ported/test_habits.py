@@ -6,6 +6,7 @@ Of 26 such habits 9 had differed, some of them in silence: tests had used a stre
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import datetime
 import pickle
@@ -16,7 +17,7 @@ import pymongo
 import pytest
 from bson import SON
 from bson.codec_options import CodecOptions
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.change_stream import ChangeStream
 from pymongo.read_concern import ReadConcern
 
@@ -28,6 +29,10 @@ pytestmark = pytest.mark.mongod
 Connect = Callable[..., Any]
 Habit = Callable[[Connect], Any]
 HABITS: dict[str, Habit] = {}
+
+
+#: Of those that are a ``watch`` alone: its parameters.
+_WATCHED: dict[Habit, dict[str, Any]] = {}
 
 
 def habit(function: Habit) -> Habit:
@@ -44,7 +49,9 @@ def _of_collection(snippet: Callable[[Any], Any]) -> Habit:
 
 
 def _watching(**parameters: Any) -> Habit:
-    return _of_collection(lambda c: c.watch(**parameters).close())
+    made = _of_collection(lambda c: c.watch(**parameters).close())
+    _WATCHED[made] = parameters
+    return made
 
 
 HABITS |= {
@@ -306,3 +313,27 @@ def test_a_habit_has_the_same_outcome(uri: str, name: str, engine: str, request:
         return
     assert isinstance(ours, type(theirs)), (theirs, ours)
     assert getattr(ours, "code", None) == getattr(theirs, "code", None)
+
+
+@pytest.mark.parametrize("engine", ["oplog", "server"])
+def test_an_awaited_watch_is_refused_as_pymongo_s_is(replica_set: ReplicaSet, engine: Any) -> None:
+    """Only what waits had been asked."""
+
+    async def outcomes(kind: Any, **more: Any) -> dict[str, Any]:
+        found = {}
+        async with kind(replica_set.uri, **more) as client:
+            for name, call in HABITS.items():
+                if call in _WATCHED:
+                    try:
+                        await (await client["habit"]["c"].watch(**_WATCHED[call])).close()
+                        found[name] = None
+                    except Exception as error:  # noqa: BLE001
+                        found[name] = error
+        return found
+
+    theirs = asyncio.run(outcomes(AsyncMongoClient))
+    ours = asyncio.run(outcomes(tailrace.AsyncClient, engine=engine))
+    assert len(ours) > 15
+    for name, error in theirs.items():
+        assert isinstance(ours[name], type(error)), (name, error, ours[name])
+        assert getattr(ours[name], "code", None) == getattr(error, "code", None), name

@@ -27,7 +27,8 @@ _FILES = {"sync": "test/test_change_stream.py", "async": "test/asynchronous/test
 #: What the whole file gives with PyMongo's client: passed and skipped.
 _WITH_PYMONGO = {"sync": (127, 28), "async": (118, 37)}
 #: A part that takes seconds.
-_SLICE = "TestCollectionChangeStream and (resumetoken or update_resume_token or full_pipeline or batch_size or kill)"
+_SLICE = "TestCollectionChangeStream and (resumetoken or update_resume_token or full_pipeline or batch_size or kill"
+_SLICE += " or one_getmore)"
 _SLICE_OF = {
     "sync": _SLICE,
     "async": _SLICE.replace("TestCollectionChangeStream", "TestAsyncCollectionAsyncChangeStream"),

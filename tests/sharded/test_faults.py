@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tailrace
+from tailrace.client.patience import try_next_patiently
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
@@ -73,7 +74,9 @@ def _await_trouble(stream: Any, shard: str, *, is_there: bool) -> None:
 
 
 def _await_waiting(stream: Any, shard: str) -> None:
-    wait_for(lambda: stream.try_next() is None and shard in stream.statistics.waiting_for, f"{shard} is waited for")
+    wait_for(
+        lambda: try_next_patiently(stream) is None and shard in stream.statistics.waiting_for, f"{shard} is waited for"
+    )
 
 
 def test_an_error_that_waiting_cannot_mend_ends_the_stream_and_names_the_shard(

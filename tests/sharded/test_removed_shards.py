@@ -15,6 +15,7 @@ import pymongo
 import pytest
 
 import tailrace
+from tailrace.client.patience import try_next_patiently
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError
@@ -148,7 +149,9 @@ def test_one_that_is_shut_down_before_it_was_read_is_waited_for_and_the_log_says
         number = former.kill()
         write("a")
         wait_for(
-            lambda: stream.try_next() is None and "shard shard2 was removed from the cluster, and" in caplog.text,
+            lambda: (
+                try_next_patiently(stream) is None and "shard shard2 was removed from the cluster, and" in caplog.text
+            ),
             "the log does not say that it was removed",
         )
         assert "shard2" in stream.statistics.waiting_for

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import tailrace
+from tailrace.client.patience import try_next_patiently
 
 PATIENCE_S = 120.0
 
 
 def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:
-    """So many events."""
+    """So many events, past errors that leave the stream open."""
     events: list[Any] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(events) < count:
         assert time.monotonic() < deadline, f"only {len(events)} of {count} events came"
-        event = stream.try_next()
+        event = try_next_patiently(stream)
         if event is not None:
             events.append(event)
         assert stream.alive or len(events) == count

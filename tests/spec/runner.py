@@ -1,4 +1,4 @@
-"""A runner for the drivers' unified test files on change streams: just what those nine files need.
+"""A runner for the drivers' unified test files on change streams: just what those files need.
 
 It knows neither whose client it drives nor whether calls are to be awaited: a ``Flavour`` makes the client, and every
 result is awaited where it can be.
@@ -37,6 +37,7 @@ _WATCH_ARGUMENTS = {
     "showExpandedEvents": "show_expanded_events",
     "startAfter": "start_after",
     "startAtOperationTime": "start_at_operation_time",
+    "timeoutMS": "timeout_ms",
 }
 
 
@@ -45,12 +46,12 @@ class Flavour:
     """Whose streams are tested.
 
     ``connect``    makes a client; it takes ``event_listeners``
-    ``version``    the server version whose cases are run; ``None``: the server's own
+    ``opens_by``   the commands that open a stream and that resume one: a fail point that stops an aggregate stops these
     """
 
     name: str
     connect: Callable[..., Any]
-    version: tuple[int, ...] | None = None
+    opens_by: tuple[str, str] = ("aggregate", "aggregate")
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ class Case:
         )
 
 
-def cases_in(directory: Path) -> list[Case]:
-    """All cases of the files in a directory."""
+def cases_in(directory: Path, files: str = "*.json") -> list[Case]:
+    """All cases of the files of that pattern in a directory."""
     found = []
-    for path in sorted(directory.glob("*.json")):
+    for path in sorted(directory.glob(files)):
         document = json_util.loads(path.read_text())
         found += [Case(path.stem, document, test) for test in document["tests"]]
     return found
@@ -203,6 +204,9 @@ class Run:
                 return document
         raise AssertionError("neither a document nor an error came")
 
+    async def _do_iterateOnce(self, name: str, arguments: dict[str, Any]) -> Any:  # noqa: N802
+        return await _awaited(self.entities[name].try_next())
+
     async def _do_insertOne(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
         await _awaited(self.entities[name].insert_one(arguments["document"]))
 
@@ -236,6 +240,11 @@ class Run:
 
     async def _do_failPoint(self, name: str, arguments: dict[str, Any]) -> None:  # noqa: N802
         client = self.entities[arguments["client"]]
+        data = arguments["failPoint"]["data"]
+        if "failCommands" in data:
+            stopped = data["failCommands"]
+            opens_by = self.flavour.opens_by[bool(self.streams)]
+            data["failCommands"] = [opens_by if name == "aggregate" else name for name in stopped]
         await _awaited(client.admin.command(arguments["failPoint"]))
 
     def _compare_events(self, expected: Mapping[str, Any]) -> None:
@@ -262,6 +271,8 @@ def _compare_error(expected: Mapping[str, Any], error: Exception) -> None:
         assert getattr(error, "code", None) == expected["errorCode"], repr(error)
     if "errorCodeName" in expected:
         assert expected["errorCodeName"] in (details.get("codeName"), getattr(error, "code_name", None)), repr(error)
+    if "isTimeoutError" in expected:
+        assert getattr(error, "timeout", False) == expected["isTimeoutError"], repr(error)
     if "isClientError" in expected:
         assert (getattr(error, "code", None) is None) == expected["isClientError"], repr(error)
     for label in expected.get("errorLabelsContain", ()):

@@ -1,17 +1,23 @@
-"""The drivers' prose tests for change streams, by their numbers, with each engine. (5, 9, 10, 12, 15, 16 were removed.)
+"""The drivers' prose tests for change streams, by their numbers, with each engine and flavour.
+
+5, 9, 10, 12, 15 and 16 were removed. What is named after a rule is one of docs/reference/driver-rules.md.
 
 PyMongo's client passes them too: what these tests ask is what a driver does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import bson
 import pytest
 from pymongo import MongoClient
+from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.monitoring import CommandListener
 
 from tailrace.embedded import ReplicaSet
@@ -19,7 +25,7 @@ from tests.spec.test_unified import flavour_named
 
 pytestmark = pytest.mark.mongod
 
-_FLAVOURS = ("pymongo", "server", "oplog")
+_FLAVOURS = ("pymongo", "server", "oplog", "pymongo async", "server async", "oplog async")
 _DATABASE = "prose"
 
 
@@ -51,6 +57,34 @@ class Commands(CommandListener):
         return [command["pipeline"][0]["$changeStream"] for command in self.named("aggregate")]
 
 
+class Awaited:
+    """An awaited client, database, collection or stream, whose calls are awaited here."""
+
+    def __init__(self, inside: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._inside = inside
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inside, name)
+        return partial(self._call, found) if inspect.iscoroutinefunction(found) else found
+
+    def with_options(self, **options: Any) -> Awaited:
+        return Awaited(self._inside.with_options(**options), self._loop)
+
+    def __getitem__(self, name: str) -> Awaited:
+        return Awaited(self._inside[name], self._loop)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        result = self._loop.run_until_complete(function(*arguments, **options))
+        return Awaited(result, self._loop) if isinstance(result, AsyncChangeStream) else result
+
+    def __enter__(self) -> Awaited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Deployment:
     def __init__(self, admin: MongoClient[Any], connect: Callable[..., Any], *, reads_oplog: bool) -> None:
         self.reads_oplog = reads_oplog
@@ -74,7 +108,10 @@ def deployment(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Itera
     with MongoClient[Any](replica_set.uri) as admin:
         admin.drop_database(_DATABASE)
         connect = flavour_named(request.param, replica_set.uri).connect
-        yield Deployment(admin, connect, reads_oplog=request.param == "oplog")
+        with closing(asyncio.new_event_loop()) as loop:
+            if request.param.endswith(" async"):
+                make, connect = connect, lambda **options: Awaited(make(**options), loop)
+            yield Deployment(admin, connect, reads_oplog=request.param.startswith("oplog"))
         admin.drop_database(_DATABASE)
 
 
@@ -202,8 +239,30 @@ def test_14_before_the_first_event_of_a_batch_the_token_is_the_one_given(deploym
     with watching(deployment) as (stream, _):
         deployment.collection.insert_many([{}, {}])
         token = stream.next()["_id"]
-    with watching(deployment, **{option: token}) as (stream, _):
+    with watching(deployment, **{option: token}) as (stream, commands):
+        assert len(commands.replies[0]["cursor"]["firstBatch"]) == 1
         assert stream.resume_token == token
+        assert stream.next()["_id"] == commands.replies[0]["cursor"]["firstBatch"][0]["_id"] != token
+        assert not commands.named("getMore")
+
+
+def test_rule_22_a_resume_that_finds_nothing_is_not_followed_by_a_get_more(deployment: Deployment) -> None:
+    """The call asks once, and the resume's aggregate has asked."""
+    with watching(deployment) as (stream, commands):
+        assert stream.try_next() is None
+        with deployment.fail("getMore", closeConnection=True):
+            assert stream.try_next() is None
+        sent = [next(iter(command)) for command in commands.sent]
+        assert [name for name in sent if name != "killCursors"] == ["aggregate", "getMore", "getMore", "aggregate"]
+
+
+def test_rule_18_an_empty_first_batch_is_given_to_who_asks_for_it(deployment: Deployment) -> None:
+    """``batch_size=0`` asks for it."""
+    with watching(deployment) as (stream, _):
+        deployment.collection.insert_many([{}, {}])
+        token = stream.next()["_id"]
+    with watching(deployment, resume_after=token, batch_size=0) as (stream, commands):
+        assert commands.replies[0]["cursor"]["firstBatch"] == []
         assert stream.next()["_id"] != token
 
 

@@ -7,12 +7,13 @@ runner understands. Nothing had checked which commands a stream sends, nor what 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 import tailrace
 from tailrace.embedded import ReplicaSet
@@ -37,30 +38,38 @@ def _cases() -> list[Case]:
 _CASES = _cases()
 
 
+#: By engine: the commands that open a stream and that resume one. The oplog engine asks for the time with one command.
+_OPENS_BY = {"server": ("aggregate", "aggregate"), "oplog": ("ping", "find")}
+#: Ends the name of a flavour whose calls are awaited.
+_ASYNC = " async"
 #: A server that says that it is no primary any more is looked at again after this time; by default after 10 s.
 _HEARTBEAT_MS = 500
 
 
 def flavour_named(name: str, uri: str) -> Flavour:
     uri = f"{uri}&heartbeatFrequencyMS={_HEARTBEAT_MS}"
-    if name == "pymongo":
-        return Flavour(name, lambda **options: MongoClient[Any](uri, **options))
+    name, awaited, _ = name.partition(_ASYNC)
     engine, _, version = name.partition(" ")
+    if engine == "pymongo":
+        kind: Any = AsyncMongoClient if awaited else MongoClient
+        return Flavour(name + awaited, partial(kind, uri))
     more = {"server_version": version} if version else {}
-    return Flavour(name, lambda **options: tailrace.connect(uri, engine=engine, **more, **options))  # type: ignore[arg-type]
+    kind = tailrace.AsyncClient if awaited else tailrace.connect
+    return Flavour(name + awaited, partial(kind, uri, engine=engine, **more), _OPENS_BY[engine])
 
 
 def _parameters() -> Iterator[Any]:
-    for flavour in ("pymongo", "server", "oplog"):
-        for case in _CASES:
-            if case.runs_on(_SERVER_VERSION, "replicaset"):
-                yield pytest.param(flavour, case, id=f"{flavour}-{case.name}")
-    for version in _LATER:
-        asked = (*map(int, version.split(".")), 0)
-        for case in _CASES:
-            # Those that only a later server runs.
-            if case.runs_on(asked, "replicaset") and not case.runs_on(_SERVER_VERSION, "replicaset"):
-                yield pytest.param(f"oplog {version}", case, id=f"oplog {version}-{case.name}")
+    for awaited in ("", _ASYNC):
+        for engine in ("pymongo", "server", "oplog"):
+            for case in _CASES:
+                if case.runs_on(_SERVER_VERSION, "replicaset"):
+                    yield pytest.param(engine + awaited, case, id=f"{engine}{awaited}-{case.name}")
+        for version in _LATER:
+            asked = (*map(int, version.split(".")), 0)
+            for case in _CASES:
+                # Those that only a later server runs.
+                if case.runs_on(asked, "replicaset") and not case.runs_on(_SERVER_VERSION, "replicaset"):
+                    yield pytest.param(f"oplog {version}{awaited}", case, id=f"oplog {version}{awaited}-{case.name}")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +98,28 @@ def test_a_unified_case_holds(flavour: str, case: Case, replica_set: ReplicaSet,
     except Exception as error:  # noqa: BLE001  whatever it is, the gap is known
         pytest.xfail(f"{reason} ({type(error).__name__})")
     pytest.fail(f"a known gap passes: take it out of known_gaps.toml ({reason})")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flavour", ["pymongo", "server", "server async", "oplog", "oplog async"])
+@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+def test_the_cases_of_an_older_server_hold_on_it(
+    flavour: str, version: str, start_replica_set: Callable[..., ReplicaSet]
+) -> None:
+    """45 cases on 5.0, 44 on 4.4."""
+    asked = tuple(map(int, version.split(".")))
+    cases = [case for case in _CASES if case.runs_on(asked, "replicaset")]
+    if not cases:
+        pytest.skip("the files could not be fetched")
+    running = start_replica_set(version=version, enable_test_commands=True)
+    failed = {}
+    with MongoClient[Any](running.uri) as admin:
+        for case in cases:
+            try:
+                run(flavour_named(flavour, running.uri), case, admin)
+            except Exception as error:  # noqa: BLE001  all of them are told together
+                failed[case.name] = repr(error)
+    assert failed == {}
 
 
 def test_every_known_gap_is_a_case_that_is_run() -> None:

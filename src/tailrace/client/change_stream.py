@@ -7,6 +7,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -19,7 +20,7 @@ from pymongo.synchronous import change_stream as pymongo_change_stream
 
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
-from tailrace.client.commands import telling_refusals
+from tailrace.client.commands import StreamCommands, commands_of, telling_refusals
 from tailrace.client.oplog_resume import OplogResume
 from tailrace.client.request import WatchRequest
 from tailrace.client.statistics import StreamStatistics
@@ -39,11 +40,21 @@ from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
 
-_CANNOT_DECODE: Final = (BSONError, ValueError, OverflowError, TypeError)
+#: What a decoder of events may raise.
+CANNOT_DECODE: Final = (BSONError, ValueError, OverflowError, TypeError)
 #: Entries in one reply where nobody says otherwise: about a megabyte, which stays in the processor's cache on its way
 #: through the kernel (16 MB, the server's own limit, cost a third more), and is all that a slow reader holds.
 _READ_ENTRIES: Final = 2000
 _INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
+
+
+def undecodable(error: Exception) -> Exception:
+    """The error that ends a stream of which an event cannot be decoded."""
+    refused = UsageError(
+        f"an event cannot be decoded: {error}",
+        hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
+    )
+    return as_driver_error(refused, type(error))
 
 
 if TYPE_CHECKING:
@@ -64,8 +75,14 @@ class ChangeStream(ABC, _PyMongoStream):
 
     _codec_options: CodecOptions[Any]
     _client: Any = None
+    #: What ``watch`` was told of each call's time, in place of the client's ``timeoutMS``.
+    _timeout_ms: int | None = None
     #: The events that are at hand, as documents. Taking one is safe in any thread: the iterator is one of Python's own.
     _ready: Iterator[Any] = iter(())
+
+    def _time_limit(self) -> AbstractContextManager[None]:
+        """Rule 31: around each call."""
+        return time_limit_of(self._client, self._timeout_ms)
 
     @abstractmethod
     def try_next(self) -> Any | None:
@@ -115,16 +132,12 @@ class ChangeStream(ABC, _PyMongoStream):
     def _decoded(self, event: bytes) -> Any:
         try:
             return bson.decode(event, codec_options=self._codec_options)
-        except _CANNOT_DECODE as error:
+        except CANNOT_DECODE as error:
             self._refuse_to_decode(error)
 
     def _refuse_to_decode(self, error: Exception) -> NoReturn:
         self.close()
-        refused = UsageError(
-            f"an event cannot be decoded: {error}",
-            hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
-        )
-        raise as_driver_error(refused, type(error)) from None
+        raise undecodable(error) from None
 
     def __iter__(self) -> Self:
         return self
@@ -151,6 +164,7 @@ class BlockChangeStream(ChangeStream):
         self, client: MongoClient[Any], request: WatchRequest, stream: Stream, release: Callable[[], None]
     ) -> None:
         self._client = client
+        self._timeout_ms = request.timeout_ms
         self._codec_options = request.codec_options
         self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
         self._stream = stream
@@ -161,20 +175,31 @@ class BlockChangeStream(ChangeStream):
         self._events: BlockEvents | None = None
         #: An invalidation at the end of that block, which nothing may follow.
         self._last: EventBlock | None = None
+        self._has_given_before = False
         self._refilling = threading.RLock()
+        #: Who is told of the commands that the server's stream would have sent; ``None`` where nobody listens.
+        self._commands = commands_of(request)
+        #: The events that the command under way is said to have given.
+        self._told: list[bytes] = []
 
     @abstractmethod
     def _next_block(self) -> EventBlock | None:
         """Let the stream go on with what it has until it gives events; ``None`` where it wants more."""
 
     @abstractmethod
-    def _read_more(self, left_s: float) -> None:
+    def _read_more(self, left_s: float) -> bool:
         """Wait for what the stream goes on with; ``left_s`` of the caller's wait are left. It is called again until
-        they are over. Raises TimeLimitError, and what ends the stream."""
+        they are over, or it gives False: the caller is to be told that nothing is there. Raises TimeLimitError, and
+        what ends the stream."""
 
     @property
     def resume_token(self) -> Any:
         return bson.decode(self._token_given(), codec_options=self._codec_options)
+
+    @property
+    def _has_given(self) -> bool:
+        """Whether an event was given."""
+        return self._has_given_before or (self._events is not None and self._events.token is not None)
 
     def _token_given(self) -> bytes:
         events = self._events
@@ -197,9 +222,9 @@ class BlockChangeStream(ChangeStream):
         try:
             for event in self._ready:
                 return event
-        except _CANNOT_DECODE as error:
+        except CANNOT_DECODE as error:
             self._refuse_to_decode(error)
-        with time_limit_of(self._client):  # rule 31: of the whole call
+        with self._time_limit():  # of the whole call
             while self.alive:
                 event = self._awaited()
                 if event is not None:
@@ -212,7 +237,7 @@ class BlockChangeStream(ChangeStream):
         try:
             for event in self._ready:
                 return event
-        except _CANNOT_DECODE as error:
+        except CANNOT_DECODE as error:
             self._refuse_to_decode(error)
         return self._awaited()
 
@@ -220,9 +245,9 @@ class BlockChangeStream(ChangeStream):
     def _awaited(self) -> Any | None:
         """The next event where none is ready, waited for once."""
         if not self._refill():
-            with self._turn, time_limit_of(self._client):
+            with self._turn, self._time_limit():
                 try:
-                    last = self._look()
+                    last = self._look() if self._commands is None else self._told_look(self._commands)
                     self._turn.check()
                 except BaseException as error:
                     if not self._leaves_open(error):
@@ -232,7 +257,7 @@ class BlockChangeStream(ChangeStream):
                 return self._decoded(last)
         try:
             return next(self._ready, None)
-        except _CANNOT_DECODE as error:
+        except CANNOT_DECODE as error:
             self._refuse_to_decode(error)
 
     def _leaves_open(self, error: BaseException) -> bool:
@@ -250,10 +275,31 @@ class BlockChangeStream(ChangeStream):
                 self._ready = iter(())
             return True
 
+    def _told_look(self, commands: StreamCommands) -> bytes | None:
+        self._told = []
+        if self._last is None:  # it belongs to a batch that was told of
+            self._tell_look(commands)
+        try:
+            last = self._look()
+        except TailraceError as error:
+            commands.failed(error)
+            raise
+        commands.answered(self.resume_token, self._told, is_last=self._ends)
+        return last
+
+    @property
+    def _ends(self) -> bool:
+        """Whether nothing follows what was made."""
+        return self._last is not None or self._stream.invalidated
+
+    def _tell_look(self, commands: StreamCommands) -> None:
+        """What the server's stream would send now: a getMore, or where it resumes an aggregate."""
+        commands.get_more(self._token_given())
+
     def _look(self) -> bytes | None:
         """Wait once for events: they are ready then. The event that ends the stream is given at once, as BSON."""
         deadline = time.monotonic() + self._await_s
-        has_read = False
+        has_read, goes_on = False, True
         while self.alive:
             if self._last is not None:
                 return self._give_last()
@@ -267,9 +313,9 @@ class BlockChangeStream(ChangeStream):
                 self.close()
                 break
             left_s = max(0.0, deadline - time.monotonic())
-            if has_read and not left_s:
+            if has_read and not (left_s and goes_on):
                 break
-            self._read_more(left_s)
+            goes_on = self._read_more(left_s)
             has_read = True
         return None
 
@@ -278,6 +324,8 @@ class BlockChangeStream(ChangeStream):
         block = self._next_block()
         if block is None:
             return False
+        if self._commands is not None:
+            self._told += block.events()
         ends = self._stream.invalidated or block.operation[-1] == _INVALIDATE
         count = len(block) - int(ends)
         # Whether the stream is over is known after the event that ends it.
@@ -297,10 +345,13 @@ class BlockChangeStream(ChangeStream):
         return block.event(0)
 
     def _forget_block(self) -> None:
+        self._has_given_before = self._has_given
         self._token = self._token_given()
         self._events = None
 
     def close(self) -> None:
+        if self._commands is not None:
+            self._commands.close()
         self._turn.end()
         self._ready = iter(())
         self._last = None
@@ -333,11 +384,10 @@ class OplogChangeStream(BlockChangeStream):
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
         super().__init__(source.client, request, stream, partial(_close_all, self._open))
-        self._resume = OplogResume(source.client, request)
+        #: Who asks for an empty first batch gets it.
+        self._fills_first_batch = request.batch_size != 0
+        self._resume = OplogResume(source.client, request, self._commands)
         self._answers = self._resume.answers(answers_of(source))
-        self._has_given = False
-        #: The events of the commands that somebody is told of.
-        self._told: list[bytes] = []
         self._tail = partial(
             source.tail,
             on_error=self._resume.on_error,
@@ -354,15 +404,21 @@ class OplogChangeStream(BlockChangeStream):
         self._open_read()
 
     def _open_read(self) -> None:
-        """The first reply, with what is there already: what cannot be read is told by ``watch`` itself."""
+        """The first reply, and the events of what is there already: what cannot be read, and what the server's
+        ``aggregate`` would fail on when it fills its first batch, is told by ``watch`` itself."""
+        commands = self._commands
         try:
-            with time_limit_of(self._client):
+            with self._time_limit():
                 self._stream.feed(ONE_OPLOG, self._read())
-        except BaseException:
+                if self._fills_first_batch:
+                    self._finish_block()
+        except BaseException as error:
+            if commands is not None and isinstance(error, TailraceError):
+                commands.failed(error)
             self.close()
             raise
-        if self._resume.commands is not None:
-            self._resume.commands.answered(self.resume_token, [])
+        if commands is not None:
+            commands.answered(self.resume_token, self._told, is_last=self._ends)
 
     def _begun(self, plan: Plan) -> Plan:
         oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
@@ -382,31 +438,20 @@ class OplogChangeStream(BlockChangeStream):
     def _leaves_open(self, error: BaseException) -> bool:
         return super()._leaves_open(error) or error is self._resume.kept
 
-    def _look(self) -> bytes | None:
-        commands = self._resume.commands
-        if commands is None:
-            return super()._look()
-        self._told = []
-        try:
-            last = super()._look()
-        except TailraceError as error:
-            commands.failed(error)
-            raise
-        commands.answered(self.resume_token, self._told)
-        return last
+    def _tell_look(self, commands: StreamCommands) -> None:
+        self._resume.reads(self._token_given(), has_given=self._has_given)
 
     def _next_block(self) -> EventBlock | None:
         block = next(drive(self._stream, self._answers), None)
         if block is not None:
-            if self._resume.commands is not None:
-                self._told += block.events()
             self._given += len(block)
             self._given_bytes += block.size
         return block
 
-    def _read_more(self, left_s: float) -> None:
+    def _read_more(self, left_s: float) -> bool:
         check_time_limit(self._source.name)
         self._stream.feed(ONE_OPLOG, self._read())
+        return not self._resume.has_resumed  # rule 22: an aggregate's reply is not followed by a getMore in one call
 
     def _read(self) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
@@ -425,7 +470,7 @@ class OplogChangeStream(BlockChangeStream):
             while True:
                 self._resume.reads(self._token_given(), has_given=self._has_given)
                 batch = next(self._open[0])
-                if not self._resume.is_to_resume():
+                if not self._resume.reads_on(batch):
                     break
         except BaseException as error:
             if error is not self._resume.kept:
@@ -434,15 +479,6 @@ class OplogChangeStream(BlockChangeStream):
         self._read_up_to = batch.high_water
         self._batch = batch
         return batch
-
-    def _forget_block(self) -> None:
-        self._has_given |= self._events is not None and self._events.token is not None
-        super()._forget_block()
-
-    def close(self) -> None:
-        if self._resume.commands is not None:
-            self._resume.commands.close()
-        super().close()
 
 
 def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:

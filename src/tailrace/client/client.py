@@ -22,14 +22,15 @@ from pymongo.synchronous import database as pymongo_database
 from pymongo.typings import _DocumentType
 from pymongo.write_concern import WriteConcern
 
-from tailrace.client.arguments import Arguments, Unshown
+from tailrace.client.arguments import Arguments
 from tailrace.client.change_stream import ChangeStream
 from tailrace.client.deployment import Engine, Readers, WatchedDeployment
 from tailrace.client.request import WatchRequest, watch_codec_options
+from tailrace.client.watchable import Watchable, WatchableClient, WatchableCollection, WatchableDatabase
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.source.driver_error import driver_errors
-from tailrace.source.uri import ClientOptions, ConnectionString, redact_repr
+from tailrace.source.uri import ClientOptions, ConnectionString
 from tailrace.tail.shared_tail import WINDOW_BYTES, TailStatistics
 
 Host = str | ConnectionString | Sequence[str | ConnectionString] | None
@@ -83,7 +84,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
     )
 
 
-class _Watchable:
+class _Watchable(Watchable):
     """What can be watched: a deployment, a database, a collection."""
 
     def watch(  # noqa: PLR0917
@@ -104,6 +105,7 @@ class _Watchable:
         document_class: type[Any] | None = None,
         codec_options: CodecOptions[Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        timeout_ms: int | None = None,
     ) -> ChangeStream:
         """A change stream, with PyMongo's parameters in PyMongo's order.
 
@@ -120,42 +122,35 @@ class _Watchable:
         ``codec_options``      how events are decoded, in place of those of the client, database or collection
         ``options``            further options of the ``$changeStream`` stage by the server's own names, such as
                                ``{"showSystemEvents": True}``
+        ``timeout_ms``         how long ``watch`` and each call on the stream may take, in place of the client's
+                               ``timeoutMS``; 0: as long as it takes. More than ``max_await_time_ms``
 
         Raises what PyMongo's ``watch`` raises, which is a TailraceError too: by the server's code where its
         ``aggregate`` would refuse the stream, and SourceError where the oplog cannot be read.
         """
-        target, client = cast(Any, self), self._watched_client()
-        with driver_errors():
-            request = WatchRequest(
-                scope=self._watched_scope(),
-                codec_options=watch_codec_options(target.codec_options, codec_options, document_class),
-                pipeline=[] if pipeline is None else pipeline,
-                full_document=full_document,
-                full_document_before_change=full_document_before_change,
-                resume_after=resume_after,
-                start_after=start_after,
-                start_at_operation_time=start_at_operation_time,
-                show_expanded_events=show_expanded_events,
-                max_await_time_ms=max_await_time_ms,
-                batch_size=batch_size,
-                collation=collation,
-                comment=comment,
-                session=session,
-                options=options,
-                read_preference=target.read_preference,
-                target=target,
-                client=client,
-            )
+        request = self._request(
+            pipeline=pipeline,
+            full_document=full_document,
+            full_document_before_change=full_document_before_change,
+            resume_after=resume_after,
+            start_after=start_after,
+            start_at_operation_time=start_at_operation_time,
+            show_expanded_events=show_expanded_events,
+            max_await_time_ms=max_await_time_ms,
+            timeout_ms=timeout_ms,
+            batch_size=batch_size,
+            collation=collation,
+            comment=comment,
+            session=session,
+            options=options,
+            document_class=document_class,
+            codec_options=codec_options,
+        )
+        client: Client[Any] = self._watched_client()
         return client._deployment.open(client, request)
 
-    def _watched_scope(self) -> Scope:
-        raise NotImplementedError
 
-    def _watched_client(self) -> Client[Any]:
-        raise NotImplementedError
-
-
-class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+class Client(WatchableClient, _Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
     """``pymongo.MongoClient`` whose ``watch``, and that of its databases and collections, is ours.
 
     ``connect`` says what it takes. Use it from any thread; a stream belongs to one thread at a time.
@@ -179,22 +174,14 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
         host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
         arguments = Arguments(host, port, kwargs)
         self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes, archive)
-        arguments.construct(
+        self._construct(
+            arguments,
             super().__init__,
             document_class=document_class,
             tz_aware=tz_aware,
             connect=connect,
             type_registry=type_registry,
         )
-        for name in ("_init_kwargs", "_resolve_srv_info"):
-            if isinstance(vars(self).get(name), dict):
-                setattr(self, name, Unshown(vars(self)[name]))
-
-    def __repr__(self) -> str:
-        try:
-            return redact_repr(super().__repr__())
-        except (AttributeError, KeyError):  # its constructor has failed, and a traceback shows what there is
-            return f"{type(self).__name__}(...)"
 
     @property
     def pymongo(self) -> Self:
@@ -204,12 +191,6 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
             DeprecationWarning,
             stacklevel=2,
         )
-        return self
-
-    def _watched_scope(self) -> Scope:
-        return Scope.cluster()
-
-    def _watched_client(self) -> Client[Any]:
         return self
 
     def __getitem__(self, name: str) -> Database[_DocumentType]:
@@ -260,26 +241,8 @@ class Client(_Watchable, MongoClient[_DocumentType], Generic[_DocumentType]):  #
 Client.__name__ = MongoClient.__name__  # PyMongo's texts and ``repr`` name the class
 
 
-class Database(_Watchable, pymongo_database.Database[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+class Database(WatchableDatabase, _Watchable, pymongo_database.Database[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
     """``pymongo.database.Database`` whose ``watch``, and that of its collections, is ours."""
-
-    @classmethod
-    def _of(cls, theirs: pymongo_database.Database[Any]) -> Database[Any]:
-        """PyMongo's database as one of ours."""
-        return cls(
-            theirs.client,
-            theirs.name,
-            theirs.codec_options,
-            theirs.read_preference,
-            theirs.write_concern,
-            theirs.read_concern,
-        )
-
-    def _watched_scope(self) -> Scope:
-        return Scope.of_database(self.name)
-
-    def _watched_client(self) -> Client[Any]:
-        return cast(Client[Any], self.client)
 
     def __getitem__(self, name: str) -> Collection[_DocumentType]:
         return Collection(self, name)
@@ -328,23 +291,9 @@ class Database(_Watchable, pymongo_database.Database[_DocumentType], Generic[_Do
         )
 
 
-class Collection(_Watchable, pymongo_collection.Collection[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+class Collection(WatchableCollection, _Watchable, pymongo_collection.Collection[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
     """``pymongo.collection.Collection`` whose ``watch`` is ours. ``orders["archive"]`` is the collection
     ``orders.archive``."""
-
-    @classmethod
-    def _of(
-        cls, database: pymongo_database.Database[Any], theirs: pymongo_collection.Collection[Any]
-    ) -> Collection[Any]:
-        """PyMongo's collection as one of ours."""
-        options = (theirs.codec_options, theirs.read_preference, theirs.write_concern, theirs.read_concern)
-        return cls(database, theirs.name, False, *options)
-
-    def _watched_scope(self) -> Scope:
-        return Scope.of_collection(self.database.name, self.name)
-
-    def _watched_client(self) -> Client[Any]:
-        return cast(Client[Any], self.database.client)
 
     def __getitem__(self, name: str) -> Collection[_DocumentType]:
         return Collection._of(self.database, super().__getitem__(name))

@@ -14,11 +14,14 @@ from datetime import timedelta
 from typing import Any, Final
 
 import bson
+from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import OperationFailure
 
 from tailrace.client.request import STAGE_NAMES, WatchRequest
+from tailrace.client.resume import get_more_wait_ms
 from tailrace.errors import TailraceError
+from tailrace.source.time_limit import TimeLimitError, limit_s, remaining_s
 
 #: After these the server has no cursor any more.
 _CURSOR_IS_GONE: Final = (43, 175, 237)
@@ -56,30 +59,37 @@ class StreamCommands:
         collation = request.collation_document()
         if collation is not None:
             command["collation"] = bson.decode(collation)
+        left_s = remaining_s()
+        if left_s is not None:
+            command["maxTimeMS"] = int(left_s * 1000)  # rule 31
         self._start("aggregate", self._completed(command))
 
-    def get_more(self) -> None:
-        """A getMore is sent (rules 12 and 13), unless one is under way: however often a look reads, it is one."""
+    def get_more(self, token: bytes) -> None:
+        """A getMore is sent (rules 12 and 13), unless one is under way: however often a look reads, it is one. An
+        aggregate under way has given nothing then; ``token`` is the stream's."""
         if self._under_way is not None:
             if self._under_way[0] == "getMore":
                 return
-            self.answered(None, [])
+            self.answered(bson.decode(token), [])
         request = self._request
         command: dict[str, Any] = {"getMore": bson.Int64(self._cursor_id), "collection": self._collection}
         if request.batch_size:
             command["batchSize"] = request.batch_size
-        if request.max_await_time_ms is not None:
-            command["maxTimeMS"] = request.max_await_time_ms
+        wait_ms = get_more_wait_ms(request.max_await_time_ms, limit_s(), remaining_s(), 0.0)
+        if wait_ms is not None:
+            command["maxTimeMS"] = wait_ms
         self._start("getMore", self._completed(command))
 
-    def answered(self, token: Any, events: list[bytes]) -> None:
-        """The command under way has given these events."""
+    def answered(self, token: Any, events: list[bytes], *, is_last: bool = False) -> None:
+        """The command under way has given these events; ``is_last``: and has ended the cursor (rule 14)."""
         if self._under_way is None:
             return
         name = self._under_way[0]
         if name == "aggregate":
             self._cursor_id = random.randint(1, _ID_MAX)
-        batch = [RawBSONDocument(event) for event in events]
+        if is_last:
+            self._cursor_id = 0
+        batch = [self._decoded(event) for event in events]
         token = batch[-1].get("_id", token) if batch else token
         cursor = {
             "firstBatch" if name == "aggregate" else "nextBatch": batch,
@@ -88,6 +98,13 @@ class StreamCommands:
             "ns": f"{self._database}.{self._collection}",
         }
         self._end({"cursor": cursor, "ok": 1.0})
+
+    def _decoded(self, event: bytes) -> Any:
+        """As PyMongo's listeners see it: by the stream's codec options."""
+        try:
+            return bson.decode(event, self._request.codec_options)
+        except (BSONError, ValueError, OverflowError, TypeError):
+            return RawBSONDocument(event)  # who takes it from the stream is told
 
     def failed(self, error: Exception) -> None:
         """The command under way has failed; PyMongo would close a cursor that is still there (rule 29)."""
@@ -162,16 +179,23 @@ def _failure_document(error: Exception) -> Mapping[str, Any]:
     return {"errmsg": str(error), "errtype": type(error).__name__}
 
 
+def starts_said(request: WatchRequest) -> dict[str, Any]:
+    """The starting points that a caller has said, by the server's names."""
+    said = {name: getattr(request, parameter) for parameter, name in STAGE_NAMES.items()}
+    return {name: said[name] for name in _STARTS if said[name] is not None}
+
+
 @contextmanager
 def telling_refusals(request: WatchRequest) -> Iterator[None]:
-    """Inside, a stream is looked at before anything is opened: an error with a code is that of its aggregate."""
+    """Inside, a stream is looked at before anything is opened: an error with a code is that of its aggregate,
+    and so is the end of the caller's time."""
     try:
         yield
     except TailraceError as error:
-        commands = commands_of(request) if error.code is not None else None
+        was_sent = error.code is not None or isinstance(error, TimeLimitError)
+        commands = commands_of(request) if was_sent else None
         if commands is not None:
-            said = {name: getattr(request, parameter) for parameter, name in STAGE_NAMES.items()}
-            commands.aggregate(("", None), {name: said[name] for name in _STARTS if said[name] is not None})
+            commands.aggregate(("", None), starts_said(request))
             commands.failed(error)
         raise
 

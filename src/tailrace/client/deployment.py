@@ -23,6 +23,7 @@ from tailrace.plan.profile import ServerProfile, chosen_profile
 from tailrace.source.connection import Reader
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.mongod import MongodSource
+from tailrace.source.time_limit import time_limit_of
 from tailrace.source.topology import Cluster
 from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import SharedTail, TailStatistics
@@ -99,7 +100,7 @@ class WatchedDeployment:
 
     def open(self, client: MongoClient[Any], request: WatchRequest) -> ChangeStream:
         """The stream that was asked of ``client``."""
-        with driver_errors():
+        with driver_errors(), time_limit_of(client, request.timeout_ms):  # rule 31
             if self.engine == "server":
                 return ServerChangeStream(client, request)
             if client.options.auto_encryption_opts is not None:

@@ -12,13 +12,13 @@ import bson
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tailrace.client.commands import commands_of
+from tailrace.client.commands import StreamCommands
 from tailrace.client.failure import failure_of_read
 from tailrace.client.request import WatchRequest
 from tailrace.client.resume import Next, ResumeProcess, SaidStart
 from tailrace.errors import RESUMABLE_LABEL, ServerError, SourceError, TailraceError
 from tailrace.pipeline.stream import Later, Need
-from tailrace.plan.request import Answer
+from tailrace.plan.request import Answer, OplogBatch
 from tailrace.source.drive import AnswerTo, AskAgainError
 from tailrace.source.driver_error import as_driver_error
 from tailrace.source.failure import is_transient, source_error
@@ -28,10 +28,11 @@ from tailrace.source.time_limit import TimeLimitError
 class OplogResume:
     """Belongs to one stream, and does not hold it.
 
-    ``client``  the one that the oplog is read by
+    ``client``    the one that the oplog is read by
+    ``commands``  told of the commands that the server's stream would have sent; ``None`` where nobody listens
     """
 
-    def __init__(self, client: MongoClient[Any], request: WatchRequest) -> None:
+    def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:
         self._client = client
         said = (request.resume_after, request.start_after, request.start_at_operation_time)
         self._process = ResumeProcess(SaidStart(*said))
@@ -39,19 +40,23 @@ class OplogResume:
         self._follows = Next.RESUME
         #: Whether the read is to be opened: at first, and after a failure.
         self._opening = True
+        #: Whether the batch that came last was a resume's first one.
+        self.has_resumed = False
+        self._resuming = self._reopening = False
         #: The last error that has left the stream open.
         self.kept: BaseException | None = None
-        #: Told of the commands that the server's stream would have sent; ``None`` where nobody listens.
-        self.commands = commands_of(request)
+        self._commands = commands
 
     def reads(self, token: bytes, *, has_given: bool) -> None:
         """The stream is about to read; ``token`` is its resume token, ``has_given`` whether it has given an event."""
-        commands = self.commands
+        commands = self._commands
         if commands is None:
             return
         if not self._opening:
-            commands.get_more()
+            commands.get_more(token)
             return
+        if commands.waits:
+            return  # this look's aggregate was told of
         # Rule 28: where the read goes on, as a driver would say it.
         known = bson.decode(token)
         if self._process.token is not None or self._process.was_opened:
@@ -66,23 +71,28 @@ class OplogResume:
         failure = failure_of_read(error, "aggregate" if self._opening else "getMore")
         self._failed, self._follows = error, self._process.failed(failure)
         self._opening = True
-        if self.commands is not None:
-            self.commands.failed(error)
+        if self._commands is not None:
+            self._commands.failed(error)
         if self._follows is Next.END:
             self._failed = None
             raise self._ending(error, failure.labels) from None
 
-    def is_to_resume(self) -> bool:
-        """After each batch: whether it is none, but the sign that the read is opened again now (rule 26). Raises the
-        error that leaves the stream open."""
+    def reads_on(self, batch: OplogBatch) -> bool:
+        """After each batch: whether another one is read in the same call. So it is where this one is none, but the sign
+        that the read is opened again now (rule 26); and where an earlier call has failed, and this one has opened the
+        read again and found nothing. Raises the error that leaves the stream open."""
         error, self._failed = self._failed, None
         if error is None:
+            self.has_resumed, self._resuming = self._resuming, False
+            reopened, self._reopening = self._reopening, False
             if self._opening:
                 self._opening = False
                 self._process.opened(is_empty=True, batch_token=None, operation_time=None)
-            return False
+            return reopened and not batch.raw
         if self._follows is Next.RESUME:
+            self._resuming = True
             return True
+        self._reopening = True
         self.kept = source_error(error, self._client)
         raise self.kept
 

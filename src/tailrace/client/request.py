@@ -12,10 +12,11 @@ from bson.errors import BSONError
 from bson.timestamp import Timestamp
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.collation import Collation
-from pymongo.errors import InvalidOperation
+from pymongo.errors import ConfigurationError, InvalidOperation
 from pymongo.synchronous.client_session import ClientSession
 
 from tailrace.client.arguments import refused
+from tailrace.client.resume import waits_too_long
 from tailrace.oplog.namespace import Scope
 
 #: The parameters that are options of the ``$changeStream`` stage, and the server's names for them.
@@ -46,6 +47,8 @@ class WatchRequest:
     start_at_operation_time: Timestamp | None = None
     show_expanded_events: bool | None = None
     max_await_time_ms: int | None = None
+    #: How long each call on the stream may take, in place of the client's ``timeoutMS``; 0: as long as it takes.
+    timeout_ms: int | None = None
     batch_size: int | None = None
     collation: Collation | Mapping[str, Any] | None = None
     comment: Any = None
@@ -63,7 +66,7 @@ class WatchRequest:
             raise refused(f"the pipeline must be a list of stages, not {type(self.pipeline).__name__}", TypeError)
         if self.full_document is not None and not isinstance(self.full_document, str):
             raise refused(f"full_document must be a string, not {type(self.full_document).__name__}", TypeError)
-        for name in ("max_await_time_ms", "batch_size"):
+        for name in ("max_await_time_ms", "batch_size", "timeout_ms"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -74,6 +77,12 @@ class WatchRequest:
                 raise refused(f"{name} must be a whole number, 0 or more, not {value!r}", ValueError)
             if value > _INT64_MAX:
                 raise refused(f"{name} must be {_INT64_MAX} or less", OverflowError)
+        if waits_too_long(self.max_await_time_ms, self.timeout_ms):
+            raise refused(
+                f"max_await_time_ms ({self.max_await_time_ms}) must be less than timeout_ms ({self.timeout_ms})",
+                ConfigurationError,
+                "Let one look wait for less than a call may take",
+            )
         if self.options is not None and not isinstance(self.options, Mapping):
             raise refused(f"the options must be a mapping, not {type(self.options).__name__}", TypeError)
         if self.collation is not None and not isinstance(self.collation, (Collation, Mapping)):

@@ -12,7 +12,9 @@ from pymongo import MongoClient
 
 from tailrace.client import kernel_loader
 from tailrace.client.change_stream import BlockChangeStream, checked_options, collections_read
+from tailrace.client.commands import StreamCommands, telling_refusals
 from tailrace.client.request import WatchRequest
+from tailrace.client.shard_failures import ShardFailures
 from tailrace.client.statistics import StreamStatistics
 from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.event.event_block import EventBlock
@@ -100,10 +102,11 @@ class ShardedChangeStream(BlockChangeStream):
         archive: ArchivedShards | None = None,
     ) -> None:
         options = checked_options(request)
-        _refuse_view(cluster, options.scope)
-        plan = build_plan(options, profile or profile_for(cluster.server_version()))
-        view = cluster.open_view()
-        plan, begun = _begun(cluster, plan, view, archive)
+        with telling_refusals(request):
+            _refuse_view(cluster, options.scope)
+            plan = build_plan(options, profile or profile_for(cluster.server_version()))
+            view = cluster.open_view()
+            plan, begun = _begun(cluster, plan, view, archive)
         self._archive = archive
         self._cluster = cluster
         self._merged = _merged(plan, begun)
@@ -116,6 +119,8 @@ class ShardedChangeStream(BlockChangeStream):
             self._read(*member)
         if begun.config_after is not None:
             self._read(CONFIG_SHARDS, cluster.config_client(), begun.config_after)
+        self._failures = ShardFailures(client, request, self._commands)
+        self._failures.opened(self._token_given())
 
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
@@ -142,6 +147,12 @@ class ShardedChangeStream(BlockChangeStream):
             self._source.forced_noops,
             self._merged.statistics.unknown_operations,
         )
+
+    def _leaves_open(self, error: BaseException) -> bool:
+        return super()._leaves_open(error) or error is self._failures.kept
+
+    def _tell_look(self, commands: StreamCommands) -> None:
+        self._failures.looks(self._token_given(), has_given=self._has_given)
 
     # -- driving the merge ------------------------------------------------------------------------------------------
 
@@ -202,10 +213,13 @@ class ShardedChangeStream(BlockChangeStream):
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
-    def _read_more(self, left_s: float) -> None:
+    def _read_more(self, left_s: float) -> bool:
         again_s = self._request_promises()
         check_time_limit("the cluster")
+        readers = [reader for name in self._parts if (reader := self._source.reader(name)) is not None]
+        self._failures.check(readers, self._token_given(), has_given=self._has_given)
         self._wait(min(seconds for seconds in (left_s, again_s, remaining_s()) if seconds is not None))
+        return True
 
     def _request_promises(self) -> float | None:
         """Ask the shards that hold back an event for promises; the seconds after which to look again."""

@@ -9,9 +9,12 @@ from collections import deque
 from contextlib import closing
 from typing import Any, Final
 
+from pymongo.errors import PyMongoError
+
 from tailrace.errors import InternalError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
+from tailrace.source.failure import Backoff, is_transient, source_error
 from tailrace.source.mongod import MongodSource
 
 #: A shard of which this much waits is read no further. One reply more may come, of 16 MiB at most.
@@ -28,8 +31,8 @@ class ShardReader:
     ``source``   reads the shard, and tries for ever
     ``changed``  notified (its lock held) whenever there is something new to look at
 
-    Survives elections, killed members and cut connections: it waits as long as it takes, and continues after the last
-    entry read.
+    Survives elections, killed members and cut connections: it tries for as long as it takes, continues after the last
+    entry read, and counts what has failed.
     """
 
     def __init__(
@@ -45,12 +48,19 @@ class ShardReader:
     ) -> None:
         self.name = name
         self.failure: TailraceError | None = None
+        #: The last command that has failed, while nothing was read since: by PyMongo's error and by ours; and how many
+        #: have failed in a row.
+        self.failed: PyMongoError | None = None
+        self.failed_as: TailraceError | None = None
+        self.failed_in_a_row = 0
         #: When entries last came, by the monotonic clock.
         self.last_entry_s = 0.0
         self._changed = changed
         self._after = after
         self._tail_options: dict[str, Any] = {"await_ms": await_ms, "batch_size": batch_size, "comment": comment}
         self._source = source
+        self._backoff = Backoff(give_up_s=None)
+        self._reopens = False
         self._batches: deque[OplogBatch] = deque()
         self._queued_bytes = 0
         self._read_up_to = after
@@ -108,15 +118,35 @@ class ShardReader:
     def _run(self) -> None:
         try:
             self._source.wait_until_reachable()
-            with closing(self._source.tail(self._after, batch_bytes_max=_PIECE_BYTES, **self._tail_options)) as batches:
+            options = {"batch_bytes_max": _PIECE_BYTES, "on_error": self._endure, **self._tail_options}
+            with closing(self._source.tail(self._after, **options)) as batches:
                 for batch in batches:
                     self._report()
+                    if self._reopens:  # this batch is none, but the sign that the read is opened again now
+                        self._reopens = False
+                        continue
+                    self._recovered()
                     if not self._put(batch):
                         return
         except TailraceError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  must not end the thread silently
             self._fail(InternalError(f"{type(error).__name__} while the shard's oplog was read: {error}"))
+
+    def _endure(self, error: PyMongoError) -> None:
+        if is_transient(error):
+            with self._changed:
+                self.failed_as = source_error(error, self._source.client)
+                self.failed, self.failed_in_a_row = error, self.failed_in_a_row + 1
+                self._changed.notify_all()
+        self._source.endure(error, self._backoff)
+        self._reopens = True
+
+    def _recovered(self) -> None:
+        self._backoff.progress()
+        if self.failed is not None:
+            with self._changed:
+                self.failed, self.failed_in_a_row = None, 0
 
     def _put(self, batch: OplogBatch) -> bool:
         """Queue a batch and wait while the queue is full; False when the reader was closed."""

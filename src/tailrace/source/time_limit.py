@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pymongo
-from pymongo import MongoClient, _csot
+from pymongo import _csot
 from pymongo.errors import NetworkTimeout
 
 from tailrace.errors import SourceError
@@ -31,10 +31,15 @@ def remaining_s() -> float | None:
 
 
 @contextlib.contextmanager
-def time_limit_of(client: MongoClient[Any]) -> Iterator[None]:
-    """Inside, the client's ``timeoutMS`` is the limit where ``pymongo.timeout()`` has set none."""
-    limit = client.options.timeout
-    if limit is None or _csot.get_timeout() is not None:
+def time_limit_of(client: Any, own_ms: int | None = None) -> Iterator[None]:
+    """Inside, the client's ``timeoutMS`` is the limit where ``pymongo.timeout()`` has set none.
+
+    ``client``  a client of PyMongo's, of either flavour
+    ``own_ms``  what the call itself says in place of the client: it holds within ``pymongo.timeout()`` too, where that
+                leaves more. 0: no limit
+    """
+    limit = client.options.timeout if own_ms is None else own_ms / 1000
+    if limit is None or (own_ms is None and _csot.get_timeout() is not None):
         yield
         return
     with pymongo.timeout(limit):

@@ -8,7 +8,7 @@ import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -16,6 +16,7 @@ from pymongo.asynchronous import change_stream as pymongo_change_stream
 
 from tailrace.client.change_stream import ChangeStream
 from tailrace.errors import UsageError
+from tailrace.source.time_limit import TimeLimitError, remaining_s, time_limit_exceeded, time_limit_of
 
 _T = TypeVar("_T")
 
@@ -39,6 +40,12 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
     """
 
     _client: Any = None
+    #: What ``watch`` was told of each call's time, in place of the client's ``timeoutMS``.
+    _timeout_ms: int | None = None
+
+    def _time_limit(self) -> AbstractContextManager[None]:
+        """Rule 31: around each call."""
+        return time_limit_of(self._client, self._timeout_ms)
 
     @abstractmethod
     async def try_next(self) -> Any | None:
@@ -70,10 +77,11 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
 
     async def next(self) -> Any:
         """The next event, waited for. Raises StopAsyncIteration when the stream has ended."""
-        while self.alive:
-            event = await self.try_next()
-            if event is not None:
-                return event
+        with self._time_limit():  # of the whole call
+            while self.alive:
+                event = await self.try_next()
+                if event is not None:
+                    return event
         raise StopAsyncIteration
 
     __anext__ = next
@@ -96,6 +104,7 @@ class ThreadedChangeStream(AsyncChangeStream):
     def __init__(self, executor: ThreadPoolExecutor, stream: ChangeStream) -> None:
         self._executor = executor
         self._stream = stream
+        self._client, self._timeout_ms = stream._client, stream._timeout_ms
         #: What the thread is doing. It outlives a call that is cancelled, and the next call takes its outcome.
         self._looking: asyncio.Future[Any | None] | None = None
         self._is_awaited = False
@@ -113,10 +122,20 @@ class ThreadedChangeStream(AsyncChangeStream):
             raise
         return cls(executor, stream)
 
+    async def next(self) -> Any:
+        return self._stream.try_next() if self.has_next else await super().next()
+
+    __anext__ = next
+
     async def try_next(self) -> Any | None:
+        if self.has_next:
+            return self._stream.try_next()
+        with self._time_limit():
+            return await self._look()
+
+    async def _look(self) -> Any | None:
+        is_begun_here = self._looking is None
         if self._looking is None:
-            if self._stream.has_next:
-                return self._stream.try_next()
             if not self.alive:
                 return None
             self._looking = _run(self._executor, self._stream.try_next)
@@ -124,14 +143,20 @@ class ThreadedChangeStream(AsyncChangeStream):
             return await _run(self._executor, self._stream.try_next)
         looking, self._is_awaited = self._looking, True
         closing = asyncio.ensure_future(self._ended.wait())
+        # The thread keeps the time of the call that it works for. A call that was cancelled has left its own.
+        left_s = None if is_begun_here else remaining_s()
         try:
-            await asyncio.wait((looking, closing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((looking, closing), return_when=asyncio.FIRST_COMPLETED, timeout=left_s)
         finally:
             self._is_awaited = False
             closing.cancel()
         if not looking.done():
-            return None
+            if self._ended.is_set():
+                return None
+            raise time_limit_exceeded("the deployment")
         self._looking = None
+        if not is_begun_here and isinstance(looking.exception(), TimeLimitError):
+            return await self._look()
         return looking.result()
 
     @property

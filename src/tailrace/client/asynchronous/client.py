@@ -18,19 +18,18 @@ from pymongo.read_concern import ReadConcern
 from pymongo.typings import _DocumentType
 from pymongo.write_concern import WriteConcern
 
-from tailrace.client.arguments import Arguments, Unshown
+from tailrace.client.arguments import Arguments
 from tailrace.client.asynchronous.change_stream import AsyncChangeStream, ThreadedChangeStream
 from tailrace.client.asynchronous.server_stream import AsyncServerChangeStream
 from tailrace.client.client import Host, Pipeline
 from tailrace.client.deployment import Engine, WatchedDeployment
-from tailrace.client.request import WatchRequest, watch_codec_options
-from tailrace.oplog.namespace import Scope
+from tailrace.client.watchable import Watchable, WatchableClient, WatchableCollection, WatchableDatabase
 from tailrace.source.driver_error import driver_errors
-from tailrace.source.uri import ClientOptions, redact_repr
+from tailrace.source.uri import ClientOptions
 from tailrace.tail.shared_tail import WINDOW_BYTES
 
 
-class _AsyncWatchable:
+class _AsyncWatchable(Watchable):
     """What can be watched: a deployment, a database, a collection."""
 
     async def watch(  # noqa: PLR0917
@@ -51,42 +50,35 @@ class _AsyncWatchable:
         document_class: type[Any] | None = None,
         codec_options: CodecOptions[Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        timeout_ms: int | None = None,
     ) -> AsyncChangeStream:
         """A change stream, with the parameters and errors of ``Client.watch``. ``session`` is an AsyncClientSession."""
-        target, client = cast(Any, self), self._watched_client()
+        request = self._request(
+            pipeline=pipeline,
+            full_document=full_document,
+            full_document_before_change=full_document_before_change,
+            resume_after=resume_after,
+            start_after=start_after,
+            start_at_operation_time=start_at_operation_time,
+            show_expanded_events=show_expanded_events,
+            max_await_time_ms=max_await_time_ms,
+            timeout_ms=timeout_ms,
+            batch_size=batch_size,
+            collation=collation,
+            comment=comment,
+            session=session,
+            options=options,
+            document_class=document_class,
+            codec_options=codec_options,
+        )
+        client: AsyncClient[Any] = self._watched_client()
         with driver_errors():
-            request = WatchRequest(
-                scope=self._watched_scope(),
-                codec_options=watch_codec_options(target.codec_options, codec_options, document_class),
-                pipeline=[] if pipeline is None else pipeline,
-                full_document=full_document,
-                full_document_before_change=full_document_before_change,
-                resume_after=resume_after,
-                start_after=start_after,
-                start_at_operation_time=start_at_operation_time,
-                show_expanded_events=show_expanded_events,
-                max_await_time_ms=max_await_time_ms,
-                batch_size=batch_size,
-                collation=collation,
-                comment=comment,
-                session=session,
-                options=options,
-                read_preference=target.read_preference,
-                target=target,
-                client=client,
-            )
             if client._deployment.engine == "server":
                 return await AsyncServerChangeStream.opened(client, request)
             return await ThreadedChangeStream.opened(partial(client._deployment.open, cast(Any, client), request))
 
-    def _watched_scope(self) -> Scope:
-        raise NotImplementedError
 
-    def _watched_client(self) -> AsyncClient[Any]:
-        raise NotImplementedError
-
-
-class AsyncClient(_AsyncWatchable, AsyncMongoClient[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+class AsyncClient(WatchableClient, _AsyncWatchable, AsyncMongoClient[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
     """``pymongo.AsyncMongoClient`` whose ``watch``, and that of its databases and collections, is ours.
 
     ``tailrace.connect`` says what it takes. A stream belongs to one task at a time.
@@ -109,28 +101,14 @@ class AsyncClient(_AsyncWatchable, AsyncMongoClient[_DocumentType], Generic[_Doc
         host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
         arguments = Arguments(host, port, kwargs)
         self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes)
-        arguments.construct(
+        self._construct(
+            arguments,
             super().__init__,
             document_class=document_class,
             tz_aware=tz_aware,
             connect=connect,
             type_registry=type_registry,
         )
-        for name in ("_init_kwargs", "_resolve_srv_info"):
-            if isinstance(vars(self).get(name), dict):
-                setattr(self, name, Unshown(vars(self)[name]))
-
-    def __repr__(self) -> str:
-        try:
-            return redact_repr(super().__repr__())
-        except (AttributeError, KeyError):  # its constructor has failed, and a traceback shows what there is
-            return f"{type(self).__name__}(...)"
-
-    def _watched_scope(self) -> Scope:
-        return Scope.cluster()
-
-    def _watched_client(self) -> AsyncClient[Any]:
-        return self
 
     def __getitem__(self, name: str) -> AsyncDatabase[_DocumentType]:
         return AsyncDatabase(self, name)
@@ -177,20 +155,10 @@ class AsyncClient(_AsyncWatchable, AsyncMongoClient[_DocumentType], Generic[_Doc
 AsyncClient.__name__ = AsyncMongoClient.__name__  # PyMongo's texts and ``repr`` name the class
 
 
-class AsyncDatabase(_AsyncWatchable, pymongo_database.AsyncDatabase[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+class AsyncDatabase(  # type: ignore[misc]
+    WatchableDatabase, _AsyncWatchable, pymongo_database.AsyncDatabase[_DocumentType], Generic[_DocumentType]
+):
     """``pymongo.asynchronous.database.AsyncDatabase`` whose ``watch``, and that of its collections, is ours."""
-
-    @classmethod
-    def _of(cls, theirs: pymongo_database.AsyncDatabase[Any]) -> AsyncDatabase[Any]:
-        """PyMongo's database as one of ours."""
-        options = (theirs.codec_options, theirs.read_preference, theirs.write_concern, theirs.read_concern)
-        return cls(theirs.client, theirs.name, *options)
-
-    def _watched_scope(self) -> Scope:
-        return Scope.of_database(self.name)
-
-    def _watched_client(self) -> AsyncClient[Any]:
-        return cast(AsyncClient[Any], self.client)
 
     def __getitem__(self, name: str) -> AsyncCollection[_DocumentType]:
         return AsyncCollection(self, name)
@@ -237,22 +205,10 @@ class AsyncDatabase(_AsyncWatchable, pymongo_database.AsyncDatabase[_DocumentTyp
         return AsyncCollection._of(self, theirs)
 
 
-class AsyncCollection(_AsyncWatchable, pymongo_collection.AsyncCollection[_DocumentType], Generic[_DocumentType]):  # type: ignore[misc]
+class AsyncCollection(  # type: ignore[misc]
+    WatchableCollection, _AsyncWatchable, pymongo_collection.AsyncCollection[_DocumentType], Generic[_DocumentType]
+):
     """``pymongo.asynchronous.collection.AsyncCollection`` whose ``watch`` is ours."""
-
-    @classmethod
-    def _of(
-        cls, database: pymongo_database.AsyncDatabase[Any], theirs: pymongo_collection.AsyncCollection[Any]
-    ) -> AsyncCollection[Any]:
-        """PyMongo's collection as one of ours."""
-        options = (theirs.codec_options, theirs.read_preference, theirs.write_concern, theirs.read_concern)
-        return cls(database, theirs.name, False, *options)
-
-    def _watched_scope(self) -> Scope:
-        return Scope.of_collection(self.database.name, self.name)
-
-    def _watched_client(self) -> AsyncClient[Any]:
-        return cast(AsyncClient[Any], self.database.client)
 
     def __getitem__(self, name: str) -> AsyncCollection[_DocumentType]:
         return AsyncCollection._of(self.database, super().__getitem__(name))

@@ -1,88 +1,154 @@
-"""The server's own change stream, as PyMongo's asynchronous client reads it, with the face and the errors of ours."""
+"""The server's own change stream for asyncio: the steps of ``tailrace.client.server_steps``, awaited."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Self, cast
+import asyncio
+from contextlib import suppress
+from typing import Any, Self
 
+import bson
+from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
-from pymongo.asynchronous.change_stream import AsyncChangeStream as NativeStream
-from pymongo.asynchronous.collection import AsyncCollection as NativeCollection
-from pymongo.asynchronous.database import AsyncDatabase as NativeDatabase
-from pymongo.errors import ConfigurationError
+from pymongo import errors as pymongo_errors
+from pymongo.asynchronous.aggregation import _CollectionAggregationCommand, _DatabaseAggregationCommand
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.command_cursor import AsyncCommandCursor
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.operations import _Op
 
-from tailrace.client.arguments import refused
 from tailrace.client.asynchronous.change_stream import AsyncChangeStream
-from tailrace.client.request import STAGE_NAMES, WatchRequest
-from tailrace.client.server_stream import _translated as translated
-from tailrace.expression import parse_collation
-
-_PASSED_ON: Final = (*STAGE_NAMES, "max_await_time_ms", "batch_size", "comment", "session")
+from tailrace.client.change_stream import CANNOT_DECODE, undecodable
+from tailrace.client.request import WatchRequest
+from tailrace.client.server_steps import Look, ServerSteps, Step, StreamCursor, target_options, translated
 
 
 class AsyncServerChangeStream(AsyncChangeStream):
-    """Delegates to PyMongo's ``watch``."""
+    """A stream that the server makes; ``await AsyncServerChangeStream.opened(client, request)`` opens it.
 
-    def __init__(self, client: AsyncMongoClient[Any], stream: NativeStream[Any]) -> None:
+    A call that is cancelled loses its cursor and no event: the next one resumes."""
+
+    _cursor: _AsyncStreamCursor
+
+    def __init__(self, client: AsyncMongoClient[Any], request: WatchRequest) -> None:
         self._client = client
-        self._stream = stream
-        self._closed = False
+        self._timeout_ms = request.timeout_ms
+        self._codec_options = request.codec_options
+        self._comment = request.comment
+        self._session: Any = request.session
+        self._target = _target(client, request)
+        self._steps = ServerSteps(request)
 
     @classmethod
     async def opened(cls, client: AsyncMongoClient[Any], request: WatchRequest) -> Self:
-        """The stream. Options that PyMongo's ``watch`` has no parameter for are a UsageError."""
-        _check(request)
-        request.stage(), request.stages()  # what is no BSON is told by its name
-        with translated(cast(Any, client)):
-            return cls(client, await _opened(client, request))
+        """The stream. Raises what the server's ``aggregate`` raises."""
+        with translated(client):
+            stream = cls(client, request)
+            with stream._time_limit():
+                await stream._open()
+        return stream
 
     async def try_next(self) -> Any | None:
         if not self.alive:
             return None
-        with translated(cast(Any, self._client)):
-            return await self._stream.try_next()
+        with translated(self._client), self._time_limit():
+            try:
+                event = await self._follow(self._steps.look())
+            except pymongo_errors.PyMongoError:
+                if self._steps.closed and not self._steps.failed:
+                    return None  # another task has closed the stream, and with it the server's cursor
+                raise
+            except asyncio.CancelledError:
+                self._cursor._die_no_lock()  # its reply may be lost: what it held is asked for again
+                raise
+            except BaseException:
+                await self.close()
+                raise
+        return await self._decoded(event) if isinstance(event, RawBSONDocument) else event
+
+    async def _decoded(self, event: RawBSONDocument) -> Any:
+        try:
+            return bson.decode(event.raw, codec_options=self._codec_options)
+        except CANNOT_DECODE as error:
+            await self.close()
+            raise undecodable(error) from None
+
+    async def _follow(self, steps: Look) -> RawBSONDocument | None:
+        answer: Any = None
+        failure: Exception | None = None
+        while True:
+            try:
+                step = steps.send(answer) if failure is None else steps.throw(failure)
+            except StopIteration as done:
+                found: RawBSONDocument | None = done.value
+                return found
+            answer = failure = None
+            try:
+                answer = await self._take(step)
+            except pymongo_errors.PyMongoError as error:
+                failure = error
+
+    async def _take(self, step: Step) -> RawBSONDocument | None:
+        if step is Step.OPEN:
+            await self._open()
+        elif step is Step.LEAVE:
+            with suppress(pymongo_errors.PyMongoError):
+                await self._cursor.close()
+        elif step is Step.END:
+            await self.close()
+        else:
+            return await self._cursor._try_next(step is Step.ASK)
+        return None
+
+    async def _open(self) -> None:
+        """The aggregate, and the cursor that it gives. PyMongo sends it again where a read may be (retryReads), which
+        is no resume."""
+        steps = self._steps
+        kind: Any = (
+            _CollectionAggregationCommand if isinstance(self._target, AsyncCollection) else _DatabaseAggregationCommand
+        )
+        command = kind(
+            self._target,
+            _AsyncStreamCursor,
+            steps.pipeline(),
+            dict(steps.command),
+            result_processor=steps.answered,
+            comment=self._comment,
+        )
+
+        async def get_cursor(session: Any, server: Any, connection: Any, read_preference: Any) -> Any:
+            steps.aggregate_wire_version = connection.max_wire_version
+            return await command.get_cursor(session, server, connection, read_preference)
+
+        async with self._client._tmp_session(self._session) as session:
+            preference = self._target._read_preference_for(session)
+            cursor: Any = await self._client._retryable_read(get_cursor, preference, session, operation=_Op.AGGREGATE)
+        assert isinstance(cursor, _AsyncStreamCursor)
+        cursor.wire_version = steps.aggregate_wire_version
+        self._cursor = steps.cursor = cursor
 
     @property
     def resume_token(self) -> Any:
-        return self._stream.resume_token
+        return self._steps.token(self._codec_options)
 
     @property
     def alive(self) -> bool:
-        return not self._closed and bool(self._stream.alive)
+        return not self._steps.closed
 
     async def close(self) -> None:
-        self._closed = True
-        await self._stream.close()
+        self._steps.closed = True
+        await self._cursor.close()
 
 
-def _check(request: WatchRequest) -> None:
-    """Raises UsageError for what PyMongo's asynchronous ``watch`` does not send."""
-    request.scope.check_names()
-    if request.options:
-        raise refused(
-            f"PyMongo's watch has no parameter for {', '.join(request.options)}", TypeError, 'Use engine="oplog"'
-        )
-    collation = request.collation_document()
-    if collation is not None and parse_collation(collation) is not None:
-        # The stages would compare by bytes.
-        raise refused("PyMongo's watch does not send a collation", ConfigurationError, 'Use engine="oplog"')
+class _AsyncStreamCursor(StreamCursor, AsyncCommandCursor[RawBSONDocument]):
+    """PyMongo's cursor, which tells what connection its getMore ran on."""
+
+    async def _run_with_conn(self, conn: Any, operation: Any, read_preference: Any) -> Any:
+        self.wire_version = conn.max_wire_version
+        return await super()._run_with_conn(conn, operation, read_preference)
 
 
-async def _opened(client: AsyncMongoClient[Any], request: WatchRequest) -> NativeStream[Any]:
-    """PyMongo's stream, with the options of the object whose ``watch`` was called."""
-    scope, target = request.scope, client if request.target is None else request.target
-    options = (request.codec_options, target.read_preference, target.write_concern, target.read_concern)
-    stages = list(request.pipeline)
-    passed_on = {name: getattr(request, name) for name in _PASSED_ON}
-    database: NativeDatabase[Any] = NativeDatabase(client, scope.database or "admin", *options)
-    if scope.collection is not None:
-        return await NativeCollection(database, scope.collection, False, *options).watch(stages, **passed_on)
-    if scope.database is not None:
-        return await database.watch(stages, **passed_on)
-    return await AsyncMongoClient.watch(_OfWholeCluster(database), stages, **passed_on)  # type: ignore[arg-type]
-
-
-class _OfWholeCluster:
-    """What PyMongo's ``AsyncMongoClient.watch`` asks of its client: the database that the stream is opened on."""
-
-    def __init__(self, admin: NativeDatabase[Any]) -> None:
-        self.admin = admin
+def _target(client: AsyncMongoClient[Any], request: WatchRequest) -> Any:
+    """What the aggregate is sent to (rule 3)."""
+    scope, options = request.scope, target_options(client, request)
+    database: AsyncDatabase[RawBSONDocument] = AsyncDatabase(client, scope.database or "admin", *options)
+    return database if scope.collection is None else AsyncCollection(database, scope.collection, False, *options)

@@ -5,7 +5,7 @@ docs/reference/driver-rules.md, and each piece of code names those that it keeps
 """
 
 from tailrace.client.resume.failure import Command, Failure, is_resumable, labels_of_stream
-from tailrace.client.resume.limits import get_more_wait_ms
+from tailrace.client.resume.limits import get_more_wait_ms, waits_too_long
 from tailrace.client.resume.process import Next, ResumeProcess, SaidStart
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "get_more_wait_ms",
     "is_resumable",
     "labels_of_stream",
+    "waits_too_long",
 ]

@@ -17,3 +17,8 @@ def get_more_wait_ms(
         # Who lets one look wait for longer than a call may take gets a time-out of every quiet look, as from PyMongo.
         return max_await_time_ms
     return max(1, min(max_await_time_ms, int((left_s - round_trip_s) * 1000)))
+
+
+def waits_too_long(max_await_time_ms: int | None, timeout_ms: int | None) -> bool:
+    """Rule 31: whether a look that finds nothing would outlast the time that each call on the stream was given."""
+    return bool(timeout_ms) and max_await_time_ms is not None and max_await_time_ms >= (timeout_ms or 0)

@@ -1,0 +1,93 @@
+"""What follows failures of a cluster's reads: the drivers' rules, kept by a stream that reads many members at a time.
+
+The shards' readers try again by themselves, so that nothing is missed and the other shards are read on. What a failure
+is for the caller is said here: the first one in a row is that of a getMore, after which the stream is resumed in
+silence. That attempt lasts, as a router's does, until no member of the shard could be selected for as long as the
+client waits for one (``serverSelectionTimeoutMS``). The caller is told of that, and of each later one (rules 24 to 26).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import bson
+from pymongo import MongoClient
+from pymongo.errors import ServerSelectionTimeoutError
+
+from tailrace.client.commands import StreamCommands
+from tailrace.client.failure import failure_of_read
+from tailrace.client.request import WatchRequest
+from tailrace.client.resume import Next, ResumeProcess, SaidStart
+from tailrace.errors import on_shard
+from tailrace.source.shard_reader import ShardReader
+
+
+class ShardFailures:
+    """Belongs to one stream.
+
+    ``client``    what its commands are said to be sent to
+    ``commands``  told of the commands that a router's stream would have been sent; ``None`` where nobody listens
+    """
+
+    def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:
+        said = (request.resume_after, request.start_after, request.start_at_operation_time)
+        self._process = ResumeProcess(SaidStart(*said))
+        self._client = client
+        self._commands = commands
+        #: By shard: how many failures in a row the stream knows of.
+        self._heard: dict[str, int] = {}
+        #: Whether a call was told that the stream could not be resumed, and the next one tries again.
+        self._reopens = False
+        #: The last error that has left the stream open.
+        self.kept: BaseException | None = None
+
+    def opened(self, token: bytes) -> None:
+        """The stream was opened; ``token`` is its resume token."""
+        self._process.opened(is_empty=True, batch_token=None, operation_time=None)
+        self._tell_aggregate(self._process.start_options())
+        if self._commands is not None:
+            self._commands.answered(bson.decode(token), [])
+
+    def looks(self, token: bytes, *, has_given: bool) -> None:
+        """A look begins."""
+        if self._commands is None:
+            return
+        if self._reopens:
+            self._reopens = False
+            self._tell_aggregate(self._start_options(token, has_given=has_given))
+        self._commands.get_more(token)
+
+    def check(self, readers: Iterable[ShardReader], token: bytes, *, has_given: bool) -> None:
+        """Raises the error of a resume that has failed; its shard is named, and the stream stays open."""
+        for reader in readers:
+            error, count = reader.failed, reader.failed_in_a_row
+            if error is None:
+                self._heard.pop(reader.name, None)
+                continue
+            heard = self._heard.get(reader.name, 0)
+            if count <= heard:
+                continue
+            self._heard[reader.name] = count
+            follows = self._process.failed(failure_of_read(error, "aggregate" if heard else "getMore"))
+            if heard and not isinstance(error, ServerSelectionTimeoutError):
+                continue  # the attempt goes on
+            if self._commands is not None:
+                self._commands.failed(error)
+            if follows is Next.RAISE and reader.failed_as is not None:
+                self._reopens = True
+                self.kept = on_shard(reader.failed_as, reader.name)
+                raise self.kept
+            self._tell_aggregate(self._start_options(token, has_given=has_given))
+
+    def _start_options(self, token: bytes, *, has_given: bool) -> Mapping[str, Any]:
+        """Rule 28."""
+        known = bson.decode(token)
+        self._process.found_nothing(known)
+        if has_given:
+            self._process.gives(known, is_last=True, batch_token=known)
+        return self._process.start_options()
+
+    def _tell_aggregate(self, start: Mapping[str, Any]) -> None:
+        if self._commands is not None:
+            self._commands.aggregate(self._client.primary or ("", None), start)
