@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import zlib
 from typing import Any
@@ -53,8 +54,21 @@ def handler_of(target: Any, *, in_transaction: bool, pauses_one_in: int) -> Any:
     return handle
 
 
+def end_with_the_parent() -> None:
+    """A run that is killed leaves no processes behind."""
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
 def main() -> None:
     config = json.loads(sys.argv[1])
+    end_with_the_parent()
     target = pymongo.MongoClient[Any](config["target"])[config["database"] + "_effects"]
     with tailrace.connect(config["source"]) as client:
         listener = Listener(

@@ -59,7 +59,7 @@ IDENTITIES: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow), "4.4.2"])
 def members(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
     if request.param == replica_set.version:
         yield replica_set

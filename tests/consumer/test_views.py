@@ -317,6 +317,8 @@ def test_the_commands_verify_and_rebuild(
     shop: Shop, replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.customers.insert_one({"_id": "c", "name": "Ann"})
+    assert main(arguments(shop, replica_set, "verify")) == 0
+    assert "holds no documents" in capsys.readouterr().err, "a name with a slip in it has no differences either"
     shop.orders.insert_many([{"_id": 1, "customer_id": "c"}, {"_id": 2, "customer": {"name": "left over"}}])
     assert main(arguments(shop, replica_set, "verify", "--grace", "0")) == 1
     assert capsys.readouterr().out.splitlines() == [

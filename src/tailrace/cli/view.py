@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from typing import Any
 
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         if args.action == "run":
             return _keep(client, view, args.leases)
         upkeep = ViewUpkeep(client, view)
+        if upkeep.is_empty():
+            print(f"tailrace: {view.target} holds no documents", file=sys.stderr, flush=True)
         if args.action == "rebuild":
             count = upkeep.rebuild()
             print(json.dumps({"rewritten": count}) if args.format == "json" else f"{count} documents rewritten")

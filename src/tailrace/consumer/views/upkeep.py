@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import Decimal, Inexact, InvalidOperation
 from itertools import islice
+from math import isfinite
 from typing import Any, Final, TypeVar
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
 from pymongo.client_session import ClientSession
@@ -222,7 +225,11 @@ class ViewUpkeep:
 
     def _look_up(self, key: Any, version: Timestamp) -> dict[str, Any] | None:
         """The source as it was at ``version`` or later, majority-committed."""
-        return next(iter(self._sources([key], version)), None)
+        # One after the other: in one list, equal values of two types count as one.
+        for spelled in _spellings(key) if self._is_sharded else [key]:
+            for found in self._sources([spelled], version):
+                return found
+        return None
 
     def _sources(self, keys: Sequence[Any], version: Timestamp) -> list[dict[str, Any]]:
         wanted = set(self.view.fields.values())
@@ -309,6 +316,7 @@ class ViewUpkeep:
     def verify(self, *, grace_s: float = 5.0) -> Iterator[ViewDifference]:
         """Recompute the view and give what differs. A target that differs is looked at again after ``grace_s``, for the
         listeners may not have come to it yet."""
+        self.check_deployment()
         waiting: list[tuple[float, Any]] = []
         for targets in self._chunks():
             version = self._now()
@@ -331,7 +339,24 @@ class ViewUpkeep:
                 return differences
         return []  # it changes all the time: whoever writes it is followed by the listeners
 
+    def is_empty(self) -> bool:
+        """Whether there is no target at all."""
+        return self._retried(lambda: self._target.find_one({}, {"_id": 1})) is None
+
     def has_index(self) -> bool:
         """Whether the targets of a source are found by an index."""
         indexes = self._retried(self._target.index_information)
         return any(index["key"][0][0] == self.view.on for index in indexes.values() if index.get("key"))
+
+
+def _spellings(key: Any) -> list[Any]:
+    """A number with a fraction as the types in which it can be stored: a hashed shard key has one hash for a double and
+    another for the equal decimal, so a mongos asks the one shard or the other."""
+    with suppress(Inexact, InvalidOperation, OverflowError):
+        if isinstance(key, Decimal128):
+            exact = key.to_decimal()
+            if exact.is_finite() and exact % 1 and Decimal(float(exact)) == exact:
+                return [key, float(exact)]
+        elif isinstance(key, float) and isfinite(key) and key % 1:
+            return [key, Decimal128(Decimal(key))]
+    return [key]

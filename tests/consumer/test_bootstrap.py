@@ -1,0 +1,112 @@
+"""Figure 4: what is written before the first listener, and between its start and its crash, is handled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.consumer import Change, Listener, MongoLeaseStore
+from tailrace.embedded import ReplicaSet
+
+pytestmark = pytest.mark.mongod
+
+WAIT_S = 120.0
+HANDLER = """
+import time
+from pathlib import Path
+
+def hangs(change):
+    Path("begun").touch()
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+def members(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
+    if request.param == replica_set.version:
+        yield replica_set
+        return
+    with ReplicaSet(version=request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def shop(members: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
+    name = f"bootstrap_{abs(hash(request.node.nodeid)) % 10**9}"
+    with tailrace.connect(members.uri) as client:
+        client[name].create_collection("orders")
+        yield client[name]
+        client.drop_database(name)
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def handled(shop: Any, last: tuple[str, Any], start: Any) -> list[tuple[str, Any]]:
+    """What a listener handles up to ``last``."""
+    seen: list[tuple[str, Any]] = []
+
+    def handle(change: Change) -> None:
+        seen.append((change.operation_type, (change.document_key or {})["_id"]))
+
+    store = MongoLeaseStore(shop["leases"])
+    with Listener(shop["orders"], handle, resource="orders", store=store, start=start, lease_seconds=1):
+        until(lambda: last in seen)
+    return seen
+
+
+@pytest.mark.parametrize("start", ["oldest", "snapshot"])
+def test_figure_4a_what_was_written_before_the_first_listener_is_handled(shop: Any, start: str) -> None:
+    shop.orders.insert_one({"_id": "t1"})
+    first = ("insert" if start == "oldest" else "snapshot", "t1")
+    assert handled(shop, first, start) == [first]
+
+
+@pytest.mark.parametrize("start", ["oldest", "now", "snapshot"])
+def test_figure_4b_what_was_written_between_the_start_and_the_crash_is_handled(
+    shop: Any, members: ReplicaSet, tmp_path: Path, start: str
+) -> None:
+    """The first listener is a process that is killed with the change in its hands. With a snapshot, more is written
+    while it copies."""
+    (tmp_path / "handlers.py").write_text(HANDLER)
+    if start == "snapshot":
+        shop.orders.insert_many([{"_id": number} for number in range(300)])
+    where = ["--database", shop.name, "--collection", "orders", "--resource", "orders", "--start", start]
+    where += ["--store", f"{shop.name}.leases", "--lease-seconds", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", "listen", "handlers:hangs", *where],
+        cwd=tmp_path,
+        env={**os.environ, "TAILRACE_URI": members.uri},
+    )
+    try:
+        store = MongoLeaseStore(shop["leases"])
+        until(lambda: (lease := store.read("orders")) is not None and lease.position is not None)
+        if start == "snapshot":
+            until((tmp_path / "begun").exists)
+            shop.orders.delete_one({"_id": 299})
+            shop.orders.update_one({"_id": 0}, {"$set": {"n": 1}})
+        shop.orders.insert_one({"_id": "t2"})
+        until((tmp_path / "begun").exists)
+    finally:
+        process.kill()
+        process.wait()
+    shop.orders.insert_one({"_id": "t3"})
+    seen = handled(shop, ("insert", "t3"), start)
+    changes = [one for one in seen if one[0] != "snapshot"]
+    assert changes[-2:] == [("insert", "t2"), ("insert", "t3")]
+    if start == "snapshot":  # what was there when it began, and every change since, in order
+        assert changes == [("delete", 299), ("update", 0), ("insert", "t2"), ("insert", "t3")]
+        copied = {id_ for kind, id_ in seen if kind == "snapshot"}
+        assert copied | {299} >= set(range(300))
