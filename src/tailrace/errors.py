@@ -11,11 +11,12 @@ from collections.abc import Iterable
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 RESUMABLE_LABEL = "ResumableChangeStreamError"
 
-#: The server's name for each code that Tailrace raises (error_codes of mongod 6.0). Codes without a name of their own
-#: are called ``Location<code>`` by the server.
+#: The server's name for each code that Tailrace raises or fail points ask for (error_codes of mongod 6.0). Codes
+#: without a name of their own are called ``Location<code>`` by the server.
 CODE_NAMES: dict[int, str] = {
     2: "BadValue",
     6: "HostUnreachable",
+    7: "HostNotFound",
     8: "UnknownError",
     9: "FailedToParse",
     13: "Unauthorized",
@@ -26,28 +27,43 @@ CODE_NAMES: dict[int, str] = {
     22: "InvalidBSON",
     43: "CursorNotFound",
     47: "NoMatchingDocument",
+    50: "MaxTimeMSExpired",
     59: "CommandNotFound",
+    63: "OBSOLETE_StaleShardVersion",
     72: "InvalidOptions",
     73: "InvalidNamespace",
+    89: "NetworkTimeout",
     91: "ShutdownInProgress",
     115: "CommandNotSupported",
     133: "FailedToSatisfyReadPreference",
+    134: "ReadConcernMajorityNotAvailableYet",
     136: "CappedPositionLost",
     143: "CursorInUse",
     146: "ExceededMemoryLimit",
     148: "ReadConcernMajorityNotEnabled",
+    150: "StaleEpoch",
     159: "DurationOverflow",
     166: "CommandNotSupportedOnView",
     168: "InvalidPipelineOperator",
+    189: "PrimarySteppedDown",
     234: "RetryChangeStream",
     237: "CursorKilled",
     241: "ConversionFailure",
     260: "InvalidResumeToken",
+    262: "ExceededTimeLimit",
     263: "OperationNotSupportedInTransaction",
     280: "ChangeStreamFatalError",
     286: "ChangeStreamHistoryLost",
     346: "ChangeStreamInvalidated",
+    9001: "SocketException",
+    10107: "NotWritablePrimary",
     10334: "BSONObjectTooLarge",
+    11600: "InterruptedAtShutdown",
+    11601: "Interrupted",
+    11602: "InterruptedDueToReplStateChange",
+    13388: "StaleConfig",
+    13435: "NotPrimaryNoSecondaryOk",
+    13436: "NotPrimaryOrSecondary",
     40414: "IDLFailedToParse",
     40415: "IDLUnknownField",
 }

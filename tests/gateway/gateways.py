@@ -59,7 +59,7 @@ def running_gateway(uri: str, **options: Any) -> Iterator[RunningGateway]:
     thread.start()
 
     async def start() -> Gateway:
-        gateway = Gateway(hide(uri), GatewayOptions(port=0, **options))
+        gateway = Gateway(hide(uri), GatewayOptions(**{"port": 0, **options}))
         await gateway.start()
         return gateway
 

@@ -36,8 +36,8 @@ def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
 
 @pytest.fixture(scope="module")
 def written(sides: SideBySide) -> Timestamp:
-    """Some of everything; the time before it."""
-    with pymongo.MongoClient[dict[str, Any]](sides.running.uri()) as client:
+    """Some of everything, majority-committed (4.4 does not wait for that by itself); the time before it."""
+    with pymongo.MongoClient[dict[str, Any]](sides.running.uri(), w="majority") as client:
         client.shop.orders.insert_one({"_id": 0})
         before: Timestamp = client.admin.command("ping")["operationTime"]
         orders = client.shop.orders

@@ -103,7 +103,7 @@ class ShardedChangeStream(BlockChangeStream):
     ) -> None:
         options = checked_options(request)
         with telling_refusals(request):
-            _refuse_view(cluster, options.scope)
+            refuse_view_in(cluster, options.scope)
             plan = build_plan(options, profile or profile_for(cluster.server_version()))
             view = cluster.open_view()
             plan, begun = _begun(cluster, plan, view, archive)
@@ -339,7 +339,7 @@ def _merged(plan: Plan, begun: Beginning) -> MergedStream:
     return merged
 
 
-def _refuse_view(cluster: Cluster, scope: Scope) -> None:
+def refuse_view_in(cluster: Cluster, scope: Scope) -> None:
     """Raises ServerError 166 where the name is a view or a time-series collection now, as the database's primary shard
     says; of a fixed list of shards each is asked."""
     if scope.database is None or scope.collection is None:

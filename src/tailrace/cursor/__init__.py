@@ -9,6 +9,8 @@ drive the same code.
 from tailrace.cursor.action import (
     Acting,
     Action,
+    Members,
+    NeedMembers,
     NeedOldest,
     NeedStart,
     OldestEntry,
@@ -24,6 +26,8 @@ __all__ = [
     "Acting",
     "Action",
     "CursorRegistry",
+    "Members",
+    "NeedMembers",
     "NeedOldest",
     "NeedStart",
     "OldestEntry",

@@ -28,12 +28,31 @@ class StreamStart(NamedTuple):
     ``shards``          of a sharded cluster the names in ``config.shards``; ``None`` over a single oplog
     ``config_after``    of a cluster a time known before ``shards`` was read, after which the config server's oplog
                         is read too (``tailrace.pipeline.merge.CONFIG_SHARDS``); ``None``: no shard is added
+    ``knows_past``      the driver knows who was a shard when: a stream with a start asks for its ``Members``
     """
 
     operation_time: ClusterTime
     kind: Literal["collection", "view", "timeseries"] = "collection"
     shards: tuple[str, ...] | None = None
     config_after: ClusterTime | None = None
+    knows_past: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NeedMembers:
+    """Asked of a driver that ``knows_past`` for a stream over a cluster that reads after a time of the caller's.
+    Answer: ``Members``."""
+
+    after: ClusterTime
+
+
+class Members(NamedTuple):
+    """``shards``        those that a stream begins with, and from when on each is read: shards that have gone too
+    ``config_after``  as in ``StreamStart``
+    """
+
+    shards: tuple[tuple[str, ClusterTime], ...]
+    config_after: ClusterTime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +113,6 @@ class OplogRead(NamedTuple):
     participant: str = ONE_OPLOG
 
 
-Action: TypeAlias = NeedStart | NeedOldest | ReadOplog | Need
+Action: TypeAlias = NeedStart | NeedMembers | NeedOldest | ReadOplog | Need
 #: A command being carried out; its value is the reply's BSON.
 Acting: TypeAlias = Generator[Action, Any, bytes]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tailrace.cursor.action import Acting, NeedStart, StreamStart
+from tailrace.cursor.action import Acting, Members, NeedMembers, NeedStart, StreamStart
 from tailrace.cursor.aggregate import AggregateCommand, check_kind
 from tailrace.cursor.change_stream_cursor import ChangeStreamCursor
 from tailrace.cursor.command import check_bson
@@ -93,7 +93,11 @@ class CursorRegistry:
             started_by_caller = plan.start is not None
             if not started_by_caller:
                 plan = plan.start_after(start.operation_time)
-            cursor = ChangeStreamCursor(_stream(plan, start, self._kernel), started_by_caller=started_by_caller)
+            members: Members | None = None
+            if started_by_caller and start.knows_past and plan.read_after is not None:
+                members = yield NeedMembers(plan.read_after)
+            stream = _stream(plan, start, members, self._kernel)
+            cursor = ChangeStreamCursor(stream, started_by_caller=started_by_caller)
             prefix = IN_AGGREGATE
             reply = ReplyEvents("firstBatch", wanted.batch_size)
             token, closed = yield from cursor.fill(reply, None)
@@ -180,7 +184,13 @@ class CursorRegistry:
         return entry
 
 
-def _stream(plan: Plan, start: StreamStart, kernel: KernelUse) -> Stream:
+def _stream(plan: Plan, start: StreamStart, members: Members | None, kernel: KernelUse) -> Stream:
     if start.shards is None:
         return open_stream(plan, kernel=kernel)
+    if members is not None:
+        from_start = [name for name, after in members.shards if after == plan.read_after]
+        stream = MergedStream(plan, from_start, config_after=members.config_after, kernel=kernel)
+        for name, after in members.shards:
+            stream.open_shard(name, after.tick())
+        return stream
     return MergedStream(plan, start.shards, config_after=start.config_after, kernel=kernel)

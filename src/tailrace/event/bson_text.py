@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Final
 
 import bson
@@ -18,6 +19,9 @@ _TEXT_BYTES_MAX: Final = 160
 _TEXT_BYTES_SHOWN: Final = 150
 _BYTES_MAX: Final = 80
 _BYTES_SHOWN: Final = 70
+#: The subtype of a UUID, and its size.
+_UUID: Final = 4
+_UUID_BYTES: Final = 16
 
 
 def document_text(document: bytes) -> str:
@@ -49,6 +53,8 @@ def _text(value: Any, *, spaced: bool) -> str:
         inner = ", ".join(_text(item, spaced=spaced) for item in value)
         return f"[ {inner} ]" if spaced and inner else f"[{inner}]"
     if isinstance(value, bytes):
+        if spaced and getattr(value, "subtype", 0) == _UUID and len(value) == _UUID_BYTES:
+            return f'UUID("{uuid.UUID(bytes=bytes(value))}")'
         if spaced and len(value) > _BYTES_MAX:
             return f"BinData({getattr(value, 'subtype', 0)}, {value[:_BYTES_SHOWN].hex().upper()}...)"
         digits = value.hex().upper()

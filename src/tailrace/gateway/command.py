@@ -158,6 +158,16 @@ def cursor_asked(document: bytes) -> int | None:
     return raw_bson.read_int64(document, element.value_start)
 
 
+def app_name_of(head: bytes) -> str | None:
+    """What the program calls itself in a first hello; ``None`` where it does not."""
+    at = head.find(b"\x03application\x00")
+    try:
+        found = None if at < 0 else raw_bson.find(head, b"name", at + 13)
+        return None if found is None else raw_bson.read_string(head, found.value_start).decode("utf-8", "replace")
+    except (TailraceError, struct.error):
+        return None
+
+
 def without_cursors(document: bytes, left: list[int]) -> bytes:
     """A killCursors command that names the cursors ``left`` alone."""
     ids = (raw_bson.encode_element(INT64, b"%d" % i, raw_bson.encode_int64(one)) for i, one in enumerate(left))

@@ -5,6 +5,7 @@ Whom it cannot answer for certain it sends to the server: a client that may not 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import uuid
@@ -21,9 +22,10 @@ from tailrace.cursor.reply import kill_reply
 from tailrace.errors import ServerError, UsageError
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.gateway import listing
-from tailrace.gateway.command import ClientCommand, cursor_asked, opens_stream, without_cursors
-from tailrace.gateway.connection import ClientConnection
+from tailrace.gateway.command import FAIL_POINT, ClientCommand, cursor_asked, opens_stream, without_cursors
+from tailrace.gateway.connection import ClientConnection, ClosedConnection
 from tailrace.gateway.engine import Engine, Owner, ServedStream
+from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.replies import is_ok, merged_kills
 from tailrace.gateway.rights import Identity, User
 
@@ -35,14 +37,18 @@ class Commands:
     """Answers commands of clients from the engine.
 
     ``rights_seconds``  rights are asked again at a getMore when they were asked so long ago
+    ``fail_points``     ``None``: clients set none here
     """
 
-    def __init__(self, engine: Engine, *, rights_seconds: float) -> None:
+    def __init__(self, engine: Engine, *, rights_seconds: float, fail_points: FailPoints | None = None) -> None:
         self._engine = engine
         self._rights_seconds = rights_seconds
+        self._fail_points = fail_points
 
     async def answered(self, connection: ClientConnection, command: ClientCommand) -> bool:
         """Answer a command; False where it is the server's."""
+        if self._fail_points is not None and await self._is_struck(connection, command, self._fail_points):
+            return True
         match command.name:
             case b"aggregate":
                 return opens_stream(command.document) and await self._aggregate(connection, command)
@@ -62,6 +68,28 @@ class Commands:
         reply = listing.listing(self._engine) if may else listing.refused()
         await connection.reply(command, self._engine.stamped(reply))
         return True
+
+    async def _is_struck(self, connection: ClientConnection, command: ClientCommand, points: FailPoints) -> bool:
+        """Set a fail point, or do what one does to a command; whether that was all."""
+        if command.name == FAIL_POINT:
+            await connection.answered()
+            asked = bson.decode(command.document)
+            reply = await connection.ask(bson.encode(points.for_server(asked)))  # who may set one, it decides
+            if is_ok(reply):
+                points.configure(asked)
+            await connection.reply(command, reply)
+            return True
+        opens = command.name == b"aggregate" and opens_stream(command.document)
+        fault = points.on_command(command.name.decode(), connection.app_name, opens_stream=opens)
+        if fault is None:
+            return False
+        await connection.answered()
+        await asyncio.sleep(fault.delay_ms / 1000)
+        if fault.closes:
+            raise ClosedConnection("a fail point closes it")
+        if fault.reply is not None:
+            await connection.reply(command, self._engine.stamped(fault.reply))
+        return fault.reply is not None
 
     async def _aggregate(self, connection: ClientConnection, command: ClientCommand) -> bool:
         await connection.answered()
@@ -97,6 +125,11 @@ class Commands:
         except (UsageError, ServerError) as error:
             reply = self._engine.refused(error, in_stream=False)
         else:
+            fault = None if self._fail_points is None else self._fail_points.on_get_more()
+            if fault is not None and fault.reply is not None:
+                self._engine.kill([stream])
+                await connection.reply(command, self._engine.stamped(fault.reply))
+                return True
             reply = await self._engine.get_more(stream, command.database, command.document)
         await connection.reply(command, self._engine.stamped(reply))
         return True

@@ -26,12 +26,14 @@ from tailrace.gateway.command import (
     LOGIN_NAMES,
     ClientCommand,
     MessageOutline,
+    app_name_of,
     command_of,
     outline,
     unpacked,
 )
 from tailrace.gateway.compression import available, compress
 from tailrace.gateway.frame import (
+    DOCUMENT_SIZE_MAX,
     HEADER_SIZE,
     MESSAGE_SIZE_MAX,
     OP_COMPRESSED,
@@ -46,6 +48,7 @@ from tailrace.gateway.frame import (
     with_document,
 )
 from tailrace.gateway.hello import HELLO_NAMES, rewritten
+from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.replies import ServerClock
@@ -54,10 +57,10 @@ from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
 
 #: What is read, and written, at a time.
 _CHUNK: Final = 1 << 16
+#: The longest command that may be for the gateway: a document of 16 MB and what is around it.
+_COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
 #: A server's reply may be a little longer than a message to it.
 _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
-#: An answer of ours to a hello, in which mongod repeats its names, is never longer.
-_HELLO_SIZE_MAX: Final = 1 << 20
 
 _STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
 #: Something that only those may do who have logged in, where logging in is asked for.
@@ -88,6 +91,7 @@ class Surroundings:
 
     ``names``   of the commands that may be for the gateway
     ``answer``  answers such a command; whether it did, or it is the server's
+    ``memory``  what large messages take
     """
 
     options: GatewayOptions
@@ -96,6 +100,7 @@ class Surroundings:
     clock: ServerClock
     names: frozenset[bytes]
     answer: Callable[[ClientConnection, ClientCommand], Awaitable[bool]]
+    memory: MemoryBudget
 
 
 class ClientConnection:
@@ -119,8 +124,13 @@ class ClientConnection:
         self._asks_nobody: bool | None = None
         self._serving: asyncio.Task[None] | None = None
         self._at_rest = True
+        #: A command is being answered here: nothing of it has to reach the server.
+        self._answering = False
+        self._server_left = False
         #: To be closed as soon as nothing is under way.
         self._leaving = False
+        #: The client's name for itself, where fail points may ask for it.
+        self.app_name: str | None = None
 
     # -- from beginning to end --------------------------------------------------------------------------------------
 
@@ -135,6 +145,9 @@ class ClientConnection:
             if self._leaving:
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._answering and tasks[1].done():
+                # The server has gone, and a stream's reply needs it no more.
+                await asyncio.wait(tasks[:1])
         except SourceError as error:
             _log.warning("connection %d: %s", self.number, error)
         finally:
@@ -155,7 +168,7 @@ class ClientConnection:
 
     def client_left(self) -> None:
         """The client has closed its side: nobody waits for what is under way."""
-        if self._serving is not None and not self._at_rest:
+        if self._serving is not None and self._answering:
             self._serving.cancel()
 
     def _is_owed(self) -> bool:
@@ -187,7 +200,7 @@ class ClientConnection:
             self._at_rest = False
             async with asyncio.timeout(options.stall_seconds) as limit:
                 await self._request(head, limit)
-            if self._leaving and not self._is_owed():
+            if self._server_left or (self._leaving and not self._is_owed()):
                 return
             self._at_rest = True
             head = await self._client.reader.readexactly(HEADER_SIZE)
@@ -198,31 +211,40 @@ class ClientConnection:
         self._shared.metrics.client_bytes_received += header.length
         reader = self._client.reader
         if header.op_code == OP_COMPRESSED:
-            head += await reader.readexactly(header.length - HEADER_SIZE)
-            message, compressor = unpacked(head)
+            async with self._shared.memory.held(2 * header.length):
+                head += await reader.readexactly(header.length - HEADER_SIZE)
+                message, compressor = unpacked(head)
             seen = outline(parse_header(message).op_code, message)
         else:
             head += await reader.readexactly(min(header.length - HEADER_SIZE, HEAD_BYTES - HEADER_SIZE))
             message, compressor = head, None
             seen = outline(header.op_code, head)
-        if seen.name in self._shared.names and seen.op_code == OP_MSG:
-            if header.length > len(head):
-                head += await reader.readexactly(header.length - len(head))
-            command = command_of(head if compressor is None else message, compressor)
+        if seen.name in self._shared.names and seen.op_code == OP_MSG and header.length <= _COMMAND_SIZE_MAX:
+            async with self._shared.memory.held(header.length):
+                if header.length > len(head):
+                    head += await reader.readexactly(header.length - len(head))
+                command = command_of(head if compressor is None else message, compressor)
             if command is not None:
                 limit.reschedule(None)
-                if await self._shared.answer(self, command):
+                if await self._is_answered(command):
                     return
-        await self.pass_on(seen, head, header.length, limit)
+        await self._pass_on(seen, head, header.length, limit)
 
-    async def pass_on(
-        self, seen: MessageOutline, head: bytes, length: int, limit: asyncio.Timeout | None = None
-    ) -> None:
+    async def _is_answered(self, command: ClientCommand) -> bool:
+        self._answering = True
+        try:
+            return await self._shared.answer(self, command)
+        finally:
+            self._answering = False
+
+    async def _pass_on(self, seen: MessageOutline, head: bytes, length: int, limit: asyncio.Timeout) -> None:
         """Send a message to the server as it came: what is here of it, and what follows."""
         if seen.answered:
             self._owe(_Awaited(is_hello=seen.name in HELLO_NAMES, exhaust=seen.exhaust))
         if seen.name in LOGIN_NAMES or seen.name in HELLO_NAMES:
             self._identity = None  # a hello may log in too
+        if seen.name in HELLO_NAMES and self.app_name is None and self._shared.options.test_commands:
+            self.app_name = app_name_of(head)
         self._shared.metrics.messages_passed += 1
         writer, left = self._upstream.writer, length - len(head)
         writer.write(head)
@@ -232,9 +254,10 @@ class ClientConnection:
                 raise ClosedConnection("the client has left in the middle of a message")
             left -= len(chunk)
             writer.write(chunk)
+            limit.reschedule(None)  # a server that is busy may take its time
             await writer.drain()
-            if limit is not None:
-                limit.reschedule(asyncio.get_running_loop().time() + self._shared.options.stall_seconds)
+            limit.reschedule(asyncio.get_running_loop().time() + self._shared.options.stall_seconds)
+        limit.reschedule(None)
         await writer.drain()
 
     def _owe(self, awaited: _Awaited) -> None:
@@ -244,6 +267,16 @@ class ClientConnection:
     # -- what the server sends --------------------------------------------------------------------------------------
 
     async def _replies(self) -> None:
+        try:
+            await self._each_reply()
+        finally:
+            self._server_left = True
+            self._answered.set()
+            for awaited in self._awaited:
+                if awaited.answer is not None and not awaited.answer.done():
+                    awaited.answer.cancel()
+
+    async def _each_reply(self) -> None:
         reader = self._upstream.reader
         while True:
             head = await reader.readexactly(HEADER_SIZE)
@@ -315,7 +348,8 @@ class ClientConnection:
         frame = op_msg(document, request_id=self._next_id(), response_to=command.message.header.request_id)
         if command.compressor is not None and command.compressor != "noop":
             frame = compress(frame, command.compressor)
-        await self.send(frame)
+        async with self._shared.memory.held(len(frame)):
+            await self.send(frame)
 
     async def answered(self) -> None:
         """Wait until the server has answered all that was passed on: replies come in the order of their commands."""
@@ -324,6 +358,8 @@ class ClientConnection:
     async def ask(self, document: bytes) -> bytes:
         """The server's reply to a command of the gateway's, on the client's own connection."""
         await self.answered()
+        if self._server_left:
+            raise ClosedConnection("the server has left")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._owe(_Awaited(answer=answer))
         self._upstream.writer.write(op_msg(document, request_id=self._next_id()))

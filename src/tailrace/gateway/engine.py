@@ -20,15 +20,20 @@ from tailrace.client import kernel_loader
 from tailrace.cursor import Acting, Action, CursorRegistry, NeedStart
 from tailrace.cursor.reply import error_reply
 from tailrace.errors import InternalError, ServerError, TailraceError
+from tailrace.gateway.cluster_reading import ClusterReading
 from tailrace.gateway.log import note
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import Keeper, OplogReading, Reading, Waker, in_thread, now_ms
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.rights import User
+from tailrace.gateway.upstream import APP_NAME
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
 from tailrace.source.mongod import MongodSource
+from tailrace.source.topology import Cluster
+from tailrace.source.uri import ConnectionString
+from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
 
 #: Work on so many bytes is done in the event loop; more goes to a thread, so that nobody else waits for it.
@@ -78,7 +83,7 @@ class ServedStream:
 class Engine:
     """Carries out the commands of change streams. Belongs to the event loop that it was made in.
 
-    ``client``        reads the deployment
+    ``client``        reads the deployment that ``uri`` names
     ``cursors_max``   how many streams may be open
     ``window_bytes``  of the oplog's end for streams that read it together
     """
@@ -86,28 +91,33 @@ class Engine:
     def __init__(
         self,
         client: MongoClient[Any],
+        uri: ConnectionString,
         metrics: GatewayMetrics,
         *,
         cursors_max: int,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._client = client
+        self._uri = uri
         self.metrics = metrics
         self._cursors_max = cursors_max
         self._opening = 0
         self._reading_pool: Executor = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool: Executor = ThreadPoolExecutor(_WORK_THREADS, thread_name_prefix="tailrace-work")
         self._waker = Waker(asyncio.get_running_loop())
-        self._source = MongodSource(client)
-        self._shared = SharedTail(client, window_bytes=window_bytes, on_read=self._saw_read, streams_min=1)
-        self._keeper: Keeper | None = None
+        tails: Any = {"window_bytes": window_bytes, "on_read": kernel_loader.is_ready, "streams_min": 1}
+        self._shared = SharedTail(client, **tails)
+        self._shard_tails = ShardTails(**tails)
+        self._cluster: Cluster | None = None
+        #: The tails that are kept going, by the client that reads them.
+        self._kept: dict[MongoClient[Any], tuple[SharedTail, Keeper]] = {}
         self._idle_since: float | None = None
         self._registry: CursorRegistry | None = None
         self._minding: asyncio.Task[None] | None = None
         self._stopping: TailraceError | None = None
         self.streams: dict[int, ServedStream] = {}
         self.clock = ServerClock()
-        self._last_clock: Any = None
+        self._seen_clocks: dict[MongoClient[Any], Any] = {}
 
     async def start(self) -> None:
         """Connect. Raises TailraceError where the deployment cannot be read."""
@@ -116,9 +126,12 @@ class Engine:
         self._minding = asyncio.create_task(self._mind())
 
     def _connected(self) -> str:
-        self._source.oldest()  # who may not read the oplog is told here
+        """The version whose streams are given. Who may not read the oplog is told here."""
+        cluster = self._cluster = Cluster.discover(self._client, self._uri, {"appname": APP_NAME})
+        source = MongodSource(self._client if cluster is None else cluster.config_client())
+        source.oldest()
         kernel_loader.prepare()  # before anybody is served
-        return self._source.server_version
+        return source.server_version if cluster is None else cluster.server_version()
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
@@ -132,7 +145,7 @@ class Engine:
             )
         if self._stopping is not None:
             return self.refused(self._stopping)
-        self._keep()
+        self._idle_since = None
         opening = _Opening(self)
         self._opening += 1
         try:
@@ -198,15 +211,16 @@ class Engine:
 
     def stamped(self, reply: bytes) -> bytes:
         """A reply with the server's times, as the tail of the oplog or a client's connection received them."""
-        document = self._shared.clock_document
-        if document is not None and document is not self._last_clock:
-            self._last_clock = document
-            self.clock.saw(bson.encode(document))
+        for client, (shared, _) in self._kept.items():
+            document = shared.clock_document
+            if document is not None and document is not self._seen_clocks.get(client):
+                self._seen_clocks[client] = document
+                self.clock.saw(bson.encode(document))
         return self.clock.stamp(reply, _reached(reply))
 
     def tail_statistics(self) -> TailStatistics:
-        """How the shared read is doing. From any thread; brings the metrics up to date too."""
-        found = self._shared.statistics
+        """How the shared reads are doing. From any thread; brings the metrics up to date too."""
+        found = TailStatistics.total([self._shared.statistics, self._shard_tails.statistics])
         self.metrics.saw_tail(found)
         self.metrics.streams = len(self.streams)
         return found
@@ -227,9 +241,11 @@ class Engine:
         for stream in list(self.streams.values()):
             stream.reading.close()
         self.streams.clear()
-        if self._keeper is not None:
-            self._keeper.close()
+        self._let_go()
         self._shared.close()
+        self._shard_tails.close()
+        if self._cluster is not None:
+            await in_thread(self._reading_pool, self._cluster.close)
         self._work_pool.shutdown(wait=False, cancel_futures=True)
         self._reading_pool.shutdown(wait=False)
 
@@ -243,7 +259,21 @@ class Engine:
 
     def open_reading(self, scope: Scope) -> Reading:
         """What a new stream of ``scope`` reads."""
+        if self._cluster is not None:
+            return ClusterReading(
+                self._reading_pool, self._waker, self._cluster, self._shard_tails, scope, keep=self._keep
+            )
+        self._keep(self._client, self._shared)
         return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope)
+
+    def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:
+        if client not in self._kept:
+            self._kept[client] = shared, Keeper(client, shared)
+
+    def _let_go(self) -> None:
+        for _, keeper in self._kept.values():
+            keeper.close()
+        self._kept.clear()
 
     async def _carried_out(self, acting: Acting, answering: Reading | _Opening, size: int) -> bytes:
         """Drive a command to its reply. What is large is worked on in a thread."""
@@ -286,15 +316,6 @@ class Engine:
         metrics.events += cursor.events
         metrics.event_bytes += len(reply) if cursor.events else 0
 
-    def _saw_read(self, size: int) -> None:
-        """A reply of the shared read; in its thread."""
-        kernel_loader.is_ready(size)
-
-    def _keep(self) -> None:
-        self._idle_since = None
-        if self._keeper is None:
-            self._keeper = Keeper(self._client, self._shared)
-
     async def _mind(self) -> None:
         """Now and then: close what nobody asks for, and note the server's clock."""
         while True:
@@ -307,13 +328,12 @@ class Engine:
                         self._forget_closed(stream)
             self.metrics.streams = len(self.streams)
             now = time.monotonic()
-            if self.streams or self._opening or self._keeper is None:
+            if self.streams or self._opening or not self._kept:
                 self._idle_since = None
             elif self._idle_since is None:
                 self._idle_since = now
             elif now - self._idle_since > _LINGER_S:
-                self._keeper.close()
-                self._keeper = None
+                self._let_go()
 
 
 class _Opening:

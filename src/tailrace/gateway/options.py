@@ -20,11 +20,13 @@ class GatewayOptions:
     ``connections_max``    of clients
     ``cursors_max``        open change streams
     ``message_bytes``      the longest message of a client's
+    ``memory_bytes``       for messages above 256 kB that are read whole, and for replies that are not taken yet
     ``window_bytes``       of the oplog's end, for streams that are behind
     ``handshake_seconds``  until the first message of a client's
     ``stall_seconds``      how long a message that was begun, or a reply, may not move on
     ``rights_seconds``     how old the answer may be to what a client may watch
     ``stop_seconds``       how long a stop waits for what is under way
+    ``test_commands``      clients may set fail points for the commands that are answered here
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +36,7 @@ class GatewayOptions:
     connections_max: int = 20_000
     cursors_max: int = 20_000
     message_bytes: int = MESSAGE_SIZE_MAX
+    memory_bytes: int = 256 << 20
     window_bytes: int = WINDOW_BYTES
     handshake_seconds: float = 30.0
     stall_seconds: float = 60.0

@@ -19,8 +19,19 @@ from typing import Any, Final, TypeVar
 
 from pymongo import MongoClient
 
-from tailrace.cursor import Action, NeedOldest, NeedStart, OldestEntry, OplogRead, ReadOplog, StreamStart
+from tailrace.cursor import (
+    Action,
+    Members,
+    NeedMembers,
+    NeedOldest,
+    NeedStart,
+    OldestEntry,
+    OplogRead,
+    ReadOplog,
+    StreamStart,
+)
 from tailrace.errors import InternalError, TailraceError
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.stream import Need
 from tailrace.plan.request import OplogBatch
@@ -29,7 +40,7 @@ from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.tailed_source import TailedSource
 
 #: One wait of a stream's own read: so long at most a thread is taken before the stream is joined.
-_OWN_AWAIT_MS: Final = 100
+OWN_AWAIT_MS: Final = 100
 #: A scope in which nothing ever happens: who waits there keeps the shared reader going.
 _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
@@ -101,6 +112,8 @@ class Reading(ABC):
                 return await self._oldest(action.participant)
             case ReadOplog():
                 return await self._read(action)
+            case NeedMembers(after):
+                return await self._members(after)
             case Need():
                 return await self._look_up(action)
         raise InternalError(f"a cursor asks for {type(action).__name__}")
@@ -121,7 +134,7 @@ class Reading(ABC):
             read = await self._next(action)
             if self.ending is not None:
                 raise self.ending
-            if read.batch.raw or deadline is None or read.now_ms >= deadline:
+            if self._is_news(action, read) or deadline is None or read.now_ms >= deadline:
                 return read
             if self._hurried:
                 return read._replace(now_ms=deadline)
@@ -133,11 +146,18 @@ class Reading(ABC):
             async with asyncio.timeout(seconds):
                 await self._came.wait()
 
+    def _is_news(self, action: ReadOplog, read: OplogRead) -> bool:
+        """Whether the cursor has to be given it at once."""
+        return bool(read.batch.raw)
+
     @abstractmethod
     async def _start(self, scope: Scope) -> StreamStart: ...
 
     @abstractmethod
     async def _oldest(self, participant: str) -> OldestEntry: ...
+
+    async def _members(self, after: ClusterTime) -> Members:
+        raise InternalError(f"a stream over one oplog asks who took part after {after}")
 
     @abstractmethod
     async def _next(self, action: ReadOplog) -> OplogRead:
@@ -182,7 +202,7 @@ class OplogReading(Reading):
         batch = self._source.poll()
         if batch is None:
             if self._batches is None:
-                self._batches = self._source.tail(action.after, await_ms=_OWN_AWAIT_MS)
+                self._batches = self._source.tail(action.after, await_ms=OWN_AWAIT_MS)
             own: OplogBatch = await in_thread(self.pool, next, self._batches)
             batch = own
         return OplogRead(batch, not batch.raw, now_ms())

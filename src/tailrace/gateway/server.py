@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from tailrace.errors import SinkError
-from tailrace.gateway.command import SESSION_NAMES, STREAM_NAMES
+from tailrace.gateway.command import FAIL_POINT, SESSION_NAMES, STREAM_NAMES
 from tailrace.gateway.commands import Commands
 from tailrace.gateway.connection import ClientConnection, Surroundings
 from tailrace.gateway.engine import Engine
+from tailrace.gateway.fail_points import FailPoints
+from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.upstream import Address, Channel, Upstream
@@ -35,16 +37,19 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.upstream = Upstream(uri, self._upstream_changed)
         self.engine = Engine(
-            self.upstream.client, self.metrics, cursors_max=options.cursors_max, window_bytes=options.window_bytes
+            self.upstream.client, uri, self.metrics, cursors_max=options.cursors_max, window_bytes=options.window_bytes
         )
-        self.commands = Commands(self.engine, rights_seconds=options.rights_seconds)
+        self.engine.clock.signed = self.upstream.has_users
+        fail_points = FailPoints() if options.test_commands else None
+        self.commands = Commands(self.engine, rights_seconds=options.rights_seconds, fail_points=fail_points)
         self._surroundings = Surroundings(
             options,
             self.metrics,
             self.upstream,
             self.engine.clock,
-            STREAM_NAMES | SESSION_NAMES,
+            STREAM_NAMES | SESSION_NAMES | ({FAIL_POINT} if options.test_commands else set()),
             self.commands.answered,
+            MemoryBudget(options.memory_bytes),
         )
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -59,9 +59,15 @@ class Upstream(monitoring.TopologyListener):
         self._closed = False
         #: Who takes writes; ``None`` where nobody does.
         self.address: Address | None = None
+        #: Who did last.
+        self._last: Address | None = None
         self._others: list[Address] = []
-        self._ssl = _tls_of(uri)
+        # The first to look at the URI, since it says what is wrong with one and hides its secrets.
         self.client: MongoClient[Any] = open_client(uri, event_listeners=[self], appname=APP_NAME)
+        parsed = parse_uri(uri.reveal(), validate=True, warn=False)
+        #: Whether somebody logs in there.
+        self.has_users = parsed["username"] is not None or "authMechanism" in parsed["options"]
+        self._ssl = _tls_of(uri)
 
     # -- what PyMongo tells, in threads of its own ------------------------------------------------------------------
 
@@ -88,10 +94,16 @@ class Upstream(monitoring.TopologyListener):
     def _take_over(self, writable: list[Address], readable: list[Address]) -> None:
         self._others = readable
         if self.address not in writable:
-            before, self.address = self.address, writable[0] if writable else None
-            if before is not None or self.address is not None:
-                _log.info("the server behind the gateway is %s", self.address or "gone")
-                self._on_change(self.address)
+            self.address = writable[0] if writable else None
+        if self.address is not None and self.address != self._last:
+            _log.info("the server behind the gateway is %s", self.address)
+            self._last = self.address
+            self._on_change(self.address)
+        elif self.address is None and self._last in readable:
+            # It says so itself. One of which nothing is known may be where it was: who is connected to it will see.
+            _log.info("%s takes writes no longer, and nobody else does yet", self._last)
+            self._last = None
+            self._on_change(None)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -20,13 +20,17 @@ from tailrace.tail.tailed_source import TailedSource
 class ShardTails:
     """A tail for each shard that a stream reads, made when the first one does.
 
-    ``window_bytes``, ``on_read``  of each tail
+    ``window_bytes``, ``on_read``, ``streams_min``  of each tail
     """
 
     def __init__(
-        self, *, window_bytes: int = WINDOW_BYTES, on_read: Callable[[int], object] = lambda size: None
+        self,
+        *,
+        window_bytes: int = WINDOW_BYTES,
+        on_read: Callable[[int], object] = lambda size: None,
+        streams_min: int = 2,
     ) -> None:
-        self._options: dict[str, Any] = {"window_bytes": window_bytes, "on_read": on_read}
+        self._options: dict[str, Any] = {"window_bytes": window_bytes, "on_read": on_read, "streams_min": streams_min}
         self._shards: dict[MongoClient[Any], tuple[SharedTail, AskedLately]] = {}
         self._lock = threading.Lock()
 

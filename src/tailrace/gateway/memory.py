@@ -1,0 +1,36 @@
+"""How much of messages may be in memory at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+#: Smaller messages are not counted: every connection may have one.
+_COUNTED_BYTES_MIN: Final = 1 << 18
+
+
+class MemoryBudget:
+    """``bytes_max`` for the large messages of all connections together. Whoever asks for more than is left waits."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def held(self, size: int) -> AsyncIterator[None]:
+        """Room for ``size`` bytes while the block runs. One message may always be held, however large."""
+        if size < _COUNTED_BYTES_MIN:
+            yield
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._held or self._held + size <= self._bytes_max)
+            self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+            async with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,211 @@
+"""Limits of a gateway, clients that stand still, and TLS on both sides."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
+
+from tailrace.cli.gateway import address
+from tailrace.embedded import Mongod, ReplicaSet
+from tailrace.errors import SinkError, UsageError
+from tailrace.gateway.frame import MESSAGE_SIZE_MAX, op_msg
+from tests.differential.wire import Wire
+from tests.gateway.gateways import RunningGateway, running_gateway
+
+pytestmark = pytest.mark.mongod
+
+_LIMIT_S = 90.0
+DATABASE = "gatewayLimits"
+STREAM = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Waits until the other side closes."""
+    connection.settimeout(_LIMIT_S)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def connected(running: RunningGateway) -> socket.socket:
+    return socket.create_connection((running.host, running.port), timeout=_LIMIT_S)
+
+
+def test_streams_over_the_limit_are_refused_and_room_is_made(replica_set: ReplicaSet) -> None:
+    with running_gateway(replica_set.uri, cursors_max=2) as running, Wire.to(running.uri()) as wire:
+        opened = [wire.run(DATABASE, STREAM)["cursor"]["id"] for _ in range(2)]
+        reply = bson.decode(wire.exchange(bson.encode({**STREAM, "$db": DATABASE})))
+        assert reply["code"] == 146
+        assert "2 change streams open" in reply["errmsg"]
+        wire.run(DATABASE, {"killCursors": "c", "cursors": [bson.Int64(opened[0])]})
+        assert wire.run(DATABASE, STREAM)["ok"] == 1
+
+
+def test_connections_over_the_limit_are_closed(replica_set: ReplicaSet) -> None:
+    with running_gateway(replica_set.uri, connections_max=2) as running:
+        first, second = Wire.to(running.uri()), Wire.to(running.uri())
+        for wire in (first, second):
+            wire.run("admin", {"ping": 1})
+        with connected(running) as third:
+            assert is_closed(third)
+        first.close()
+        until(lambda: running.call(lambda: running.gateway.metrics.connections) == 1)
+        with Wire.to(running.uri()) as fourth:
+            fourth.run("admin", {"ping": 1})
+        second.close()
+        assert running.gateway.metrics.connections_refused == 1
+
+
+@pytest.mark.parametrize("length", [0, 15, -1, MESSAGE_SIZE_MAX + 1, 0x7FFFFFFF])
+def test_a_length_that_lies_closes_the_connection(replica_set: ReplicaSet, length: int) -> None:
+    with running_gateway(replica_set.uri) as running:
+        with connected(running) as connection:
+            connection.sendall(struct.pack("<iiii", length, 1, 0, 2013))
+            assert is_closed(connection)
+        assert running.gateway.metrics.frames_refused == 1
+
+
+def test_who_says_nothing_or_stops_in_the_middle_is_closed(replica_set: ReplicaSet) -> None:
+    with running_gateway(replica_set.uri, handshake_seconds=0.5, stall_seconds=0.5) as running:
+        with connected(running) as silent:
+            assert is_closed(silent)
+        for part in (10, 20, 60):
+            with connected(running) as slow:
+                slow.sendall(op_msg(bson.encode({"ping": 1, "text": "x" * 100, "$db": "admin"}), request_id=1)[:part])
+                assert is_closed(slow)
+        until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
+
+
+def test_who_does_not_take_what_he_asks_for_is_closed(replica_set: ReplicaSet) -> None:
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client[DATABASE].large.insert_many([{"text": "x" * 1_000_000} for _ in range(12)])
+    with running_gateway(replica_set.uri, stall_seconds=1.0) as running, connected(running) as greedy:
+        find = {"find": "large", "batchSize": 12, "$db": DATABASE}
+        for number in range(8):
+            greedy.sendall(op_msg(bson.encode(find), request_id=number))
+        until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
+
+
+def test_an_address_that_is_taken_is_an_error(replica_set: ReplicaSet) -> None:
+    with (
+        running_gateway(replica_set.uri) as running,
+        pytest.raises(SinkError, match="cannot be listened at"),
+        running_gateway(replica_set.uri, port=running.port),
+    ):
+        pass
+
+
+def test_addresses() -> None:
+    assert address("127.0.0.1:5", "--listen") == ("127.0.0.1", 5)
+    assert address("[::1]:5", "--listen") == ("::1", 5)
+    assert address(":5", "--listen") == ("127.0.0.1", 5)
+    for wrong in ("", "here", "here:", "here:x", "here:70000"):
+        with pytest.raises(UsageError, match="is not an address"):
+            address(wrong, "--listen")
+
+
+# -- TLS ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``ca.pem``, and ``server.pem`` for the loopback address, which it has signed; ``other.pem`` is another's."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def run(*arguments: str) -> None:
+        subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "rsa:2048", "-nodes")
+    for name in ("ca", "other"):
+        run("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", f"/CN={name}")
+    run("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=127.0.0.1")
+    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions")
+    run("x509", "-req", "-in", "server.csr", "-out", "server.crt", *signing)
+    (folder / "server.pem").write_text((folder / "server.key").read_text() + (folder / "server.crt").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encrypted(certificates: Path) -> Iterator[str]:
+    """The URI of a replica set of one that speaks TLS alone."""
+    arguments = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(certificates / "server.pem"))
+    arguments += ("--tlsCAFile", str(certificates / "ca.pem"), "--tlsAllowConnectionsWithoutCertificates")
+    with Mongod(replica_set="encrypted", arguments=arguments) as mongod:
+        uri = f"mongodb://{mongod.host}/?tls=true&tlsCAFile={certificates / 'ca.pem'}"
+        with pymongo.MongoClient[dict[str, Any]](uri, directConnection=True) as client:
+            member = {"_id": 0, "host": mongod.host}
+            client.admin.command("replSetInitiate", {"_id": "encrypted", "members": [member]})
+            until(lambda: client.admin.command("hello")["isWritablePrimary"])
+        yield uri
+
+
+def assert_refused(uri: str) -> None:
+    with (
+        pymongo.MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=500) as client,
+        pytest.raises(ServerSelectionTimeoutError),
+    ):
+        client.admin.command("ping")
+
+
+def test_tls_to_clients_and_to_the_server(certificates: Path, encrypted: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem")
+    with running_gateway(encrypted, tls=context) as running:
+        trusting = running.uri(f"tls=true&tlsCAFile={certificates / 'ca.pem'}")
+        with pymongo.MongoClient[dict[str, Any]](trusting) as client, client.shop.c.watch() as stream:
+            client.shop.c.insert_one({"_id": 1})
+            assert next(stream)["documentKey"] == {"_id": 1}
+        for refused in (running.uri(), running.uri(f"tls=true&tlsCAFile={certificates / 'other.pem'}")):
+            assert_refused(refused)
+
+
+def test_clients_may_have_to_show_a_certificate(certificates: Path, replica_set: ReplicaSet) -> None:
+    from tailrace.cli.gateway import _tls
+
+    context = _tls(str(certificates / "server.pem"), str(certificates / "ca.pem"))
+    with running_gateway(replica_set.uri, tls=context) as running:
+        bare = running.uri(f"tls=true&tlsCAFile={certificates / 'ca.pem'}")
+        shown = f"{bare}&tlsCertificateKeyFile={certificates / 'server.pem'}"
+        with pymongo.MongoClient[dict[str, Any]](shown) as client:
+            client.admin.command("ping")
+        assert_refused(bare)
+    with pytest.raises(UsageError, match="there is no file"):
+        _tls(str(certificates / "nothing.pem"), None)
+    with pytest.raises(UsageError, match="certificate cannot be used"):
+        _tls(str(certificates / "ca.pem"), None)
+
+
+def test_errors_do_not_hold_passwords(replica_set: ReplicaSet) -> None:
+    """A client that may not log in hears it from the server; the gateway's own URI is nobody's."""
+    with running_gateway(replica_set.uri) as running:
+        uri = running.uri("authSource=admin", "nobody:s3cret")
+        with pymongo.MongoClient[dict[str, Any]](uri) as client, pytest.raises(OperationFailure) as caught:
+            client.admin.command("ping")
+        assert caught.value.code == 18
+        assert "s3cret" not in str(caught.value.details)

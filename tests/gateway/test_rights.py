@@ -1,0 +1,221 @@
+"""A client watches through the gateway what it may watch at the server, and nothing else: users, roles, sessions."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pymongo
+import pytest
+from bson.binary import Binary
+from bson.int64 import Int64
+from pymongo.errors import OperationFailure
+
+from tailrace.embedded import Mongod
+from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
+from tests.gateway.gateways import RunningGateway, running_gateway
+
+pytestmark = pytest.mark.mongod
+
+_LIMIT_S = 90.0
+_ONE = {"resource": {"db": "shop", "collection": "orders"}, "actions": ["changeStream", "find"]}
+#: What each user may do. Two privileges may come to what one does not; half of the rights is none.
+ROLES: dict[str, list[Any]] = {
+    "reader": [{"role": "read", "db": "shop"}],
+    "second": [{"role": "read", "db": "shop"}],
+    "elsewhere": [{"role": "read", "db": "blog"}],
+    "everywhere": [{"role": "readAnyDatabase", "db": "admin"}],
+    "writer": [{"role": "readWrite", "db": "shop"}],
+    "one": [],
+    "halved": [],
+    "joined": [],
+    "named": [],
+    "nobody": [],
+}
+PRIVILEGES: dict[str, list[Any]] = {
+    "one": [_ONE],
+    "halved": [{"resource": {"db": "shop", "collection": ""}, "actions": ["find"]}],
+    "joined": [
+        {"resource": {"db": "shop", "collection": "orders"}, "actions": ["find"]},
+        {"resource": {"db": "", "collection": ""}, "actions": ["changeStream"]},
+    ],
+    "named": [{"resource": {"db": "", "collection": "orders"}, "actions": ["changeStream", "find"]}],
+}
+SCOPES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    ("shop", "orders", {}),
+    ("shop", "items", {}),
+    ("shop", 1, {}),
+    ("blog", "orders", {}),
+    ("blog", 1, {}),
+    ("admin", 1, {"allChangesForCluster": True}),
+    ("local", "oplog.rs", {}),
+    ("config", "shards", {}),
+    ("shop", "system.js", {}),
+    ("shop", "system.views", {}),
+)
+
+
+class Guarded(NamedTuple):
+    mongod: Mongod
+    running: RunningGateway
+
+    def at_server(self, user: str) -> pymongo.MongoClient[dict[str, Any]]:
+        password = PASSWORD if user == ROOT else "pw"
+        return pymongo.MongoClient(uri_of(self.mongod, user, password, directConnection="true"))
+
+    def at_gateway(self, user: str) -> pymongo.MongoClient[dict[str, Any]]:
+        password = PASSWORD if user == ROOT else "pw"
+        return pymongo.MongoClient(self.running.uri("authSource=admin&directConnection=true", f"{user}:{password}"))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with mongod_with_users(Path(tmp_path_factory.mktemp("guarded"))) as mongod:
+        with pymongo.MongoClient[dict[str, Any]](uri_of(mongod, ROOT, PASSWORD)) as root:
+            for name, privileges in PRIVILEGES.items():
+                root.admin.command("createRole", f"{name}Role", privileges=privileges, roles=[])
+        for user, roles in ROLES.items():
+            add_user(mongod, user, "pw", [*roles, *([f"{user}Role"] if user in PRIVILEGES else [])])
+        with running_gateway(uri_of(mongod, ROOT, PASSWORD), rights_seconds=0.0) as running:
+            yield Guarded(mongod, running)
+
+
+def outcome(client: pymongo.MongoClient[dict[str, Any]], database: str, collection: Any, **options: Any) -> Any:
+    """What becomes of a stream: opened, or the error without what differs from connection to connection."""
+    command = {"aggregate": collection, "pipeline": [{"$changeStream": options}], "cursor": {"batchSize": 0}}
+    try:
+        client[database].command(command)
+    except OperationFailure as error:
+        text = str((error.details or {})["errmsg"])
+        return error.code, text.partition(", lsid: {")[0]
+    return "opened"
+
+
+@pytest.mark.parametrize("user", [*ROLES, ROOT])
+def test_each_user_may_watch_what_the_server_lets_him(guarded: Guarded, user: str) -> None:
+    with guarded.at_server(user) as server, guarded.at_gateway(user) as gateway:
+        opened = guarded.running.call(lambda: guarded.running.gateway.metrics.streams_opened)
+        found = {
+            (database, collection): (
+                outcome(server, database, collection, **options),
+                outcome(gateway, database, collection, **options),
+            )
+            for database, collection, options in SCOPES
+        }
+        ours = guarded.running.call(lambda: guarded.running.gateway.metrics.streams_opened) - opened
+    assert {scope: through for scope, (_, through) in found.items()} == {
+        scope: native for scope, (native, _) in found.items()
+    }
+    # What was opened was opened by the engine.
+    assert ours == sum(native == "opened" for native, _ in found.values())
+
+
+def test_who_has_not_logged_in_watches_nothing(guarded: Guarded) -> None:
+    with pymongo.MongoClient[dict[str, Any]](guarded.running.uri("directConnection=true")) as client:
+        for database, collection, options in SCOPES:
+            code, text = outcome(client, database, collection, **options)
+            assert (code, text) == (13, "command aggregate requires authentication")
+        for command in ({"getMore": Int64(5), "collection": "c"}, {"killCursors": "c", "cursors": [Int64(5)]}):
+            with pytest.raises(OperationFailure, match="requires authentication"):
+                client.shop.command(command)
+
+
+class Cursor:
+    """A cursor that ``reader`` has opened, at the server or at the gateway."""
+
+    def __init__(self, client: pymongo.MongoClient[dict[str, Any]], session: Binary | None) -> None:
+        self.session = session
+        command: dict[str, Any] = {"aggregate": "orders", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+        self.id = Int64(raw(client, {**command, **lsid(session)})["cursor"]["id"])
+
+
+def lsid(session: Binary | None) -> dict[str, Any]:
+    return {} if session is None else {"lsid": {"id": session}}
+
+
+def raw(client: pymongo.MongoClient[dict[str, Any]], command: dict[str, Any]) -> dict[str, Any]:
+    """The reply or the error. PyMongo adds a session of its own unless the command has one."""
+    try:
+        with client._conn_for_writes(None, operation="raw") as connection:
+            return dict(connection.command("shop", command))
+    except OperationFailure as error:
+        return dict(error.details or {})
+
+
+def replies_of(guarded: Guarded, user: str, opened_in: Binary | None, command: dict[str, Any]) -> list[dict[str, Any]]:
+    """What ``user`` gets for a command about a cursor of ``reader``'s, at the server and at the gateway."""
+    found = []
+    for connect in (guarded.at_server, guarded.at_gateway):
+        with connect("reader") as owner, connect(user) as other:
+            cursor = Cursor(owner, opened_in)
+            filled = {name: (cursor.id if value == "ID" else value) for name, value in command.items()}
+            filled = {name: ([cursor.id] if value == "IDS" else value) for name, value in filled.items()}
+            reply = raw(other, filled)
+            again = raw(owner, {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 1, **lsid(opened_in)})
+            kept = {
+                name: value for name, value in reply.items() if name not in ("$clusterTime", "operationTime", "cursor")
+            }
+            text = str(kept).replace(str(int(cursor.id)), "<id>").partition(", $clusterTime")[0]
+            found.append({"reply": text, "goes on": again["ok"]})
+    return found
+
+
+SESSIONS = (None, Binary(uuid.UUID(int=1).bytes, 4), Binary(uuid.UUID(int=2).bytes, 4))
+
+
+@pytest.mark.parametrize("user", ["reader", "second", "everywhere", "nobody", ROOT])
+@pytest.mark.parametrize(
+    ("opened_in", "asked_in"), list(itertools.product(SESSIONS[:2], SESSIONS)), ids=lambda one: one and one.hex()[-1]
+)
+def test_a_cursor_belongs_to_its_user_and_session(
+    guarded: Guarded, user: str, opened_in: Binary | None, asked_in: Binary | None
+) -> None:
+    for command in (
+        {"getMore": "ID", "collection": "orders", "maxTimeMS": 1, **lsid(asked_in)},
+        {"killCursors": "orders", "cursors": "IDS", **lsid(asked_in)},
+    ):
+        native, through = replies_of(guarded, user, opened_in, command)
+        assert through == native
+
+
+def test_who_loses_a_right_loses_the_stream(guarded: Guarded) -> None:
+    found = []
+    with guarded.at_server(ROOT) as root:
+        for connect in (guarded.at_server, guarded.at_gateway):
+            with connect("one") as client:
+                cursor = Cursor(client, None)
+                read = {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 1}
+                root.admin.command("revokePrivilegesFromRole", "oneRole", privileges=[_ONE])
+                lost = raw(client, read)
+                assert outcome(client, "shop", "orders")[0] == 13
+                root.admin.command("grantPrivilegesToRole", "oneRole", privileges=[_ONE])
+                back = raw(client, read)
+                found.append((lost["code"], lost["errmsg"].replace(str(int(cursor.id)), "<id>"), back["ok"]))
+    assert found[1] == found[0] == (13, "not authorized for getMore with cursor id <id>", 1.0)
+
+
+def test_who_logs_out_or_is_dropped_has_lost_everything(guarded: Guarded) -> None:
+    add_user(guarded.mongod, "leaving", "pw", [{"role": "read", "db": "shop"}])
+    with guarded.at_gateway("leaving") as client, guarded.at_server(ROOT) as root:
+        cursor = Cursor(client, None)
+        root.admin.command("dropUser", "leaving")
+        reply = raw(client, {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 1})
+        assert (reply["code"], reply["errmsg"]) == (13, "command getMore requires authentication")
+
+
+def test_signed_times_are_passed_on_and_taken_back(guarded: Guarded) -> None:
+    with guarded.at_gateway("writer") as client, client.start_session(causal_consistency=True) as session:
+        with client.shop.orders.watch(session=session, max_await_time_ms=1000) as stream:
+            client.shop.orders.insert_one({"at": time.time()}, session=session)
+            deadline = time.monotonic() + _LIMIT_S
+            while stream.try_next() is None:
+                assert time.monotonic() < deadline
+        seen = session.cluster_time
+        assert seen is not None
+        assert seen["signature"]["keyId"] != 0
+        # The server takes back what it has signed.
+        client.shop.orders.find_one({}, session=session)
