@@ -23,8 +23,10 @@ _CODES_LABELLED: Final = frozenset({6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9
 #: there yet, a plan that was thrown away, a place in the oplog that has gone (the read that follows says whether
 #: anything was lost).
 _CODES_OF_OUR_READ: Final = frozenset({112, 134, 136, 175, 211, 246})
-#: How a fail point of mongod's forges a reply: it carries just the labels that the fail point names.
-_FORGED: Final = "Failing command via 'failCommand' failpoint"
+#: How a fail point of mongod's forges a reply (6.0; 5.0 and 4.4): it carries just the labels that the fail point names.
+_FORGED: Final = frozenset(
+    {"Failing command via 'failCommand' failpoint", "Failing command due to 'failCommand' failpoint"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,6 @@ def labels_of_stream(code: int | None, labels: Iterable[str], message: str) -> f
     """The labels that a failed read of the oplog has as the failed getMore of a stream: the server would have given
     them to a stream of its own, and does not give them to a plain read."""
     given = frozenset(labels)
-    if message == _FORGED or code not in _CODES_LABELLED | _CODES_OF_OUR_READ:
+    if message in _FORGED or code not in _CODES_LABELLED | _CODES_OF_OUR_READ:
         return given
     return given | {RESUMABLE_LABEL}
