@@ -5,6 +5,9 @@
 Half of the entries are inserts and half updates, of about 500 bytes. A mongod is started, filled and read by PyMongo's
 raw stream; its CPU time is taken from ``/proc``. In the first round the events of all sides are compared byte for byte.
 All sides run in turn, ``--rounds`` times; the table shows medians, and how many times cheaper than mongod each side is.
+
+Below it stand streams with options and stages, each beside mongod's own of the same kind: a share of 0.15 of its CPU
+is the bar.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import bson
 import numpy as np
@@ -34,9 +37,10 @@ from tailrace.kernel import KernelSettings, Part, encode_json, encode_variants, 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.kernel import KernelUse
+from tailrace.pipeline.merge import MergedStream
 from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import build_plan
+from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
@@ -48,6 +52,8 @@ SCOPE = Scope.of_collection(DATABASE, COLLECTION)
 BATCH_BYTES = 4 << 20
 #: One insert in fifty passes: a small part of what a stream with a filter throws away.
 MATCH = {"$match": {"fullDocument.ship.zip": {"$lt": 2000}}}
+PROJECT = {"$project": {"operationType": 1, "documentKey": 1, "fullDocument.state": 1, "fullDocument.total": 1}}
+EXPANDED = {"showExpandedEvents": True}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -87,9 +93,11 @@ def mongod_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def native_stream(client: MongoClient, start: ClusterTime, entries: int, *stages: Stage) -> Iterator[bytes]:
+def native_stream(
+    client: MongoClient, start: ClusterTime, entries: int, *stages: Stage, **options: Any
+) -> Iterator[bytes]:
     """The raw batches of the server's own change stream until it has given ``entries`` events."""
-    stage = {"$changeStream": {"startAtOperationTime": start.to_timestamp()}}
+    stage = {"$changeStream": {"startAtOperationTime": start.to_timestamp(), **options}}
     seen = 0
     with client[DATABASE][COLLECTION].aggregate_raw_batches([stage, *stages]) as cursor:
         for batch in cursor:
@@ -107,10 +115,14 @@ def split(batch: bytes) -> Iterator[int]:
         position += int.from_bytes(batch[position : position + 4], "little")
 
 
+def plan_at(start: ClusterTime, version: str, *stages: Stage, **options: Any) -> Plan:
+    stage = {"startAtOperationTime": start.to_timestamp(), **options}
+    parsed = StreamOptions.parse(SCOPE, stage, [bson.encode(one) for one in stages])
+    return build_plan(parsed, profile_for(version))
+
+
 def stream_at(start: ClusterTime, version: str, *stages: Stage, kernel: KernelUse) -> Stream:
-    stage = {"startAtOperationTime": start.to_timestamp()}
-    options = StreamOptions.parse(SCOPE, stage, [bson.encode(one) for one in stages])
-    return open_stream(build_plan(options, profile_for(version)), kernel=kernel)
+    return open_stream(plan_at(start, version, *stages), kernel=kernel)
 
 
 class Sides:
@@ -119,7 +131,6 @@ class Sides:
     def __init__(self, client: MongoClient, source: MongodSource, entries: int, start: ClusterTime) -> None:
         self.client, self.source, self.entries, self.start = client, source, entries, start
         self.version = source.server_version
-        self.matching = 0  # events that pass ``MATCH``: counted once the streams were compared
         self.batches = list(source.read(ClusterTime(start - 1), source.newest(), batch_bytes_max=BATCH_BYTES))
 
     def native(self) -> Iterator[bytes]:
@@ -135,19 +146,16 @@ class Sides:
             bson.decode_all(batch.raw)
             yield b""
 
-    def native_match(self) -> Iterator[bytes]:
-        yield from native_stream(self.client, self.start, self.matching, MATCH)
-
-    def plain(self, *stages: Stage) -> Iterator[bytes]:
-        return self.driven(stream_at(self.start, self.version, *stages, kernel="never"))
+    def plain(self) -> Iterator[bytes]:
+        return self.driven(stream_at(self.start, self.version, kernel="never"))
 
     def kernel(self) -> Iterator[bytes]:
         settings = KernelSettings(SCOPE)
         for batch in self.batches:
             yield transform_batch(batch.raw, settings).events.tobytes()
 
-    def fast_path(self, *stages: Stage) -> Iterator[bytes]:
-        return self.driven(stream_at(self.start, self.version, *stages, kernel="always"))
+    def fast_path(self) -> Iterator[bytes]:
+        return self.driven(stream_at(self.start, self.version, kernel="always"))
 
     def driven(self, stream: Stream) -> Iterator[bytes]:
         answers = answers_of(self.source)
@@ -155,6 +163,12 @@ class Sides:
             stream.feed(ONE_OPLOG, batch)
             for made in drive(stream, answers):
                 yield made.buffer[made.offsets[0] : made.offsets[-1]].tobytes()
+
+    def streamed(self, line: Line, kernel: KernelUse) -> Iterator[bytes]:
+        plan = plan_at(self.start, line.version or self.version, *line.stages, **line.options)
+        if line.is_part:
+            return self.driven(MergedStream(plan, [ONE_OPLOG], kernel=kernel))
+        return self.driven(open_stream(plan, kernel=kernel))
 
     def columns(self, encode: Callable[[Any, Part], object]) -> Iterator[bytes]:
         """The kernel's events and all columns of the Spark source, documents by ``encode``."""
@@ -167,6 +181,46 @@ class Sides:
             for name in ("document_key", "full_document", "update_description"):
                 encode(made.buffer, parts[name])
             yield made.buffer.tobytes()
+
+
+class Line(NamedTuple):
+    """A stream that is measured beside mongod's; of ``version`` (default: the server's), which it may not have."""
+
+    name: str
+    stages: tuple[Stage, ...] = ()
+    options: Mapping[str, Any] = {}
+    version: str | None = None
+    is_part: bool = False
+
+
+LINES = (
+    Line("$match, one event in 100", (MATCH,)),
+    Line("$project, inclusion", (PROJECT,)),
+    Line("$match and $project", (MATCH, PROJECT)),
+    Line("a shard's part, merged", is_part=True),
+    Line("showExpandedEvents, 6.0", options=EXPANDED),
+    Line("showExpandedEvents, 8.0", options=EXPANDED, version="8.0"),
+)
+
+
+def measure_line(sides: Sides, line: Line, pid: int, rounds: int) -> str:
+    ours = joined(sides.streamed(line, "always"))
+    events = sum(1 for _ in split(ours.tobytes()))
+    native = functools.partial(native_stream, sides.client, sides.start, events, *line.stages, **line.options)
+    if not np.array_equal(joined(sides.streamed(line, "never")), ours):
+        raise SystemExit(f"{line.name}: the events of kernel and plain stages differ")
+    has_native = line.version is None
+    if has_native and not np.array_equal(joined(native()), ours):
+        raise SystemExit(f"{line.name}: the events differ from mongod's")
+    took: dict[str, list[float]] = {"mongod": [], "plain": [], "kernel": []}
+    for _ in range(rounds):
+        if has_native:
+            took["mongod"].append(measure(native, pid))
+        took["plain"].append(measure(functools.partial(sides.streamed, line, "never"), None))
+        took["kernel"].append(measure(functools.partial(sides.streamed, line, "always"), None))
+    middle = {side: statistics.median(times) / sides.entries * 1e6 for side, times in took.items() if times}
+    cells = "".join(f"{middle[side]:10.2f}" if side in middle else f"{'':10}" for side in took)
+    return f"{line.name:37}{cells}" + (f"{middle['kernel'] / middle['mongod']:12.3f}" if has_native else "")
 
 
 def measure(side: Callable[[], Iterator[bytes]], pid: int | None) -> float:
@@ -195,10 +249,6 @@ def compare(sides: Sides) -> None:
         ours = joined(getattr(sides, name)())
         if not np.array_equal(native, ours):
             raise SystemExit(f"{name}: the events differ from mongod's")
-    matching = joined(sides.fast_path(MATCH))
-    sides.matching = sum(1 for _ in split(matching.tobytes()))
-    if not np.array_equal(joined(sides.native_match()), matching):
-        raise SystemExit("with $match: the events differ from mongod's")
     print(f"{sides.entries:,} events, {native.size:,} bytes: mongod, plain stages and kernel give the same bytes\n")
 
 
@@ -225,9 +275,6 @@ def run(entries: int, rounds: int) -> None:
             ("plain stages", sides.plain, None),
             ("kernel: events", sides.kernel, None),
             ("kernel in a stream", sides.fast_path, None),
-            ("mongod: native stream with $match (server CPU)", sides.native_match, pid),
-            ("plain stages with $match", functools.partial(sides.plain, MATCH), None),
-            ("kernel in a stream with $match", functools.partial(sides.fast_path, MATCH), None),
             ("kernel: events, columns and VARIANTs", functools.partial(sides.columns, encode_variants), None),
             ("kernel: events, columns and JSON", functools.partial(sides.columns, encode_json), None),
         ]
@@ -235,12 +282,15 @@ def run(entries: int, rounds: int) -> None:
         for _ in range(rounds):
             for name, side, watched in table:
                 times[name].append(measure(side, watched) / entries * 1e6)
+        lines = [measure_line(sides, line, pid, rounds) for line in LINES]
     native = statistics.median(times[table[0][0]])
     print(f"{'side':47}{'us/entry':>10}{'min':>9}{'max':>9}{'mongod is':>14}")
     for name, measured in times.items():
         middle = statistics.median(measured)
         ratio = f"{native / middle:10.2f} x"
         print(f"{name:47}{middle:10.2f}{min(measured):9.2f}{max(measured):9.2f}{ratio:>14}")
+    print(f"\n{'stream, us/entry':37}{'mongod':>10}{'plain':>10}{'kernel':>10}{'of mongod':>12}")
+    print("\n".join(lines))
 
 
 def main() -> int:

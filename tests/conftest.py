@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.pipeline import kernel as pipeline_kernel
@@ -18,6 +19,10 @@ from tailrace.pipeline import kernel as pipeline_kernel
 # the commands that a test interrupts would then never hear of it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No example has to be ready within a time: on a busy machine one that takes a millisecond takes a second now and then.
+settings.register_profile("tailrace", deadline=None)
+settings.load_profile("tailrace")
 
 
 @pytest.fixture(scope="module", params=["kernel", "plain"])

@@ -154,6 +154,63 @@ def _command(rng: random.Random) -> bytes:
     )
 
 
+def definition(rng: random.Random) -> list[bytes]:
+    """The ``o`` of a command that defines a collection, and for some its ``o2``; sometimes odd."""
+    name = rng.choice(
+        (b"orders", b"items", b"orders", b"items") * 4 + (b"system.views", b"system.x", b"$x", b"", b"a.b", b"o\n")
+    )
+    chance = rng.random()
+    index = [
+        rb.encode_element(rb.INT32, b"v", rb.encode_int32(2)),
+        document(b"key", fields(rng)),
+        string(b"name", name),
+    ]
+    if chance < 0.3:
+        parts = [string(b"drop", name)]
+    elif chance < 0.45:
+        parts = [string(b"create", name), *([document(b"idIndex", rb.encode_document(*index))] * rng.randrange(2))]
+    elif chance < 0.6:
+        parts = [string(b"createIndexes", name), *index]
+    elif chance < 0.65:
+        array = rb.encode_document(document(b"0", rb.encode_document(*index)))
+        build = rb.encode_element(rb.BINARY, b"indexBuildUUID", uuid_value())
+        parts = [string(b"commitIndexBuild", name), build, rb.encode_element(rb.ARRAY, b"indexes", array)]
+    elif chance < 0.85:
+        other = rng.choice((b"shop.orders", b"shop.items", b"other.items", b"shop.a.b", b"shop", b"shop."))
+        parts = [string(b"renameCollection", b"shop." + name), string(b"to", other)]
+        parts.insert(1, rb.encode_element(rb.BOOL, b"stayTemp", b"\0"))
+        parts.append(rb.encode_element(rb.BINARY, b"dropTarget", uuid_value()))
+    elif chance < 0.95:
+        parts = [string(rng.choice((b"dropIndexes", b"collMod")), name), string(b"index", b"total_1")]
+    else:
+        odd = (
+            b"dropDatabase",
+            b"createIndexez",
+            b"renameCollectiox",
+            b"commitIndexBuilx",
+            b"creat",
+            b"drop",
+            b"collMot",
+        )
+        parts = [rb.encode_element(*_named(rng.choice(odd), random_values.value(rng)))]
+    if rng.random() < 0.2:
+        parts += [fields(rng, names=(b"to", b"indexes", b"drop", b"stayTemp", b"create"))[4:-1]]
+    if rng.random() < 0.05:
+        rng.shuffle(parts)
+    second = [document(b"o2", rb.encode_document(*index))] if rng.random() < 0.5 else []
+    return [document(b"o", rb.encode_document(*parts)), *second]
+
+
+def definition_entry(rng: random.Random, time: int) -> bytes:
+    """An entry of such a command, with the cluster time given, sometimes damaged in meaning."""
+    namespace = rng.choice((b"shop.$cmd",) * 8 + (b"other.$cmd", b"admin.$cmd", b"shop.orders", b"shop"))
+    parts = [string(b"op", b"c"), string(b"ns", namespace), rb.encode_element(rb.BINARY, b"ui", uuid_value())]
+    parts += definition(rng)
+    parts.append(rb.encode_element(rb.TIMESTAMP, b"ts", time.to_bytes(8, "little")))
+    parts.append(rb.encode_element(rb.DATE, b"wall", rb.encode_int64(random_values.integer(rng))))
+    return rb.encode_document(*_bent(rng, parts))
+
+
 def entry(rng: random.Random, time: int) -> bytes:
     """One entry with the cluster time given (packed), fields in one of the servers' orders, sometimes damaged in
     meaning: a field missing, twice, or of another type."""

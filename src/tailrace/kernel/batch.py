@@ -56,7 +56,7 @@ _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 class KernelSettings:
     """What the stream shows. Entries before ``start`` are skipped; ``token_version`` is 1 or 2; ``wall_time``: events
     carry it (6.0 and later); ``collection_uuid``: showExpandedEvents; ``raw_updates``: showRawUpdateDescription;
-    ``disambiguated_paths``: showExpandedEvents from 6.1 on; the last two as in ``ServerProfile``."""
+    ``disambiguated_paths``: showExpandedEvents from 6.1 on; the last three as in ``ServerProfile``."""
 
     scope: Scope
     start: ClusterTime = ZERO
@@ -67,6 +67,7 @@ class KernelSettings:
     disambiguated_paths: bool = False
     unwinds_apply_ops_without_session: bool = False
     multi_op_is_no_transaction: bool = False
+    ns_type: bool = False
 
     @property
     def flags(self) -> int:
@@ -79,6 +80,7 @@ class KernelSettings:
             job.RAW_UPDATES: self.raw_updates,
             job.UNWINDS_WITHOUT_SESSION: self.unwinds_apply_ops_without_session,
             job.MULTI_OP_IS_NO_TRANSACTION: self.multi_op_is_no_transaction,
+            job.WITH_NS_TYPE: self.ns_type,
         }
         return sum(flag for flag, is_set in flags.items() if is_set)
 

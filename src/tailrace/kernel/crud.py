@@ -107,9 +107,11 @@ from tailrace.kernel.oplog_entry import (
     OBJECT_1,
     OBJECT_2,
     SET,
+    TIME,
     UNSET,
     UUID,
     VERSION,
+    WALL,
     find_id,
     read_update,
 )
@@ -126,20 +128,20 @@ _LETTER_U = 0x75
 
 
 @inner
-def _put(out: int, job: int, fragment: tuple[int, int]) -> int:
+def put_fragment(out: int, job: int, fragment: tuple[int, int]) -> int:
     copy(out, load64(job + FRAGMENTS) + fragment[0], fragment[1])
     return out + fragment[1]
 
 
 @inner
-def _put_document(out: int, document: int) -> int:
+def put_document_value(out: int, document: int) -> int:
     size = load32(document)
     copy(out, document, size)
     return out + size
 
 
 @inner
-def _put_string(out: int, start: int, end: int) -> int:
+def put_string_value(out: int, start: int, end: int) -> int:
     """A BSON string value with the bytes in [start, end)."""
     size = end - start
     store32(out, size + 1)
@@ -149,30 +151,35 @@ def _put_string(out: int, start: int, end: int) -> int:
 
 
 @inner
-def _put_namespace(out: int, job: int, namespace: int) -> int:
-    """The element ``ns: {db, coll}`` from the value of the entry's ``ns``."""
-    start, end = namespace + 4, namespace + 3 + load32(namespace)
-    dot = first_dot(start, end)
-    out = _put(out, job, NS)
+def put_names(  # noqa: PLR0917
+    out: int, job: int, database: int, database_end: int, collection: int, collection_end: int
+) -> int:
+    """The document ``{db, coll}`` of two names."""
     document = out
-    out = _put(out + 4, job, DB)
-    out = _put_string(out, start, dot)
-    out = _put(out, job, COLL)
-    out = _put_string(out, dot + 1, end)
+    out = put_string_value(put_fragment(out + 4, job, DB), database, database_end)
+    out = put_string_value(put_fragment(out, job, COLL), collection, collection_end)
     store8(out, 0)
     store32(document, out + 1 - document)
     return out + 1
 
 
 @inner
+def _put_namespace(out: int, job: int, namespace: int) -> int:
+    """The element ``ns: {db, coll}`` from the value of the entry's ``ns``."""
+    start, end = namespace + 4, namespace + 3 + load32(namespace)
+    dot = first_dot(start, end)
+    return put_names(put_fragment(out, job, NS), job, start, dot, dot + 1, end)
+
+
+@inner
 def _put_operation(out: int, job: int, operation: int) -> int:
     if operation == _INSERT:
-        return _put(out, job, OPERATION_INSERT)
+        return put_fragment(out, job, OPERATION_INSERT)
     if operation == _UPDATE:
-        return _put(out, job, OPERATION_UPDATE)
+        return put_fragment(out, job, OPERATION_UPDATE)
     if operation == _REPLACE:
-        return _put(out, job, OPERATION_REPLACE)
-    return _put(out, job, OPERATION_DELETE)
+        return put_fragment(out, job, OPERATION_REPLACE)
+    return put_fragment(out, job, OPERATION_DELETE)
 
 
 @inner
@@ -189,8 +196,8 @@ def _identifier(job: int, writer: int, operation: int) -> None:
 
 
 @inner
-def _key_string(job: int, operation: int, key: int) -> bool:
-    """The token's key string in the job's scratch memory (semantics 1.6); false where the key is not for us."""
+def open_key_string(job: int) -> None:
+    """A token's key string in the job's scratch memory, up to the UUID (semantics 1.6)."""
     writer, table = load64(job + WRITER), load64(job + TABLE)
     version_2 = load64(job + FLAGS) & VERSION_2 != 0
     writer_open(writer, load64(job + KEY_STRING))
@@ -206,6 +213,14 @@ def _key_string(job: int, operation: int, key: int) -> bool:
         put_integer(writer, index)
         put_bytes(writer, constants + KEY_INDEX + 1, middle[1] - KEY_INDEX - 1)
     put_bytes(writer, load64(table + UUID) + 5, 16)
+
+
+@inner
+def _key_string(job: int, operation: int, key: int) -> bool:
+    """The token's key string of an operation on a document; false where the key is not for us."""
+    writer = load64(job + WRITER)
+    version_2 = load64(job + FLAGS) & VERSION_2 != 0
+    open_key_string(job)
     if version_2:
         _identifier(job, writer, operation)
         put_bits(writer, 0, 7)
@@ -221,14 +236,14 @@ def _key_string(job: int, operation: int, key: int) -> bool:
 
 
 @inner
-def _put_token(out: int, job: int) -> int:
+def put_token(out: int, job: int) -> int:
     """The element ``_id`` from the key string."""
     writer, digits = load64(job + WRITER), load64(job + FRAGMENTS) + HEX[0]
     source = load64(job + KEY_STRING)
     size = writer_next(writer) - source
-    out = _put(out, job, ID)
+    out = put_fragment(out, job, ID)
     document = out
-    out = _put(out + 4, job, DATA)
+    out = put_fragment(out + 4, job, DATA)
     store32(out, 2 * size + 1)
     out += 4
     for i in range(size):
@@ -239,7 +254,7 @@ def _put_token(out: int, job: int) -> int:
     bits = writer_next(writer)
     bits_size = type_bits(writer, bits)
     if bits_size > 0:
-        out = _put(out, job, TYPE_BITS)
+        out = put_fragment(out, job, TYPE_BITS)
         store32(out, bits_size)
         store8(out + 4, 0)
         copy(out + 5, bits, bits_size)
@@ -298,9 +313,9 @@ def _put_update(out: int, job: int, table: int) -> int:
     if load64(job + FLAGS) & RAW_UPDATES != 0:
         if load32(document) + FIXED_PARTS > end - out:
             return NO_ROOM
-        return _put_document(_put(out, job, RAW_UPDATE_DESCRIPTION), document)
+        return put_document_value(put_fragment(out, job, RAW_UPDATE_DESCRIPTION), document)
     state = load64(job + DELTA)
-    out = _put(out, job, UPDATE_DESCRIPTION)
+    out = put_fragment(out, job, UPDATE_DESCRIPTION)
     store64(state + delta_module.OUT, out)
     store64(state + delta_module.OUT_END, end - 1)
     version, set_, unset = load64(table + VERSION), load64(table + SET), load64(table + UNSET)
@@ -317,15 +332,32 @@ def _put_session(out: int, job: int) -> int:
     session = load64(job + LSID)
     if session == 0:
         return out
-    out = _put(out, job, TXN_NUMBER)
+    out = put_fragment(out, job, TXN_NUMBER)
     store64(out, load64(job + TXN_NUMBER_VALUE))
-    return _put_document(_put(out + 8, job, LSID_NAME), session)
+    return put_document_value(put_fragment(out + 8, job, LSID_NAME), session)
+
+
+@inner
+def put_times(out: int, job: int) -> int:
+    """From the cluster time's value to the wall time, with the collection's UUID between them where it is shown."""
+    flags = load64(job + FLAGS)
+    store64(out, load64(job + EVENT_TIME))
+    out += 8
+    if flags & WITH_COLLECTION_UUID != 0:
+        out = put_fragment(out, job, COLLECTION_UUID)
+        copy(out, load64(load64(job + TABLE) + UUID) + 5, 16)
+        out += 16
+    if flags & WITH_WALL_TIME != 0:
+        out = put_fragment(out, job, WALL_TIME)
+        store64(out, load64(load64(job + EVENT_WALL)))
+        out += 8
+    return out
 
 
 @inner
 def _put_event(job: int, operation: int, key: int) -> int:
     """The event at ``EVENT_NEXT``; gives its end, ``FALL_BACK`` or ``NO_ROOM``."""
-    table, start, flags = load64(job + TABLE), load64(job + EVENT_NEXT), load64(job + FLAGS)
+    table, start = load64(job + TABLE), load64(job + EVENT_NEXT)
     if load32(key) > KEY_DOCUMENT_MAX or not _key_string(job, operation, key):
         return FALL_BACK
     document = load64(table + OBJECT_1)
@@ -339,27 +371,17 @@ def _put_event(job: int, operation: int, key: int) -> int:
     store64(record + EVENT_START, start - events)
     out = _put_session(start + 4, job)
     store64(record + TOKEN_START, out + ID[1] - events)
-    out = _put_token(out, job)
+    out = put_token(out, job)
     store64(record + TOKEN_END, out - events)
-    out = _put_operation(out, job, operation)
-    store64(out, load64(job + EVENT_TIME))
-    out += 8
-    if flags & WITH_COLLECTION_UUID != 0:
-        out = _put(out, job, COLLECTION_UUID)
-        copy(out, load64(table + UUID) + 5, 16)
-        out += 16
-    if flags & WITH_WALL_TIME != 0:
-        out = _put(out, job, WALL_TIME)
-        store64(out, load64(load64(job + EVENT_WALL)))
-        out += 8
+    out = put_times(_put_operation(out, job, operation), job)
     store64(record + SPLICE, out - events)
     if full:
-        out = _put_document(_put(out, job, FULL_DOCUMENT), document)
+        out = put_document_value(put_fragment(out, job, FULL_DOCUMENT), document)
     store64(record + NS_START, out + NS[1] - events)
     out = _put_namespace(out, job, load64(table + NAMESPACE))
     store64(record + NS_END, out - events)
     store64(record + KEY_START, out + DOCUMENT_KEY[1] - events)
-    out = _put_document(_put(out, job, DOCUMENT_KEY), key)
+    out = put_document_value(put_fragment(out, job, DOCUMENT_KEY), key)
     store64(record + KEY_END, out - events)
     if operation == _UPDATE:
         out = _put_update(out, job, table)
@@ -369,12 +391,12 @@ def _put_event(job: int, operation: int, key: int) -> int:
         return FALL_BACK
     store8(out, 0)
     store32(start, out + 1 - start)
-    _finish_record(job, record, operation, out + 1)
+    finish_record(job, record, operation, out + 1)
     return out + 1
 
 
 @inner
-def _finish_record(job: int, record: int, operation: int, end: int) -> None:
+def finish_record(job: int, record: int, operation: int, end: int) -> None:
     """What the record holds beside the places in the event."""
     table = load64(job + TABLE)
     uuid = load64(table + UUID) + 5
@@ -419,6 +441,15 @@ def put_crud(job: int, letter: int) -> int:
     store64(job + EVENT_NEXT, after)
     store64(job + RECORD_NEXT, load64(job + RECORD_NEXT) + RECORD_SIZE)
     return 0
+
+
+@inner
+def take_times(job: int, table: int) -> None:
+    """Events take their times from the entry in ``table``."""
+    time = load64(load64(table + TIME))
+    store64(job + EVENT_TIME, time)
+    store64(job + EVENT_WALL, load64(table + WALL))
+    store64(job + IMAGE_TIME, time)
 
 
 @inner

@@ -48,6 +48,7 @@ def settings_for(plan: Plan) -> KernelSettings | None:
         disambiguated_paths=options.show_expanded_events and profile.disambiguated_paths,
         unwinds_apply_ops_without_session=profile.unwinds_apply_ops_without_session,
         multi_op_is_no_transaction=profile.multi_op_is_no_transaction,
+        ns_type=profile.ns_type,
     )
 
 

@@ -52,10 +52,23 @@ EMPTY_DOCUMENT = _add(b"\x05\0\0\0\0")
 FIELD = _add(b"\x02field\0")
 NEW_SIZE = _add(b"\x10newSize\0")
 
+TO = _add(b"\x03to\0")
+OPERATION_DESCRIPTION = _add(b"\x03operationDescription\0")
+INDEXES = _add(b"\x04indexes\0")
+FIRST_ELEMENT = _add(b"\x030\0")
+#: The whole element, of a collection that was created.
+NS_TYPE_COLLECTION = _add(b"\x02nsType\0" + _string(b"collection"))
+
 OPERATION_INSERT = _operation(b"insert")
 OPERATION_UPDATE = _operation(b"update")
 OPERATION_REPLACE = _operation(b"replace")
 OPERATION_DELETE = _operation(b"delete")
+OPERATION_DROP = _operation(b"drop")
+OPERATION_RENAME = _operation(b"rename")
+OPERATION_CREATE = _operation(b"create")
+OPERATION_CREATE_INDEXES = _operation(b"createIndexes")
+#: Each of these begins with the whole element ``operationType``.
+OPERATION_TYPE_REST = len(b"\x11clusterTime\0")
 
 IDENTIFIER_INSERT = _identifier(b"insert")
 IDENTIFIER_UPDATE = _identifier(b"update")

@@ -54,6 +54,7 @@ WITH_COLLECTION_UUID = 4
 RAW_UPDATES = 8
 UNWINDS_WITHOUT_SESSION = 16  # as the columns of the server profile
 MULTI_OP_IS_NO_TRANSACTION = 32
+WITH_NS_TYPE = 64
 
 # Kinds of entries.
 SKIPPED = 0

@@ -81,6 +81,18 @@ def in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> in
 
 
 @inner
+def collection_in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> int:
+    """The answer for a bare collection name, such as a command has; of its database ``command_in_scope`` tells."""
+    if kind != COLLECTION:
+        return _visible(start, end)
+    size = end - start
+    if size > 0 and load8(end - 1) == _NEWLINE:
+        return UNDECIDED
+    name = first_dot(scope, scope + scope_size) + 1
+    return IN_SCOPE if size == scope + scope_size - name and equal(start, name, size) else OUT_OF_SCOPE
+
+
+@inner
 def command_in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> int:
     """The answer for the namespace of a command, ``db.$cmd`` where it is in scope at all."""
     size = end - start

@@ -98,6 +98,20 @@ _TAIL_TIME = int.from_bytes(b"Time", "little")
 _TAIL_MIGRATE = int.from_bytes(b"rate", "little")
 _TAIL_TYPE = int.from_bytes(b"Type", "little")
 _TAIL_PARTIAL = int.from_bytes(b"lTxn", "little")
+# The last eight bytes of these commands.
+_TAIL_DROP_INDEXES = word_of(b"pIndexes")
+_TAIL_CREATE_INDEXES = word_of(b"eIndexes")
+_TAIL_RENAME = word_of(b"llection")
+_TAIL_COMMIT_INDEX_BUILD = word_of(b"dexBuild")
+
+# What a command does to a collection.
+DROP = 1
+RENAME = 2
+CREATE = 3
+CREATE_INDEXES = 4
+COMMIT_INDEX_BUILD = 5
+DROP_INDEXES = 6
+MODIFY = 7
 
 
 @inner
@@ -292,11 +306,27 @@ def only_definition(document: int) -> int:
 
 
 @inner
-def creates(element: int, limit: int) -> bool:
-    """Whether that element is ``create`` or ``createIndexes`` with a string."""
-    size = find_nul(element + 1, limit) - element - 1
-    word = name_word(element + 1, size)
-    return load8(element) == STRING and (word == _CREATE or (word == _CREATE_INDEXES and size == 13))
+def definition_of(element: int, limit: int) -> int:
+    """Which definition that element names, by its whole name; 0 where the name only begins like one."""
+    name = element + 1
+    size = find_nul(name, limit) - name
+    word = name_word(name, size)
+    if size == 4:
+        return DROP if word == _DROP else 0
+    if size == 6:
+        return CREATE if word == _CREATE else 0
+    if size == 7:
+        return MODIFY if word == _MODIFY else 0
+    tail = load64(name + size - 8) if size >= 8 else 0
+    if size == 11:
+        return DROP_INDEXES if word == _DROP_INDEXES and tail == _TAIL_DROP_INDEXES else 0
+    if size == 13:
+        return CREATE_INDEXES if word == _CREATE_INDEXES and tail == _TAIL_CREATE_INDEXES else 0
+    if size != 16:
+        return 0
+    if word == _RENAME:
+        return RENAME if tail == _TAIL_RENAME else 0
+    return COMMIT_INDEX_BUILD if word == _COMMIT_INDEX_BUILD and tail == _TAIL_COMMIT_INDEX_BUILD else 0
 
 
 @inner

@@ -11,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from tailrace.expression.language.core import follow
 from tailrace.expression.language.expression import ROOT_SLOT, Compilation, Expression, Frame
 from tailrace.expression.values import value as v
 from tailrace.kernel import project
 from tailrace.kernel.batch import Bytes, Offsets, address
-from tailrace.kernel.project_look_up import look_up
+from tailrace.kernel.project_look_up import NOT_FOUND_OUT, look_up
 from tailrace.kernel.project_pool import Pool
 
 #: What is computed for one block is kept up to so many bytes; the events behind are left to the plain stages.
@@ -38,7 +39,7 @@ class PathLookUps:
 
     def spans(self, buffer: Bytes, start: Offsets, end: Offsets) -> Offsets:
         """int64[events, 3 * paths]: of each path the value's type, and where it starts and ends in its event;
-        ``project.MISSING`` where there is none, below 0 where plain code has to look."""
+        ``project.MISSING`` where there is none, below 0 where plain code has to look (``NOT_FOUND_OUT``)."""
         found = np.empty((start.size, 3 * self._count), np.int64)
         state = np.zeros(project.STATE_SLOTS, np.int64)
         starts, ends = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
@@ -59,7 +60,7 @@ class External:
         # A first name alone is asked for where a longer path has to be followed in plain code; else hardly ever.
         longer = {names[0] for names in compilation.paths if len(names) > 1}
         slots = [(names, 3 * place, slot) for place, (names, slot) in enumerate(compilation.paths.items())]
-        self._slots = [(at, slot) for names, at, slot in slots if len(names) > 1 or names[0] not in longer]
+        self._slots = [(at, slot, names) for names, at, slot in slots if len(names) > 1 or names[0] not in longer]
         self._first = [(at, slot) for names, at, slot in slots if len(names) == 1 and names[0] in longer]
 
     def values(self, buffer: Bytes, start: Offsets, end: Offsets) -> tuple[Offsets, Bytes, list[int]]:
@@ -112,12 +113,14 @@ class External:
         frame = self._compilation.frame()
         frame[ROOT_SLOT] = (v.OBJECT, document)
         follows = False
-        for at, slot in self._slots:
+        for at, slot, names in self._slots:
             kind = row[at]
             if kind > 0:
                 frame[slot] = (kind, document[row[at + 1] : row[at + 2]])
             elif kind == 0:
                 frame[slot] = None
+            elif kind < NOT_FOUND_OUT:
+                frame[slot] = follow((v.ARRAY, document[row[at + 1] : row[at + 2]]), names[kind - NOT_FOUND_OUT :], 0)
             else:
                 follows = True
         for at, slot in self._first if follows else ():

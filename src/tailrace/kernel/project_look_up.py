@@ -9,7 +9,8 @@ from tailrace.kernel.memory import load64, store64
 from tailrace.kernel.project import CHILD_END, CHILD_START, CHILD_TYPE, MISSING, follow_documents
 from tailrace.kernel.scan import document_end
 
-#: The type of a value that has to be looked up in plain code: an array on the way, or bytes that do not hold together.
+#: The type of a value that has to be looked up in plain code: bytes that do not hold together; and, less the number of
+#: names that are left, where there is an array on the way: then it is the array that was found.
 NOT_FOUND_OUT = -1
 
 PATH_SIZE = 16
@@ -33,8 +34,8 @@ def _make_look_up(sources: int) -> Callable[[int], None]:
                 path = paths + PATH_SIZE * j
                 left = follow_documents(load64(path + 8), load64(path), state, start, end) if whole else NOT_FOUND_OUT
                 type_ = load64(state + CHILD_TYPE) if left == 0 else NOT_FOUND_OUT
-                if left > 0 and load64(state + CHILD_TYPE) == MISSING:
-                    type_ = MISSING
+                if left > 0:
+                    type_ = MISSING if load64(state + CHILD_TYPE) == MISSING else NOT_FOUND_OUT - left
                 store64(target, type_)
                 store64(target + 8, load64(state + CHILD_START) - start)
                 store64(target + 16, load64(state + CHILD_END) - start)

@@ -8,7 +8,8 @@ a chain that reaches further back, the Python side brings one entry after the ot
 from __future__ import annotations
 
 from tailrace.kernel.compiled import inner
-from tailrace.kernel.crud import is_sound_identifier, put_crud
+from tailrace.kernel.crud import put_crud, take_times
+from tailrace.kernel.definition import put_definition
 from tailrace.kernel.delta import FALL_BACK, NO_ROOM
 from tailrace.kernel.job import (
     CHAIN,
@@ -20,7 +21,6 @@ from tailrace.kernel.job import (
     EVENT,
     EVENT_NEXT,
     EVENT_TIME,
-    EVENT_WALL,
     FIRST,
     FLAGS,
     IMAGE_INDEX,
@@ -45,8 +45,6 @@ from tailrace.kernel.job import (
     TIMES,
     TXN_NUMBER,
     UNWINDS_WITHOUT_SESSION,
-    WITH_COLLECTION_UUID,
-    WITH_WALL_TIME,
 )
 from tailrace.kernel.memory import load8, load32, load64, store8, store64
 from tailrace.kernel.namespace import IN_SCOPE, OUT_OF_SCOPE, command_in_scope, in_scope
@@ -61,9 +59,6 @@ from tailrace.kernel.oplog_entry import (
     PARTIAL_TXN,
     PREPARE,
     TIME,
-    WALL,
-    creates,
-    only_definition,
     previous_time,
     read_command,
     read_entry,
@@ -103,15 +98,6 @@ _ODD = -1
 def is_earlier(left: int, right: int) -> bool:
     """Whether one packed cluster time is before another: 64 bits without a sign."""
     return left ^ _SIGN < right ^ _SIGN
-
-
-@inner
-def take_times(job: int, table: int) -> None:
-    """Events take their times from the entry in ``table``."""
-    time = load64(load64(table + TIME))
-    store64(job + EVENT_TIME, time)
-    store64(job + EVENT_WALL, load64(table + WALL))
-    store64(job + IMAGE_TIME, time)
 
 
 @inner
@@ -284,7 +270,7 @@ def put_command(job: int) -> int:
         return PLAIN
     apply_ops, commit = load64(table + APPLY_OPS), load64(table + COMMIT_TRANSACTION)
     if apply_ops == 0 and commit == 0:
-        return _other_command(job, table, document)
+        return put_definition(job, table, document)
     session, number = load64(table + ENTRY_LSID), load64(table + ENTRY_TXN_NUMBER)
     if apply_ops != 0:
         prepare = _truth(load64(table + PREPARE), _PREPARE_VALUE)
@@ -312,31 +298,6 @@ def put_command(job: int) -> int:
     if session == 0 and previous != 0:
         return PLAIN
     return _put_transaction(job, previous, apply_ops + _APPLY_OPS_VALUE)
-
-
-@inner
-def _other_command(job: int, table: int, document: int) -> int:
-    """The kind of a command that has nothing to do with transactions: skipped where it is out of scope, is none that an
-    event could be made of, or creates what only ``showExpandedEvents`` shows."""
-    namespace = load64(table + NAMESPACE)
-    answer = command_in_scope(
-        namespace + 4,
-        namespace + 3 + load32(namespace),
-        load64(job + SCOPE_KIND),
-        load64(job + SCOPE),
-        load64(job + SCOPE_SIZE),
-    )
-    if answer != IN_SCOPE:
-        return SKIPPED if answer == OUT_OF_SCOPE else PLAIN
-    element, flags, limit = only_definition(document), load64(job + FLAGS), document + load32(document) - 1
-    if element <= 0:
-        return SKIPPED if element == 0 else PLAIN
-    if flags & WITH_COLLECTION_UUID != 0 or not creates(element, limit):
-        return PLAIN
-    if load64(table + WALL) == 0 and flags & WITH_WALL_TIME != 0:
-        return PLAIN
-    # The plain stages would still make its token, and say what is wrong with the description.
-    return SKIPPED if is_sound_identifier(job, document) else PLAIN
 
 
 @inner

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
-from tailrace.kernel.crud import put_crud
+from tailrace.kernel.crud import put_crud, take_times
 from tailrace.kernel.delta import FALL_BACK, NO_ROOM
 from tailrace.kernel.job import (
     COMMIT,
@@ -35,7 +35,7 @@ from tailrace.kernel.memory import load8, load32, load64, store8, store64
 from tailrace.kernel.namespace import OUT_OF_SCOPE, UNDECIDED, in_scope
 from tailrace.kernel.oplog_entry import FROM_MIGRATE, NAMESPACE, OBJECT_2, OPERATION, TIME, announces, read_entry
 from tailrace.kernel.scan import document_end
-from tailrace.kernel.transaction import is_earlier, put_command, put_piece, take_times
+from tailrace.kernel.transaction import is_earlier, put_command, put_piece
 
 _LETTER_C = 0x63
 _LETTER_D = 0x64

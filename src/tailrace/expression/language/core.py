@@ -301,15 +301,22 @@ def follow(value: Maybe, names: tuple[bytes, ...], index: int) -> Maybe:
             value = v.field(data, names[index])
             index += 1
         elif kind == v.ARRAY:
-            found = [
-                inner
-                for _, item_kind, item in v.fields_of(data)
-                if item_kind == v.OBJECT and (inner := follow((item_kind, item), names, index)) is not None
-            ]
-            return v.array_of(found)
+            return v.array_of(_followed_each(data, names, index))
         else:
             return None
     return value
+
+
+def _followed_each(array: bytes, names: tuple[bytes, ...], index: int) -> list[Maybe]:
+    """What the documents of an array hold at ``names[index:]``."""
+    found: list[Maybe]
+    documents = [item for _, kind, item in v.fields_of(array) if kind == v.OBJECT]
+    if index == len(names) - 1:
+        lookup, name = v.field, names[index]
+        found = [lookup(item, name) for item in documents]
+    else:
+        found = [follow((v.OBJECT, item), names, index) for item in documents]
+    return [value for value in found if value is not None]
 
 
 # ── operators with evaluated arguments ───────────────────────────────────────────────────────────────────────────────

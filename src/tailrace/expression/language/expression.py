@@ -13,6 +13,7 @@ from tailrace.expression.values.value import Maybe, Value
 
 Frame: TypeAlias = list[Maybe]
 Evaluate: TypeAlias = Callable[[Frame], Maybe]
+Items: TypeAlias = Callable[[Frame], list[Value] | None]
 
 ROOT_SLOT: Final = 0
 #: In a frame: the path of this slot was not followed yet. No value has this type.
@@ -34,6 +35,8 @@ class Expression:
     value: Maybe = None
     path: tuple[bytes, ...] = ()
     names: tuple[bytes, ...] = ()
+    #: The elements of the array that this gives, ``None`` where it gives null: for who would only take it apart again.
+    items: Items | None = None
 
     @property
     def constant(self) -> bool:

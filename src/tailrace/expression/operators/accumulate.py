@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import Final
+from typing import Final, TypeAlias
 
 from tailrace.expression.language.core import operator_of, parse_arguments, regroup
-from tailrace.expression.language.expression import Bindings, Expression, Frame
+from tailrace.expression.language.expression import Bindings, Evaluate, Expression, Frame
 from tailrace.expression.language.registry import failure, register
 from tailrace.expression.operators.arithmetic import CONTEXT, DoubleSum, float_of, widest
 from tailrace.expression.values import value as v
@@ -16,6 +17,12 @@ from tailrace.expression.values.compare import Order
 from tailrace.expression.values.value import Maybe, Value
 
 _ACCUMULATOR: Final = "accumulator"
+#: So many ints have a sum that a double holds exactly, and all sums on the way.
+_INTS_MAX: Final = 1 << 21
+_INT32: Final = struct.Struct("<i").unpack
+
+
+Several: TypeAlias = Callable[[str, Sequence[Expression], Bindings], Expression]
 
 
 def _accumulator(
@@ -25,9 +32,13 @@ def _accumulator(
     *,
     associative: bool = False,
     commutative: bool = False,
+    several: Several | None = None,
 ) -> None:
-    """One argument that is an array stands for its elements; several stand for themselves."""
-    _ordered_accumulator(name, since, lambda order: total, associative=associative, commutative=commutative)
+    """One argument that is an array stands for its elements; several stand for themselves (and have their own way with
+    ``several``)."""
+    _ordered_accumulator(
+        name, since, lambda order: total, associative=associative, commutative=commutative, several=several
+    )
 
 
 def _ordered_accumulator(
@@ -37,12 +48,15 @@ def _ordered_accumulator(
     *,
     associative: bool = False,
     commutative: bool = False,
+    several: Several | None = None,
 ) -> None:
     """The same for one that compares values: ``make`` gives it for an order."""
 
     def build(args: Sequence[Expression], bindings: Bindings) -> Expression:
         total = make(bindings.order)
         closures = [argument.evaluate for argument in args]
+        if len(closures) != 1 and several is not None:
+            return several(name, args, bindings)
         if len(closures) != 1:
             return operator_of(name, args, lambda frame: total(evaluate(frame) for evaluate in closures), bindings)
         only = closures[0]
@@ -83,7 +97,10 @@ def _totals(numbers: list[Value]) -> tuple[DoubleSum, Decimal, int]:
 
 
 def _sum(values: Iterable[Maybe]) -> Maybe:
-    total, decimal_total, kind = _totals(_numbers(values))
+    numbers = _numbers(values)
+    if len(numbers) <= _INTS_MAX and all(kind == v.INT32 for kind, _ in numbers):
+        return v.integer(sum([_INT32(data)[0] for _, data in numbers]))
+    total, decimal_total, kind = _totals(numbers)
     if kind == v.DECIMAL:
         return v.decimal(CONTEXT.add(decimal_total, total.decimal()))
     if kind == v.DOUBLE:
@@ -157,14 +174,45 @@ _accumulator("$stdDevSamp", "3.2", _deviation(True))
 def _merge_objects(values: Iterable[Maybe]) -> Maybe:
     fields: dict[bytes, bytes] = {}
     for value in values:
-        if value is None or value[0] in v.NULLISH:
-            continue
-        if value[0] != v.OBJECT:
-            raise failure(40400, f"$mergeObjects requires object inputs, but an input is of type {v.type_name(value)}")
-        document = value[1]
-        for name, start, _, end in v.spans_of(document):
-            fields[name] = document[start:end]
+        _merge_into(fields, value)
     return v.document_of(list(fields.values()))
 
 
-_accumulator("$mergeObjects", "3.6", _merge_objects)
+def _merge_into(fields: dict[bytes, bytes], value: Maybe) -> None:
+    if value is None or value[0] in v.NULLISH:
+        return
+    if value[0] != v.OBJECT:
+        raise failure(40400, f"$mergeObjects requires object inputs, but an input is of type {v.type_name(value)}")
+    fields.update(v.elements_by_name(value[1]))
+
+
+def _merge_of_several(name: str, args: Sequence[Expression], bindings: Bindings) -> Expression:
+    """Merged as they come: of an object that stands in the pipeline no document is made first."""
+    steps = [_fields_of_literal(each) if each.kind == "object" else _fields_of_value(each.evaluate) for each in args]
+
+    def evaluate(frame: Frame) -> Maybe:
+        fields: dict[bytes, bytes] = {}
+        for step in steps:
+            step(frame, fields)
+        return v.document_of(list(fields.values()))
+
+    return operator_of(name, args, evaluate, bindings)
+
+
+def _fields_of_value(evaluate: Evaluate) -> Callable[[Frame, dict[bytes, bytes]], None]:
+    return lambda frame, fields: _merge_into(fields, evaluate(frame))
+
+
+def _fields_of_literal(literal: Expression) -> Callable[[Frame, dict[bytes, bytes]], None]:
+    pairs = [(name, part.evaluate) for name, part in zip(literal.names, literal.args, strict=True)]
+
+    def step(frame: Frame, fields: dict[bytes, bytes]) -> None:
+        for name, evaluate in pairs:
+            value = evaluate(frame)
+            if value is not None:
+                fields[name] = b"%c%b\x00%b" % (value[0], name, value[1])
+
+    return step
+
+
+_accumulator("$mergeObjects", "3.6", _merge_objects, several=_merge_of_several)

@@ -62,10 +62,13 @@ class DoubleSum:
 
 def widest(*kinds: int) -> int:
     """The type of a result: decimal before double before long before int."""
-    for kind in (v.DECIMAL, v.DOUBLE, v.INT64):
+    for kind in _BY_WIDTH:
         if kind in kinds:
             return kind
     return v.INT32
+
+
+_BY_WIDTH: Final = (v.DECIMAL, v.DOUBLE, v.INT64)
 
 
 def float_of(value: Value) -> float:
@@ -149,19 +152,22 @@ def _multiply(args: Iterable[Maybe]) -> Maybe:
     product: Number = 1
     as_double = 1.0
     for value in args:
-        if value is None or value[0] in v.NULLISH:
-            return v.NULL
-        if value[0] not in v.NUMERIC:
+        if value is None or value[0] not in v.NUMERIC:
+            if value is None or value[0] in v.NULLISH:
+                return v.NULL
             raise failure(14, f"$multiply only supports numeric types, not {v.type_name(value)}")
-        before, kind = kind, widest(kind, value[0])
+        before = kind
+        if value[0] != kind:
+            kind = widest(kind, value[0])
         if kind == v.DECIMAL:
             if before != v.DECIMAL:
                 product = v.decimal_of_double(as_double) if before == v.DOUBLE else Decimal(int(product))
             product = CONTEXT.multiply(Decimal(product), v.decimal_of(value))
             continue
-        as_double *= float_of(value)
+        number = v.number_of(value)
+        as_double *= float(number)
         if kind != v.DOUBLE:
-            product = int(product) * int(v.number_of(value))
+            product = int(product) * int(number)
             if not v.INT64_MIN <= product <= v.INT64_MAX:
                 kind = v.DOUBLE
     if kind == v.DECIMAL:

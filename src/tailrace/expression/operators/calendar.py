@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from tailrace.expression.language.registry import failure
@@ -33,6 +34,7 @@ def days_of(year: int, month: int, day: int) -> int:
     return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468 + day - 1
 
 
+@lru_cache(maxsize=4096)
 def civil_of_days(days: int) -> tuple[int, int, int]:
     """Year, month and day of a number of days since 1970-01-01."""
     days += 719468

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from tailrace.expression.language.core import check_variable_write, parse_operand, runtime_operator
-from tailrace.expression.language.expression import Bindings, Evaluate, Expression, Frame
+from tailrace.expression.language.expression import Bindings, Evaluate, Expression, Frame, Items
 from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.operators.arithmetic import float_of, to_long
 from tailrace.expression.operators.array import as_int32
@@ -50,22 +51,41 @@ def _map(operand: Value, bindings: Bindings) -> Expression:
     source = parse_operand(given["input"], bindings)
     inner, slot = _variable(given, bindings)
     body = parse_operand(given["in"], inner)
-    read, each = source.evaluate, body.evaluate
+    items_of, each = _items(source, 16883, "input to $map must be an array not"), body.evaluate
 
     def evaluate(frame: Frame) -> Maybe:
-        array = read(frame)
-        if array is None or array[0] in v.NULLISH:
+        items = items_of(frame)
+        if items is None:
             return v.NULL
-        if array[0] != v.ARRAY:
-            raise failure(16883, f"input to $map must be an array not {v.type_name(array)}")
-
-        def one(item: Value) -> Maybe:
+        size = 0
+        made = []
+        for item in items:
             frame[slot] = item
-            return each(frame)
-
-        return v.array_of(map(one, v.elements_of(array)))
+            value = each(frame)
+            made.append(value)
+            size += 0 if value is None else len(value[1])
+            if size > v.CONTAINER_LIMIT:
+                v.too_large()
+        return v.array_of(made)
 
     return runtime_operator("$map", [source, body], evaluate)
+
+
+def _items(source: Expression, code: int, refusal: str) -> Items:
+    """Reads the elements of the array that ``source`` gives, ``None`` of null. Raises ``code`` for any other value."""
+    if source.items is not None:
+        return source.items
+    read = source.evaluate
+
+    def items(frame: Frame) -> list[Value] | None:
+        array = read(frame)
+        if array is None or array[0] in v.NULLISH:
+            return None
+        if array[0] != v.ARRAY:
+            raise failure(code, f"{refusal} {v.type_name(array)}")
+        return v.elements_of(array)
+
+    return items
 
 
 register("$map", _ARRAY, "2.6", _map)
@@ -83,15 +103,12 @@ def _filter(operand: Value, bindings: Bindings) -> Expression:
     inner, slot = _variable(given, bindings)
     condition = parse_operand(given["cond"], inner)
     limit = parse_operand(given["limit"], bindings) if "limit" in given else None
-    read, passes = source.evaluate, condition.evaluate
+    items_of, passes = _items(source, 28651, "input to $filter must be an array not"), condition.evaluate
 
-    def evaluate(frame: Frame) -> Maybe:
-        array = read(frame)
-        if array is None or array[0] in v.NULLISH:
-            return v.NULL
-        if array[0] != v.ARRAY:
-            raise failure(28651, f"input to $filter must be an array not {v.type_name(array)}")
-        items = v.elements_of(array)
+    def kept_items(frame: Frame) -> list[Value] | None:
+        items = items_of(frame)
+        if items is None:
+            return None
         left = None if limit is None or not items else _limit(limit.evaluate(frame))
         kept = []
         for item in items:
@@ -100,9 +117,14 @@ def _filter(operand: Value, bindings: Bindings) -> Expression:
                 kept.append(item)
                 if len(kept) == left:
                     break
-        return v.array_of(kept)
+        return kept
 
-    return runtime_operator("$filter", [source, condition, *([] if limit is None else [limit])], evaluate)
+    def evaluate(frame: Frame) -> Maybe:
+        kept = kept_items(frame)
+        return v.NULL if kept is None else v.array_of(kept)
+
+    args = [source, condition, *([] if limit is None else [limit])]
+    return replace(runtime_operator("$filter", args, evaluate), items=kept_items)
 
 
 def _limit(value: Maybe) -> int | None:
@@ -130,16 +152,15 @@ def _reduce(operand: Value, bindings: Bindings) -> Expression:
     initial = parse_operand(given["initialValue"], bindings)
     inner, (this, total) = bindings.bind("this", "value")
     body = parse_operand(given["in"], inner)
-    read, start, each = source.evaluate, initial.evaluate, body.evaluate
+    items_of = _items(source, 40080, "$reduce requires that 'input' be an array, found:")
+    start, each = initial.evaluate, body.evaluate
 
     def evaluate(frame: Frame) -> Maybe:
-        array = read(frame)
-        if array is None or array[0] in v.NULLISH:
+        items = items_of(frame)
+        if items is None:
             return v.NULL
-        if array[0] != v.ARRAY:
-            raise failure(40080, f"$reduce requires that 'input' be an array, found: {v.type_name(array)}")
         value = start(frame)
-        for item in v.elements_of(array):
+        for item in items:
             frame[this], frame[total] = item, value
             value = each(frame)
         return value

@@ -26,23 +26,24 @@ _BOOLEAN: Final = "boolean"
 _CONDITIONAL: Final = "conditional"
 
 
-def _comparison(name: str, truth: Callable[[int], Value]) -> None:
+def _comparison(name: str, less: Value, equal: Value, greater: Value) -> None:
     """An operator that says something of the order of two values."""
+    truths = (equal, greater, less)  # by 0, 1 and -1
 
     def make(order: Order) -> Callable[[Maybe, Maybe], Maybe]:
         compare = order.compare
-        return lambda a, b: truth(compare(a, b))
+        return lambda a, b: truths[compare(a, b)]
 
     ordered_binary(name, _COMPARISON, "2.2", make)
 
 
-_comparison("$cmp", v.int32)
-_comparison("$eq", lambda order: v.boolean(order == 0))
-_comparison("$ne", lambda order: v.boolean(order != 0))
-_comparison("$gt", lambda order: v.boolean(order > 0))
-_comparison("$gte", lambda order: v.boolean(order >= 0))
-_comparison("$lt", lambda order: v.boolean(order < 0))
-_comparison("$lte", lambda order: v.boolean(order <= 0))
+_comparison("$cmp", v.int32(-1), v.int32(0), v.int32(1))
+_comparison("$eq", v.FALSE, v.TRUE, v.FALSE)
+_comparison("$ne", v.TRUE, v.FALSE, v.TRUE)
+_comparison("$gt", v.FALSE, v.FALSE, v.TRUE)
+_comparison("$gte", v.FALSE, v.TRUE, v.TRUE)
+_comparison("$lt", v.TRUE, v.FALSE, v.FALSE)
+_comparison("$lte", v.TRUE, v.TRUE, v.FALSE)
 
 unary("$not", _BOOLEAN, "2.2", lambda a: v.boolean(not v.truthy(a)))
 

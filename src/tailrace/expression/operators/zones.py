@@ -37,8 +37,7 @@ class Zone:
         if self.fixed is not None:
             return self.fixed
         self._check(milliseconds)
-        moment = datetime.fromtimestamp(0, UTC_CLOCK) + timedelta(milliseconds=milliseconds)
-        return _seconds(moment.astimezone(self.rules).utcoffset())
+        return _offset_at(self.rules, milliseconds // 1000)
 
     def local(self, milliseconds: int) -> int:
         """Milliseconds of the wall clock, as if it showed UTC."""
@@ -59,6 +58,12 @@ class Zone:
 
 def _seconds(offset: timedelta | None) -> int:
     return 0 if offset is None else int(offset.total_seconds())
+
+
+@lru_cache(maxsize=4096)  # the dates of neighbouring events are often the same
+def _offset_at(rules: ZoneInfo | None, second: int) -> int:
+    moment = datetime.fromtimestamp(0, UTC_CLOCK) + timedelta(seconds=second)
+    return _seconds(moment.astimezone(rules).utcoffset())
 
 
 UTC: Final = Zone("UTC", 0)

@@ -60,6 +60,8 @@ def _sign(left: _Ordered, right: _Ordered) -> int:
 def compare_numbers(left: Value, right: Value) -> int:
     """The order of two numeric values: NaN first and equal to itself, then by value whatever the types."""
     a, b = v.number_of(left), v.number_of(right)
+    if v.DECIMAL not in (left[0], right[0]) and (a < b or a >= b):
+        return (a > b) - (a < b)
     if v.is_nan(a) or v.is_nan(b):
         return v.is_nan(b) - v.is_nan(a)
     if isinstance(a, Decimal) != isinstance(b, Decimal):
@@ -134,10 +136,10 @@ def _comparing(compare_strings: CompareData) -> Callable[[Maybe, Maybe], int]:
             order = _sign(RANK[kind], RANK[other])
             if order:
                 return order
-        if kind in _VALUELESS:
-            return 0
         if kind in v.NUMERIC:
             return compare_numbers(left, right)
+        if kind in _VALUELESS:
+            return 0
         return by_rank[RANK[kind]](left[1], right[1])
 
     def documents(a: bytes, b: bytes) -> int:
