@@ -24,7 +24,7 @@ from tailrace.source.promise import AskedLately
 class ArchivedShards:
     """What a stream over a cluster reads of each shard: its oplog, and before that its archive.
 
-    Raises UsageError where ``folder`` is no cluster's archive.
+    Raises UsageError if ``folder`` is not a cluster's archive.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -34,11 +34,11 @@ class ArchivedShards:
             raise UsageError(f"{folder} is the archive of a replica set, and this is a cluster")
 
     def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
-        """A source that tries for ever; the config server's oplog is read from its present on."""
+        """A source that never stops trying; the config server's oplog is read from the present on."""
         return self._hybrid(name, client, math.inf)
 
     def asked(self, client: MongoClient[Any]) -> AskedLately:
-        """Promises are asked for by the stream alone."""
+        """Only the stream asks for promises."""
         return AskedLately()
 
     def _hybrid(self, name: str, client: MongoClient[Any], retry_seconds: float | None = None) -> MongodSource:
@@ -48,8 +48,8 @@ class ArchivedShards:
         return cast(MongodSource, HybridSource(live, ArchiveSource(self._folder, name), of_shard=True))
 
     def confirm_history(self, plan: Plan, members: Sequence[Member]) -> None:
-        """Raises 286 where a shard's oplog and its archive do not reach back to the plan's start, or do not meet, and
-        SourceError where another set of shards made up the cluster then."""
+        """Raises 286 if a shard's oplog and its archive do not reach back to the plan's start, or do not meet, and
+        SourceError if the cluster had other shards then."""
         after = plan.read_after or ClusterTime(0)
         behind = [one for one in members if not reaches_back(after, *MongodSource(one.client).oldest())]
         if not behind:

@@ -29,7 +29,7 @@ class HybridSource:
     """A live oplog with a longer history. ``live`` answers everything that the archive does not hold. An archive
     ``of_shard`` bears the shard's name, which need not be its replica set's.
 
-    Raises SourceError where the archive is another deployment's.
+    Raises SourceError if the archive is another deployment's.
     """
 
     def __init__(self, live: MongodSource, archive: ArchiveSource, *, of_shard: bool = False) -> None:
@@ -127,7 +127,7 @@ class HybridSource:
         return self._archive
 
     def refuse_hole(self) -> None:
-        """Raises 286 where archive and oplog do not meet; the message names both ends."""
+        """Raises 286 if archive and oplog do not meet; the message names both ends."""
         hole = self.hole
         if hole is not None:
             raise history_lost(

@@ -1,4 +1,4 @@
-"""How much lies in a range of an archive, and where: what ``source.outline`` asks a server, asked of segments.
+"""How much lies in a range of an archive, and where: ``source.outline`` asks a server, this module asks segments.
 
 A range that begins before the oplog does is outlined by the archive up to its end, and by the server from there on.
 """
@@ -105,7 +105,7 @@ class ArchiveOutline:
 
 
 class HybridOutline:
-    """An outline of a range that may begin in the archive: see ``source.outline.OplogOutline`` for each question."""
+    """An outline of a range that may begin in the archive. See ``source.outline.OplogOutline`` for the methods."""
 
     def __init__(self, source: HybridSource, live: OplogOutline, scope: Scope) -> None:
         self._source = source
@@ -113,7 +113,7 @@ class HybridOutline:
         self._scope = scope
 
     def _parts(self, after: ClusterTime, until: ClusterTime) -> tuple[ArchiveOutline | None, ClusterTime]:
-        """The archive's outline, where the range begins there, and the time up to which it answers."""
+        """The archive's outline, if the range begins there, and the time up to which it answers."""
         if not self._source.is_archived(after):
             return None, after
         archive = self._source.archive()
@@ -133,7 +133,7 @@ class HybridOutline:
         return not self._source.is_archived(after) and self._live.mostly_matches(after, until)
 
     def weigh(self, after: ClusterTime, until: ClusterTime) -> Weights:
-        """In the archive a filter leaves whole row groups out, so it is always asked."""
+        """In the archive a filter skips whole row groups, so it is always used."""
         if self._source.is_archived(after):
             return Weights(list(self.buckets(after, until)), 0.0)
         return self._live.weigh(after, until)
@@ -143,11 +143,11 @@ class HybridOutline:
         return self._live.entries(bucket) if archived is None else archived.entries(bucket)
 
     def is_smaller_than(self, size: int) -> bool:
-        """Never known: the archive has no bound."""
+        """Never known: the archive sets no bound."""
         return False
 
     def any(self, after: ClusterTime, until: ClusterTime) -> bool:
-        """Whether an entry in the range could give an event: of what is archived yes, without looking."""
+        """Whether an entry in the range could give an event. For archived entries always true, without looking."""
         return self._source.is_archived(after) or self._live.any(after, until)
 
     def first_invalidating(

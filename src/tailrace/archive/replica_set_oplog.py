@@ -20,7 +20,7 @@ from tailrace.source.replica_set_oplog import ReplicaSetOplog
 
 
 class ArchivedReplicaSetOplog(ReplicaSetOplog):
-    """As a replica set's oplog; it begins where the archive does, if the two meet."""
+    """Like a replica set's oplog; it begins where the archive does, if the two meet."""
 
     def __init__(self, client: MongoClient[Any], scope: Scope, folder: str | Path) -> None:
         super().__init__(client, scope)
@@ -29,7 +29,7 @@ class ArchivedReplicaSetOplog(ReplicaSetOplog):
         self.outline = cast(OplogOutline, HybridOutline(self.hybrid, self.outline, scope))
 
     def confirm_history(self, plan: Plan) -> None:
-        """Raises 286 where the plan's start lies before both, or in a hole between them."""
+        """Raises 286 if the plan's start lies before both, or in a hole between them."""
         try:
             super().confirm_history(plan)
         except ChangeStreamHistoryLost:
@@ -37,7 +37,7 @@ class ArchivedReplicaSetOplog(ReplicaSetOplog):
             raise
 
     def require_history(self, after: ClusterTime) -> None:
-        """Raises 286 where entries after ``after`` may be gone from both, or lie between the two."""
+        """Raises 286 if entries after ``after`` may be gone from both, or lie between the two."""
         try:
             super().require_history(after)
         except ChangeStreamHistoryLost:

@@ -167,7 +167,7 @@ class ArchiveSource:
             edge = min(segment.until, until)
 
     def readers(self, after: ClusterTime, until: ClusterTime) -> Iterator[SegmentReader]:
-        """The segments of a range, in order. One that follows another lets go of it."""
+        """The segments of a range, in order. A segment is released when the next one is taken."""
         for segment in list(self._some_segments()):
             if segment.until > after and segment.after < until:
                 yield self._opened(segment)

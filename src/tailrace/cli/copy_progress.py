@@ -1,4 +1,4 @@
-"""How far the copy of a lake with ``startingFrom=snapshot`` is, from the offsets that Spark reports."""
+"""How far the copy of a lake with ``startingFrom=snapshot`` has come, from the offsets that Spark reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CopyProgress:
 
 
 class CopyWatch:
-    """Tells of a copy's progress whenever it has grown."""
+    """Reports a copy's progress whenever it has grown."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class CopyWatch:
         self._told = -1
 
     def look(self, end_offset: object) -> CopyProgress | None:
-        """``end_offset`` is a micro-batch's, as JSON text; ``None`` where no copy is under way or nothing is new."""
+        """``end_offset`` is a micro-batch's, as JSON text. ``None`` if no copy is under way or nothing is new."""
         collections = _collections(end_offset)
         if collections is None:
             return None

@@ -22,13 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only ``dead-letters`` takes."""
     group = parser.add_argument_group("dead-letters")
     group.add_argument("--letters", metavar="DB.COLL", help=f"where they are kept (default: {LETTERS})")
-    group.add_argument("--resource", metavar="NAME", help="only those of this resource; of lane 2, NAME/2")
-    group.add_argument("--change", metavar="ID", help="replay: those whose change id begins so")
+    group.add_argument("--resource", metavar="NAME", help="only those of this resource (for lane 2: NAME/2)")
+    group.add_argument("--change", metavar="ID", help="replay: those whose change id begins with ID")
     group.add_argument("--all", action="store_true", help="replay: all of them")
 
 
 def refuse_arguments(args: argparse.Namespace) -> None:
-    """Raises UsageError where an argument of ``dead-letters`` was given to another action."""
+    """Raises UsageError if an argument of ``dead-letters`` was given to another action."""
     for name in ("letters", "resource", "change", "all"):
         if getattr(args, name):
             raise UsageError(f"--{name} belongs to dead-letters", hint="tailrace leases --help shows how")

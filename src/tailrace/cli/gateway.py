@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 Listen for MongoDB drivers and answer their change streams from one shared read of the oplog. Everything else goes to
-the server as it comes, on a connection of each client's own, where the client logs in itself. Applications change
+the server as it comes, on a separate connection for each client, where the client itself logs in. Applications change
 nothing but the address. SIGTERM and Ctrl-C end the streams so that drivers resume them elsewhere."""
 LISTEN: Final = "127.0.0.1:27117"
 _ALL: Final = ("", "0.0.0.0", "::")
@@ -35,28 +35,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--upstream", metavar="URI", help="the deployment, as of tailrace watch (default: TAILRACE_URI); @FILE works"
+        "--upstream", metavar="URI", help="the deployment, as for tailrace watch (default: TAILRACE_URI); @FILE works"
     )
     parser.add_argument("--listen", default=LISTEN, metavar="HOST:PORT", help=f"default: {LISTEN}, this machine only")
     parser.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="how clients reach the gateway (default: the address that each has connected to)",
+        help="how clients reach the gateway (default: the address that each client has connected to)",
     )
     parser.add_argument("--tls-certificate-key-file", metavar="PEM", help="speak TLS to clients, with this certificate")
-    parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this authority")
+    parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
     parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
     parser.add_argument("--cursors-max", type=int, default=20_000, metavar="N", help="open streams (default: 20000)")
-    parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="of the oplog in memory (default: 32)")
+    parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory (default: 32)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: gateway)")
     parser.add_argument(
         "--log",
         choices=("warnings", "text", "json"),
         default="warnings",
-        help="on standard error: warnings alone (default), or also streams that open and close, as text or JSON lines",
+        help="on standard error: only warnings (default), or also streams that open and close, as text or JSON lines",
     )
     parser.add_argument(
-        "--test-commands", action="store_true", help="fail points for tests of drivers; never in production"
+        "--test-commands", action="store_true", help="allow fail points, for tests of drivers; never in production"
     )
     parser.set_defaults(run=run)
 

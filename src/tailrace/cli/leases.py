@@ -24,8 +24,8 @@ List the leases of listeners: owner, version, age, position and how many seconds
 lease from its owner: what the owner does from then on is refused, and another listener takes over at once.
 
 dead-letters lists the changes that listeners gave up (tailrace listen --dead-letters), with position and reason. With
-replay, hand them to a handler, oldest first; each that the handler returns from is removed. Choose one by the beginning
-of its change id, or take --all."""
+replay, hand them to a handler, oldest first; each is removed when the handler returns. Choose one by the beginning of
+its change id, or all of them with --all."""
 _ACTIONS: Final = ("list", "release", "dead-letters")
 
 
@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "words", nargs="*", metavar="...", help="list (the default), release RESOURCE or dead-letters; then the URI"
     )
-    parser.add_argument("--uri", metavar="URI", help=f"as of tailrace watch (default: {URI_VARIABLE})")
+    parser.add_argument("--uri", metavar="URI", help=f"as for tailrace watch (default: {URI_VARIABLE})")
     parser.add_argument("--store", default=STORE, metavar="DB.COLL", help=f"where leases are kept (default: {STORE})")
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     dead_letters.add_arguments(parser)

@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="a function of one change; async def works too")
-    parser.add_argument("--uri", metavar="URI", help="as of tailrace watch (default: TAILRACE_URI)")
+    parser.add_argument("--uri", metavar="URI", help="as for tailrace watch (default: TAILRACE_URI)")
     parser.add_argument("--database", metavar="DB", help="watch this database (default: the whole cluster)")
     parser.add_argument("--collection", metavar="COLL", help="watch this collection of the database")
     parser.add_argument("--resource", required=True, metavar="NAME", help="the lease's name: one for each purpose")
@@ -93,11 +93,11 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dead-letters",
         metavar="DB.COLL",
-        help="write a change whose handler has failed so often to this collection, beside the leases, and go on; "
+        help="write a change whose handler has failed at every try to this collection, beside the leases, and go on; "
         "tailrace leases dead-letters lists and replays them",
     )
     parser.add_argument(
-        "--after-dead-letter", choices=("skip", "stop"), default="skip", help="go on or end then (default: skip)"
+        "--after-dead-letter", choices=("skip", "stop"), default="skip", help="then go on, or end (default: skip)"
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def has_history(folder: Path) -> bool:
-    """Whether a replica set's archive is there that holds something: then the lake's source may begin in it. (A
+    """Whether there is a replica set's archive that holds something: then the lake's source may begin in it. (A
     cluster's is not joined with the live oplogs.)"""
     found = describe(folder)
     return found is not None and found.name is not None and head(oplog_folder(folder, found.name)) is not None
@@ -50,7 +50,7 @@ class Archiving:
             self._stop.set()
 
     def close(self) -> None:
-        """Publish what was read; with ``once``, what was there at the beginning. Let go of the connections."""
+        """Publish what was read; with ``once``, what was there at the beginning. Close the connections."""
         if not self._once or self._stop.is_set():
             self._recorder.stop()
         self._thread.join()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """\
 List the change streams that a gateway serves: namespace, user, age, events sent, and whether it waits for more. The URI
-is the gateway's. Where the deployment has users, it takes the action inprog, as the role clusterMonitor has it."""
+is the gateway's. If the deployment has users, this needs the action inprog, which the role clusterMonitor grants."""
 _COMMAND_NOT_FOUND: Final = 59
 
 
@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("uri", nargs="?", metavar="URI", help="of the gateway (default: TAILRACE_URI); @FILE works")
+    parser.add_argument("uri", nargs="?", metavar="URI", help="the gateway's (default: TAILRACE_URI); @FILE works")
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     parser.set_defaults(run=run)
 

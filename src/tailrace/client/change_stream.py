@@ -75,7 +75,7 @@ class ChangeStream(ABC, _PyMongoStream):
 
     _codec_options: CodecOptions[Any]
     _client: Any = None
-    #: What ``watch`` was told of each call's time, in place of the client's ``timeoutMS``.
+    #: The time-out of each call that ``watch`` was given, in place of the client's ``timeoutMS``.
     _timeout_ms: int | None = None
     #: The events that are at hand, as documents. Taking one is safe in any thread: the iterator is one of Python's own.
     _ready: Iterator[Any] = iter(())
@@ -177,9 +177,9 @@ class BlockChangeStream(ChangeStream):
         self._last: EventBlock | None = None
         self._has_given_before = False
         self._refilling = threading.RLock()
-        #: Who is told of the commands that the server's stream would have sent; ``None`` where nobody listens.
+        #: Told of the commands that the server's stream would have sent; ``None`` if nobody listens.
         self._commands = commands_of(request)
-        #: The events that the command under way is said to have given.
+        #: The events that listeners are told the command under way has given.
         self._told: list[bytes] = []
 
     @abstractmethod
@@ -188,9 +188,9 @@ class BlockChangeStream(ChangeStream):
 
     @abstractmethod
     def _read_more(self, left_s: float) -> bool:
-        """Wait for what the stream goes on with; ``left_s`` of the caller's wait are left. It is called again until
-        they are over, or it gives False: the caller is to be told that nothing is there. Raises TimeLimitError, and
-        what ends the stream."""
+        """Wait until the stream can go on; ``left_s`` of the caller's wait are left. It is called again until they are
+        over, or until it gives False: then the caller is told that there is nothing. Raises TimeLimitError, and the
+        error that ends the stream."""
 
     @property
     def resume_token(self) -> Any:
@@ -277,7 +277,7 @@ class BlockChangeStream(ChangeStream):
 
     def _told_look(self, commands: StreamCommands) -> bytes | None:
         self._told = []
-        if self._last is None:  # it belongs to a batch that was told of
+        if self._last is None:  # it belongs to a batch that was reported
             self._tell_look(commands)
         try:
             last = self._look()
@@ -293,7 +293,7 @@ class BlockChangeStream(ChangeStream):
         return self._last is not None or self._stream.invalidated
 
     def _tell_look(self, commands: StreamCommands) -> None:
-        """What the server's stream would send now: a getMore, or where it resumes an aggregate."""
+        """What the server's stream would send now: a getMore, or an aggregate if it resumes."""
         commands.get_more(self._token_given())
 
     def _look(self) -> bytes | None:
@@ -384,7 +384,7 @@ class OplogChangeStream(BlockChangeStream):
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
         super().__init__(source.client, request, stream, partial(_close_all, self._open))
-        #: Who asks for an empty first batch gets it.
+        #: False if the caller asked for an empty first batch.
         self._fills_first_batch = request.batch_size != 0
         self._resume = OplogResume(source.client, request, self._commands)
         self._answers = self._resume.answers(answers_of(source))
@@ -404,8 +404,8 @@ class OplogChangeStream(BlockChangeStream):
         self._open_read()
 
     def _open_read(self) -> None:
-        """The first reply, and the events of what is there already: what cannot be read, and what the server's
-        ``aggregate`` would fail on when it fills its first batch, is told by ``watch`` itself."""
+        """The first reply, and the events that are there already. If the oplog cannot be read, or the server's
+        ``aggregate`` would fail on filling its first batch, ``watch`` itself raises."""
         commands = self._commands
         try:
             with self._time_limit():

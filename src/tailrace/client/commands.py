@@ -65,8 +65,8 @@ class StreamCommands:
         self._start("aggregate", self._completed(command))
 
     def get_more(self, token: bytes) -> None:
-        """A getMore is sent (rules 12 and 13), unless one is under way: however often a look reads, it is one. An
-        aggregate under way has given nothing then; ``token`` is the stream's."""
+        """A getMore is sent (rules 12 and 13), unless one is under way: each look is one getMore, however often it
+        reads. An aggregate under way has given nothing then; ``token`` is the stream's."""
         if self._under_way is not None:
             if self._under_way[0] == "getMore":
                 return
@@ -100,7 +100,7 @@ class StreamCommands:
         self._end({"cursor": cursor, "ok": 1.0})
 
     def _decoded(self, event: bytes) -> Any:
-        """As PyMongo's listeners see it: by the stream's codec options."""
+        """As PyMongo's listeners see it: decoded by the stream's codec options."""
         try:
             return bson.decode(event, self._request.codec_options)
         except (BSONError, ValueError, OverflowError, TypeError):
@@ -180,7 +180,7 @@ def _failure_document(error: Exception) -> Mapping[str, Any]:
 
 
 def starts_said(request: WatchRequest) -> dict[str, Any]:
-    """The starting points that a caller has said, by the server's names."""
+    """The starting points that the caller has given, by the server's names."""
     said = {name: getattr(request, parameter) for parameter, name in STAGE_NAMES.items()}
     return {name: said[name] for name in _STARTS if said[name] is not None}
 

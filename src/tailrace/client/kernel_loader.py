@@ -66,7 +66,7 @@ class _KernelLoader:
             self._load()
 
     def prepare(self) -> None:
-        """Do not wait until enough was read: load what was compiled, or begin to compile."""
+        """Do not wait until enough was read: load the compiled code, or begin to compile."""
         with self._lock:
             is_due, self._begun = not self._begun, True
         if is_due:
@@ -155,7 +155,7 @@ def is_ready(size: int) -> bool:
 
 def prepare() -> None:
     """Load the kernel now, which takes about a second, or begin to compile it. For a service that starts: later, beside
-    a thread that serves, the same takes many seconds, in which that thread hardly gets on."""
+    a thread that serves, loading takes many seconds, during which that thread makes hardly any progress."""
     _loader.prepare()
 
 

@@ -28,8 +28,8 @@ from tailrace.source.time_limit import TimeLimitError
 class OplogResume:
     """Belongs to one stream, and does not hold it.
 
-    ``client``    the one that the oplog is read by
-    ``commands``  told of the commands that the server's stream would have sent; ``None`` where nobody listens
+    ``client``    reads the oplog
+    ``commands``  told of the commands that the server's stream would have sent; ``None`` if nobody listens
     """
 
     def __init__(self, client: MongoClient[Any], request: WatchRequest, commands: StreamCommands | None) -> None:
@@ -56,7 +56,7 @@ class OplogResume:
             commands.get_more(token)
             return
         if commands.waits:
-            return  # this look's aggregate was told of
+            return  # this look's aggregate was reported
         # Rule 28: where the read goes on, as a driver would say it.
         known = bson.decode(token)
         if self._process.token is not None or self._process.was_opened:
@@ -78,9 +78,9 @@ class OplogResume:
             raise self._ending(error, failure.labels) from None
 
     def reads_on(self, batch: OplogBatch) -> bool:
-        """After each batch: whether another one is read in the same call. So it is where this one is none, but the sign
-        that the read is opened again now (rule 26); and where an earlier call has failed, and this one has opened the
-        read again and found nothing. Raises the error that leaves the stream open."""
+        """After each batch: whether another one is read in the same call. It is if this one is only the sign that the
+        read is now opened again (rule 26), and if an earlier call has failed and this one has opened the read again
+        and found nothing. Raises the error that leaves the stream open."""
         error, self._failed = self._failed, None
         if error is None:
             self.has_resumed, self._resuming = self._resuming, False
@@ -97,8 +97,8 @@ class OplogResume:
         raise self.kept
 
     def answers(self, answer_to: AnswerTo) -> AnswerTo:
-        """``answer_to``, where a look-up that fails as a getMore of the server's stream would (rule 24) leaves the
-        stream open: the event that waits for it comes with a later call."""
+        """``answer_to``, but a look-up that fails with an error after which a getMore would be resumed (rule 24) leaves
+        the stream open: the event that waits for it comes with a later call."""
 
         def answered(need: Need) -> Answer | Later:
             try:

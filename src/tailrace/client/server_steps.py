@@ -1,9 +1,10 @@
-"""What a stream of ``engine="server"`` does, as steps. The two flavours take them, one waiting and one awaiting.
+"""What a stream of ``engine="server"`` does, as steps. The two flavours take them, one synchronous and one
+asynchronous.
 
-Rules: docs/reference/driver-rules.md. What becomes of the token and of failures is ``tailrace.client.resume``'s to say;
-here stands which command follows which. PyMongo's helpers run the commands: they choose the server by the target's read
-preference (rule 27), inherit its read concern (6), send getMore to the server of the cursor (12) with the comment (13),
-and keep the session (15).
+Rules: docs/reference/driver-rules.md. ``tailrace.client.resume`` decides about the token and about failures; this
+module decides which command follows which. PyMongo's helpers run the commands: they choose the server by the target's
+read preference (rule 27), inherit its read concern (6), send getMore to the server of the cursor (12) with the comment
+(13), and keep the session (15).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Step(Enum):
 
     OPEN = "send the aggregate; its cursor is the stream's from now on"
     ASK = "the cursor's next event, or nothing; one getMore at most"
-    TAKE = "the cursor's next event of those at hand, or nothing"
+    TAKE = "the cursor's next event among those at hand, or nothing"
     LEAVE = "close the cursor, and tell nobody of an error (rule 29)"
     END = "close the stream"
 
@@ -52,7 +53,7 @@ Look = Generator[Step, Any, RawBSONDocument | None]
 
 
 class _CursorInSteps(Protocol):
-    """What the steps look at; a StreamCursor of either flavour."""
+    """What the steps use of a cursor; a StreamCursor of either flavour."""
 
     wire_version: int | None
 
@@ -69,12 +70,12 @@ class _CursorInSteps(Protocol):
 class StreamCursor:
     """What both flavours add to PyMongo's cursor."""
 
-    #: Of the connection that its last command ran on.
+    #: The wire version of the connection that its last command ran on.
     wire_version: int | None = None
 
     @property
     def round_trip_s(self) -> float:
-        """The shortest way to the cursor's server and back that was measured, as far as it is known."""
+        """The shortest round trip to the cursor's server that was measured, if any is known."""
         cursor: Any = self
         servers = cursor._collection.database.client.topology_description.server_descriptions()
         server = None if cursor._address is None else servers.get(cursor._address)
@@ -86,7 +87,7 @@ class StreamCursor:
 
 
 class ServerSteps:
-    """One stream's steps. ``cursor`` is set by who takes them, as is ``aggregate_wire_version``, that of the connection
+    """One stream's steps. Their taker sets ``cursor`` and ``aggregate_wire_version``, that of the connection
     on which the last aggregate ran."""
 
     cursor: _CursorInSteps
@@ -94,13 +95,13 @@ class ServerSteps:
 
     def __init__(self, request: WatchRequest) -> None:
         request.scope.check_names()
-        request.stage(), request.stages()  # what is no BSON is told by its name
+        request.stage(), request.stages()  # an option that is not BSON is reported by its name
         values = {name: getattr(request, parameter) for parameter, name in STAGE_NAMES.items()}
         said = {name: value for name, value in values.items() if value is not None} | dict(request.options or {})
         self.resume = ResumeProcess(SaidStart(*(said.get(name) for name in _STARTS)))
         if request.scope.database is None:
             said["allChangesForCluster"] = True  # rule 3
-        #: What a resume leaves as it is (28): the stage but for the start, and the caller's stages.
+        #: What a resume leaves as it is (28): the stage without the start, and the caller's stages.
         self._said = {name: value for name, value in said.items() if name not in _STARTS}
         self._stages = copy.deepcopy(list(request.pipeline))
         self._max_await_ms = request.max_await_time_ms
@@ -110,7 +111,7 @@ class ServerSteps:
         self.closed = self.failed = False
 
     def pipeline(self) -> list[Mapping[str, Any]]:
-        """Rules 2 to 4, and 28: that of the next aggregate."""
+        """Rules 2 to 4, and 28: the pipeline of the next aggregate."""
         return [{"$changeStream": self._said | self.resume.start_options()}, *self._stages]
 
     def answered(self, reply: Mapping[str, Any]) -> None:
@@ -191,7 +192,7 @@ def target_options(client: Any, request: WatchRequest) -> tuple[Any, ...]:
     of_user = client if request.target is None else request.target
     raw: CodecOptions[Any] = request.codec_options.with_options(document_class=RawBSONDocument)
     if client._event_listeners is not None and client._event_listeners.enabled_for_commands:
-        raw = request.codec_options  # who listens sees replies that are decoded, as PyMongo's stream decodes them
+        raw = request.codec_options  # listeners see decoded replies, as PyMongo's stream decodes them
     return raw, of_user.read_preference, of_user.write_concern, of_user.read_concern
 
 

@@ -83,7 +83,7 @@ class ServerChangeStream(ChangeStream):
         return None
 
     def _open(self) -> None:
-        """The aggregate, and the cursor that it gives. PyMongo sends it again where a read may be (retryReads), which
+        """The aggregate, and its cursor. PyMongo sends it again if reads may be sent again (retryReads), which
         is no resume."""
         steps = self._steps
         kind: Any = (

@@ -82,10 +82,10 @@ class _ShardAnswers:
 
 
 class ShardedChangeStream(BlockChangeStream):
-    """Raises at once what a mongos would raise on ``aggregate``. Reads ahead on threads of its own until it is closed;
-    what a look finds there is worked on in the thread that looks.
+    """Raises at once what a mongos would raise on ``aggregate``. Reads ahead in threads of its own until it is closed;
+    the caller's thread makes the events of what was read.
 
-    ``client``   the one that the stream was asked from: its ``timeoutMS`` bounds each call
+    ``client``   the one whose ``watch`` was called: its ``timeoutMS`` bounds each call
     ``profile``  of the server version whose events to make; ``None``: that of the oldest shard
     ``shared``   what it reads of the shards together with other streams
     ``archive``  of the cluster: a start that lies before a shard's oplog is read from it

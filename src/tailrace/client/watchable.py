@@ -1,6 +1,6 @@
 """What the clients, databases and collections of both flavours have in common: how a ``watch`` becomes a request.
 
-Their signatures are PyMongo's, so each flavour writes them out; what is done with them stands here once.
+Their signatures are PyMongo's, so each flavour writes them out; what is done with the arguments is here, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Watchable:
         raise NotImplementedError
 
     def _request(self, *, document_class: Any, codec_options: Any, pipeline: Any, **parameters: Any) -> WatchRequest:
-        """What a ``watch`` with these parameters asks for. Raises as ``watch`` does where they have no meaning."""
+        """What a ``watch`` with these parameters asks for. Raises as ``watch`` does if they are not valid."""
         target = cast(Any, self)
         with driver_errors():
             return WatchRequest(
@@ -40,7 +40,7 @@ class Watchable:
 
 
 class WatchableClient(Watchable):
-    """A client, of which nothing that is shown holds a secret."""
+    """A client whose ``repr`` and errors show no secret."""
 
     def _construct(self, arguments: Arguments, make: Callable[..., None], **named: Any) -> None:
         """Call PyMongo's constructor."""

@@ -1,8 +1,8 @@
 """``AsyncListener``: the rules of ``rules.listener``, driven by asyncio.
 
-The handler runs in the event loop. The stream and the store, which wait for sockets, have a thread; the keeper of the
-lease has another, so that a handler that blocks the loop does not cost it. With partitions each lane has a thread, and
-the handlers of all lanes take turns in the loop.
+The handler runs in the event loop. The stream and the store, which wait for sockets, have a thread. The keeper of the
+lease has another, so that a handler that blocks the loop does not lose the lease. With partitions each lane has a
+thread, and the handlers of all lanes take turns in the loop.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class AsyncListener(Listener):
     """A Listener whose handler is ``async def``, with the same parameters: ``await listener.run()``, or ``async with
     AsyncListener(...)``.
 
-    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. With ``partitions``
-    as many handlers run at a time, in one event loop.
+    When the lease is lost, the handler's task is cancelled. ``on_error`` may be ``async def`` too. With
+    ``partitions`` that many handlers run at a time, in one event loop.
     """
 
     def __init__(self, watchable: Watched, handler: AsyncHandler, **options: Any) -> None:
@@ -40,7 +40,7 @@ class AsyncListener(Listener):
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Event | None = None
-        #: What lanes do in the loop at the moment.
+        #: What the lanes are doing in the loop at the moment.
         self._lane_tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:  # type: ignore[override]
@@ -216,5 +216,5 @@ class _LaneInLoop(AsyncListener):
         return done.result().result()
 
     def stop(self) -> None:
-        """Finish what is in hand and end."""
-        Listener.stop(self)  # there is no task that waits to be woken
+        """Finish the change in hand and end."""
+        Listener.stop(self)  # no task waits to be woken

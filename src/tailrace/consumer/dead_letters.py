@@ -98,10 +98,10 @@ class DeadLetters:
         self._collection.update_one(key, {"$set": letter}, upsert=True)
 
     def letters(self, resource: str | None = None, change: str | None = None) -> Iterator[DeadLetter]:
-        """What is there, oldest change first.
+        """The letters that are there, oldest change first.
 
         ``resource``  only those of this one
-        ``change``    only those whose message id begins so
+        ``change``    only those whose message id begins with this
         """
         query: dict[str, Any] = {} if resource is None else {"_id.resource": resource}
         if change is not None:
@@ -116,9 +116,9 @@ class DeadLetters:
     def replay(
         self, handler: Callable[[DeadLetter], Any], resource: str | None = None, change: str | None = None
     ) -> int:
-        """Hand each letter to ``handler``, oldest first, and remove it when that returns; how many. Raises what the
-        handler raises, and leaves that letter and those after it. Nothing else keeps the order: what was changed since
-        was handled since. ``resource`` and ``change`` choose as in ``letters``."""
+        """Hand each letter to ``handler``, oldest first, and remove it when the handler returns; how many. Raises what
+        the handler raises, and keeps that letter and those after it. The order holds among the letters only: changes
+        since then have been handled already. ``resource`` and ``change`` choose as in ``letters``."""
         count = 0
         for letter in self.letters(resource, change):
             handler(letter)
@@ -129,7 +129,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A change that was given up. It has what a ``Change`` has, so that the same handler takes it.
+    """A change that was given up. It has the attributes of a ``Change``, so that the same handler can take it.
 
     ``raw``      the event's exact BSON
     ``reason``   what the handler's last error said; ``error`` is its class, ``tries`` how often it was tried
@@ -185,15 +185,15 @@ class DeadLetter:
 
     @property
     def fence(self) -> Fence:
-        """Writes under the token that the change was handled under: what a newer owner has written since stays, and
-        ``Fenced`` is raised. (What the same owner has written since is overwritten: equal tokens pass.)"""
+        """Writes under the fencing token that the change was handled under: what a newer owner has written since stays,
+        and ``Fenced`` is raised. (What the same owner has written since is overwritten: equal tokens pass.)"""
         resource, _, lane = self.resource.rpartition("/")
         above = {resource: generation_token(self.version)} if resource and lane.isdigit() else {}
         return Fence(self.resource, self.version, above=above)
 
     @contextmanager
     def transaction(self) -> Iterator[ClientSession]:
-        """As of a Change: what is written with the session and the removal of this letter, both or neither."""
+        """As for a Change: what is written with the session, and the removal of this letter, both or neither."""
         if self.collection is None:
             raise UsageError("a dead letter that was read by itself cannot be removed in a transaction")
         with (

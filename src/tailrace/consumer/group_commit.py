@@ -1,8 +1,8 @@
 """One request for the commits of several lanes: they wait for the majority once, and not one after the other.
 
-A server makes writes durable in groups: who asks while a group is on its way waits for the next one. So four lanes that
-commit each for itself are hardly twice as fast as one (measured; ``docs/design/consumer.md``), and in one request they
-are four times as fast. A lane handles its next change only after its own commit, as ever.
+A server makes writes durable in groups: a write that arrives while a group is on its way waits for the next one. So
+four lanes that commit separately are hardly twice as fast as one (measured; ``docs/design/consumer.md``), and in one
+request they are four times as fast. A lane still handles its next change only after its own commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GATHER_MAX_S: Final = 0.005
 
 
 class _WaitingCommit:
-    """One lane's commit. ``woken`` is released when it is done, or when its thread is to send the next request."""
+    """One lane's commit. ``woken`` is released when it is done, or when its thread has to send the next request."""
 
     __slots__ = ("commit", "done", "error", "woken")
 
@@ -34,10 +34,10 @@ class _WaitingCommit:
 
 
 class GroupCommit:
-    """``commit()`` as of a LeaseStore, for several threads, each with a resource of its own.
+    """``commit()`` as in a LeaseStore, for several threads, each with a resource of its own.
 
-    There is no thread for it: of the lanes that wait, the first one sends for all. One request is on its way at a time,
-    and the next one takes everything that has come meanwhile.
+    It has no thread: of the lanes that wait, the first one sends for all. One request is on its way at a time, and the
+    next one takes everything that has come meanwhile.
     """
 
     def __init__(self, store: LeaseStore) -> None:
@@ -49,7 +49,7 @@ class GroupCommit:
         self._is_gathering = False
         #: When a resource's last commit was answered, by ``time.monotonic``.
         self._answered: dict[str, float] = {}
-        #: Resources of the last request that came back soon the time before: the next request waits for them.
+        #: Resources of the last request whose lanes were quick the time before: the next request waits for them.
         self._expected: set[str] = set()
         self._quick: set[str] = set()
         self._gather_s = 0.0
@@ -68,7 +68,7 @@ class GroupCommit:
             raise waiting.error
 
     def _joins(self, waiting: _WaitingCommit) -> bool:
-        """Wait with the others; whether this one is to send."""
+        """Wait with the others. Whether this one has to send."""
         resource, now = waiting.commit.lease.resource, time.monotonic()
         with self._lock:
             if now - self._answered.get(resource, 0.0) <= self._gather_s:

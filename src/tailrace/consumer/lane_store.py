@@ -18,8 +18,8 @@ class LaneStore:
     """The part of a LeaseStore that a listener uses, for one lane.
 
     ``commits``      commits together with other lanes of this process; without it, the store does it for each alone
-    ``unavailable``  called when the lease cannot be had: the lane belongs to somebody else, or its generation is over
-    ``committed``    called with the place of each position that was committed
+    ``unavailable``  called when the lease cannot be taken: the lane belongs to another owner, or its generation is over
+    ``committed``    called with the place of each committed position
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LaneStore:
 
 class BeginningStore:
     """The resource's own lease, for a listener that only settles where the lanes begin. ``done`` is called when that is
-    committed, or when it is for others to do.
+    committed, or when another process has to do it.
 
     Where lanes have been before, the lease holds their plan, and the listener's position is a part of it.
     """

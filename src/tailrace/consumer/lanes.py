@@ -40,7 +40,8 @@ class LaneListener(Protocol):
 
 
 class MakeListener(Protocol):
-    """Makes a listener with the user's handler and settings. ``copies``: it begins with a copy, whatever they say."""
+    """Makes a listener with the user's handler and settings. ``copies``: it begins with a copy, whatever the
+    settings."""
 
     def __call__(
         self, watchable: Any, *, resource: str, store: Any, plan: LanePlan | None, copies: bool = False

@@ -74,8 +74,8 @@ class LeaseStore(Protocol):
 
 @runtime_checkable
 class CommitsTogether(Protocol):
-    """What a store may have beside: several commits in one request. Lanes of one process use it where it is there."""
+    """What a store may also have: several commits in one request. The lanes of a process use it if the store has it."""
 
     def commit_together(self, commits: Sequence[LeaseCommit]) -> Sequence[TailraceError | None]:
-        """Each commit by itself, as ``commit`` does it: for each ``None``, or what ``commit`` would have raised. No two
-        are of one resource. Raises LeaseStoreUnavailable where it is not known which of them were done."""
+        """Do each commit separately, as ``commit`` does: for each ``None``, or what ``commit`` would have raised. No
+        two are of one resource. Raises LeaseStoreUnavailable if it is not known which of them were done."""

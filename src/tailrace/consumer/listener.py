@@ -241,7 +241,7 @@ class Listener:
         return listener
 
     def _part(self, watchable: Any, **options: Any) -> Listener:
-        """A listener with the same handler that a thread drives: of one lane, say."""
+        """A listener with the same handler that a thread drives, such as that of one lane."""
         return Listener(watchable, self._handler, **options)
 
     def start(self) -> Self:
@@ -326,7 +326,7 @@ class Listener:
                 return self._watching.perform(need)
 
     def _is_barrier(self, need: HandleChange) -> bool:
-        """Whether a lane has only come to a barrier: there is nothing to handle, and it counts as nothing."""
+        """Whether a lane has only reached a barrier: there is nothing to handle, and nothing is counted."""
         if not isinstance(need.event, BarrierReached):
             return False
         self.statistics.handled -= 1

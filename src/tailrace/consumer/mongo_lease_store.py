@@ -101,8 +101,8 @@ class MongoLeaseStore:
     def commit_together(self, commits: Sequence[LeaseCommit]) -> list[TailraceError | None]:
         """See CommitsTogether: one ``update`` command, so that all of them wait for the majority once.
 
-        The command is not a retryable write. A commit can be asked for again at any time, and what the server keeps for
-        those that cannot would cost a write more for each.
+        The command is not a retryable write: a commit can be sent again at any time, and what the server records for
+        retryable writes would cost one more write for each.
         """
         what = f"commit to {len(commits)} leases"
         statements = [{"q": _of(commit.lease), "u": _committed(commit.position, commit.seconds)} for commit in commits]

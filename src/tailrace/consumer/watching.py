@@ -130,8 +130,8 @@ class Watching:
 
 
 def _token_and_operation(event: Any) -> tuple[Mapping[str, Any], str]:
-    """Of an event, or of what a lane is given at a barrier. A raw event's are at its beginning: decoding all of its
-    fields would take three times as long."""
+    """Those of an event, or of what a lane is given at a barrier. In a raw event they are at the beginning: decoding
+    all fields would take three times as long."""
     if not isinstance(event, RawBSONDocument):
         return event["_id"], event["operationType"]
     raw = bytes(event.raw)

@@ -41,7 +41,7 @@ _log = logging.getLogger("tailrace.gateway")
 
 
 class _Part:
-    """One participant's: its source, and who asks it for promises."""
+    """One participant's part: its source, and what asks it for promises."""
 
     def __init__(self, name: str, client: MongoClient[Any], reads: ScopedReads) -> None:
         self.client = client
@@ -52,16 +52,16 @@ class _Part:
         self.asked_s = 0.0
 
     def next_own(self, after: ClusterTime) -> OplogBatch:
-        """What its own read gives next."""
+        """What the participant's own read gives next."""
         if self.batches is None:
             self.batches = self.source.tail(after, await_ms=OWN_AWAIT_MS)
         return next(self.batches)
 
 
 class ClusterReading(Reading):
-    """Of a sharded cluster. Commands name the participants; each is opened when it is named first.
+    """The reads over a sharded cluster. Commands name the participants; each is opened when it is first named.
 
-    ``keep``  told of each tail that is read from, which is to go on while there are streams
+    ``keep``  is told of each tail that is read; it keeps that tail going while there are streams
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ClusterReading(Reading):
         await super()._wait(action, seconds)
 
     def _ask_for_promises(self, action: ReadOplog) -> None:
-        """Have the shards that hold back an event write past its time."""
+        """Have the shards that hold an event back write a no-op after its time."""
         awaited = action.awaited
         assert awaited is not None
         document = self._clock_document(awaited)
@@ -210,5 +210,5 @@ def _ask(requester: PromiseRequester, until: ClusterTime, document: Mapping[str,
     try:
         requester.ask(until, document)
     except PyMongoError as error:
-        # Whoever reads the shard meets the same trouble and says so; the stream asks again as long as it waits.
+        # The reader of the shard meets the same trouble and reports it; the stream asks again as long as it waits.
         _log.debug("a promise was asked for in vain: %s", type(error).__name__)

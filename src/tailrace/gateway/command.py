@@ -1,6 +1,6 @@
 """What a client's message is, as far as the gateway has to know. No I/O.
 
-Whatever cannot be understood is for the server: it answers it, or closes the connection.
+Whatever cannot be interpreted is for the server, which answers it or closes the connection.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tailrace.gateway.frame import (
 )
 from tailrace.raw_bson import ARRAY, INT64, OBJECT, STRING
 
-#: So much of a message says what it is; more is read only where it is for the gateway.
+#: How much of a message shows what it is. More is read only if it is for the gateway.
 HEAD_BYTES: Final = 4096
 
-#: What may change who speaks on a connection, or what they may do.
+#: Commands that may change who is logged in on a connection, or what they may do.
 LOGIN_NAMES: Final = frozenset((b"saslStart", b"saslContinue", b"authenticate", b"logout"))
 #: Commands that the gateway answers itself, or looks into.
 STREAM_NAMES: Final = frozenset((b"aggregate", b"getMore", b"killCursors", b"tailraceStreams"))
-#: After these, cursors of sessions have to go.
+#: After these, the cursors of the sessions have to be closed.
 SESSION_NAMES: Final = frozenset((b"killSessions", b"killAllSessions", b"killAllSessionsByPattern", b"endSessions"))
 FAIL_POINT: Final = b"configureFailPoint"
 
-#: Opcodes of old that servers do not answer: OP_UPDATE, OP_INSERT, OP_DELETE, OP_KILL_CURSORS.
+#: Legacy opcodes that servers do not answer: OP_UPDATE, OP_INSERT, OP_DELETE, OP_KILL_CURSORS.
 _NEVER_ANSWERED: Final = frozenset((2001, 2002, 2006, 2007))
 _EXHAUST_QUERY: Final = 1 << 6
 _FLAGS: Final = struct.Struct("<I")
@@ -48,7 +48,7 @@ _FLAGS: Final = struct.Struct("<I")
 class MessageOutline:
     """What is known of a message from its first bytes.
 
-    ``name``      the command's, empty where there is none, or it stands too far behind
+    ``name``      the command's, empty if there is none or it is too far from the beginning
     ``answered``  the server sends a reply
     ``exhaust``   it may send several
     """
@@ -60,10 +60,10 @@ class MessageOutline:
 
 
 def outline(op_code: int, head: bytes) -> MessageOutline:
-    """Of a message that is not compressed; ``head`` are its first bytes, header included."""
+    """What a message that is not compressed is; ``head`` is its first bytes, header included."""
     if op_code == OP_MSG and len(head) >= HEADER_SIZE + 5:
         flags: int = _FLAGS.unpack_from(head, HEADER_SIZE)[0]
-        # The section of kind 0 comes first with every driver. One that comes later is the server's to read.
+        # With every driver the section of kind 0 comes first. A message in another order is left to the server.
         name = _first_name(head, HEADER_SIZE + 5) if head[HEADER_SIZE + 4] == 0 else b""
         return MessageOutline(op_code, name, not flags & MORE_TO_COME, bool(flags & EXHAUST_ALLOWED))
     if op_code == OP_QUERY and len(head) >= HEADER_SIZE + 5:
@@ -124,7 +124,7 @@ def command_of(message: bytes, compressor: str | None) -> ClientCommand | None:
         check_bson(parsed.document)
         names = [element.name for element in raw_bson.elements(parsed.document)]
         if len(set(names)) < len(names):
-            return None  # who reads the first and who reads the last of two fields would not agree on what is asked
+            return None  # readers of the first and of the last of two equal fields would not agree on what is asked
         database = raw_bson.find(parsed.document, b"$db")
         if database is None or database.type != STRING:
             return None
@@ -135,7 +135,7 @@ def command_of(message: bytes, compressor: str | None) -> ClientCommand | None:
 
 
 def opens_stream(document: bytes) -> bool:
-    """Whether an aggregate is a change stream for the engine. What asks how one would be run is for the server."""
+    """Whether an aggregate is a change stream for the engine. An explain is for the server."""
     pipeline = raw_bson.find(document, b"pipeline")
     if pipeline is None or pipeline.type != ARRAY:
         return False
@@ -151,7 +151,7 @@ def opens_stream(document: bytes) -> bool:
 
 
 def cursor_asked(document: bytes) -> int | None:
-    """The id that a getMore names; ``None`` where it names none."""
+    """The cursor id that a getMore names; ``None`` if it names none."""
     element = raw_bson.find(document, b"getMore")
     if element is None or element.type != INT64:
         return None
@@ -159,7 +159,7 @@ def cursor_asked(document: bytes) -> int | None:
 
 
 def app_name_of(head: bytes) -> str | None:
-    """What the program calls itself in a first hello; ``None`` where it does not."""
+    """The application's name in a first hello; ``None`` if there is none."""
     at = head.find(b"\x03application\x00")
     try:
         found = None if at < 0 else raw_bson.find(head, b"name", at + 13)
@@ -169,7 +169,7 @@ def app_name_of(head: bytes) -> str | None:
 
 
 def without_cursors(document: bytes, left: list[int]) -> bytes:
-    """A killCursors command that names the cursors ``left`` alone."""
+    """A killCursors command that names only the cursors ``left``."""
     ids = (raw_bson.encode_element(INT64, b"%d" % i, raw_bson.encode_int64(one)) for i, one in enumerate(left))
     array = raw_bson.encode_element(ARRAY, b"cursors", raw_bson.encode_document(*ids))
     return raw_bson.encode_document(

@@ -1,6 +1,7 @@
 """The commands that the gateway answers: aggregate, getMore and killCursors of change streams.
 
-Whom it cannot answer for certain it sends to the server: a client that may not watch gets the server's own refusal.
+If it is not certain of an answer, it sends the command to the server: a client that may not watch gets the server's own
+refusal.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _UUID: Final = 4
 class Commands:
     """Answers commands of clients from the engine.
 
-    ``rights_seconds``  rights are asked again at a getMore when they were asked so long ago
-    ``fail_points``     ``None``: clients set none here
+    ``rights_seconds``  at a getMore, rights are asked for again if the answer is older than this
+    ``fail_points``     ``None``: clients may set none here
     """
 
     def __init__(self, engine: Engine, *, rights_seconds: float, fail_points: FailPoints | None = None) -> None:
@@ -46,7 +47,7 @@ class Commands:
         self._fail_points = fail_points
 
     async def answered(self, connection: ClientConnection, command: ClientCommand) -> bool:
-        """Answer a command; False where it is the server's."""
+        """Answer a command; False if it is the server's."""
         if self._fail_points is not None and await self._is_struck(connection, command, self._fail_points):
             return True
         match command.name:
@@ -74,7 +75,7 @@ class Commands:
         if command.name == FAIL_POINT:
             await connection.answered()
             asked = bson.decode(command.document)
-            reply = await connection.ask(bson.encode(points.for_server(asked)))  # who may set one, it decides
+            reply = await connection.ask(bson.encode(points.for_server(asked)))  # the server decides who may set one
             if is_ok(reply):
                 points.configure(asked)
             await connection.reply(command, reply)
@@ -99,7 +100,7 @@ class Commands:
         try:
             scope = AggregateCommand.parse(command.database, command.document).scope
         except UsageError:
-            # Nothing will be opened: what is wrong is told to whom the server would tell it.
+            # Nothing will be opened: the error is told to the same clients as the server would tell it.
             may = bool(identity.users) or identity.may_all
         else:
             may = identity.may_watch(scope)
@@ -166,7 +167,7 @@ class Commands:
         return True
 
     async def _kill_sessions(self, connection: ClientConnection, command: ClientCommand) -> bool:
-        """The server decides whether it may be done, and closes its cursors; then ours of these sessions are closed."""
+        """The server decides whether this is allowed and closes its cursors; then we close ours of these sessions."""
         await connection.answered()
         identity = await connection.identity(self._rights_seconds)
         reply = await connection.ask(command.document)
@@ -188,7 +189,7 @@ def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None
 
 
 def _wrong_session(stream: ServedStream, session: bytes | None, identity: Identity) -> ServerError:
-    """With users the server finds it while it checks rights; without, later and in other words."""
+    """With users the server finds this while it checks rights; without, later and in other words."""
     opened, asked = _session_text(stream.owner.session, stream.owner.users), _session_text(session, identity.users)
     if not identity.may_all:
         return ServerError(
@@ -224,7 +225,7 @@ def _uuid_text(session: bytes) -> str:
 
 def _is_meant(command: ClientCommand, stream: ServedStream, identity: Identity) -> bool:
     """Whether a command that ends sessions ends that of a stream. A pattern is taken to mean every session: a stream
-    that is closed too many is resumed by its driver, one too few would stay."""
+    that is closed without need is resumed by its driver, one that is not closed would stay."""
     try:
         asked = bson.decode(command.document)
     except BSONError:

@@ -1,7 +1,7 @@
 """OP_COMPRESSED: a message whose body is packed with snappy, zlib or zstd. No I/O.
 
-What comes out is never allowed to be longer than the message says, and what it says is never allowed to be longer than
-the limit: a small message cannot make the receiver allocate a large one unless it says so first.
+The decompressed message may not be longer than the message says, and what it says may not exceed the limit: a small
+message cannot make the receiver allocate a large one unless it says so first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ZSTD_WINDOW_LOG_MAX: Final = 26
 
 
 def available(names: Iterable[str] = COMPRESSORS) -> list[str]:
-    """Those of the compressors ``names`` whose packages are installed, in their order."""
+    """Those of the compressors ``names`` whose packages are installed, in the same order."""
     return [name for name in names if name in COMPRESSORS and _is_available(name)]
 
 
@@ -162,7 +162,7 @@ def _snappy() -> ModuleType:
 
 
 def zstd_package() -> ModuleType:
-    """The package for zstd: the standard library's from Python 3.14 on. Raises BadFrame where there is none."""
+    """The package for zstd: the standard library's from Python 3.14 on. Raises BadFrame if there is none."""
     return _package("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "backports.zstd")
 
 

@@ -1,7 +1,7 @@
 """One client's connection, and the connection to the server that belongs to it.
 
-Messages pass in both directions unread, as they come. Those of change streams are answered here; for them the server is
-asked who speaks, on its own connection, where the client itself has logged in.
+Messages pass in both directions unread, as they come. Commands of change streams are answered here. For them the server
+is asked who is logged in, on the client's own connection to it.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.rights import Identity
 from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
 
-#: What is read, and written, at a time.
+#: How much is read, and written, at a time.
 _CHUNK: Final = 1 << 16
-#: The longest command that may be for the gateway: a document of 16 MB and what is around it.
+#: The longest command that may be for the gateway: a document of 16 MB and what surrounds it.
 _COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
 #: A server's reply may be a little longer than a message to it.
 _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
 
 _STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
-#: Something that only those may do who have logged in, where logging in is asked for.
+#: A command that only users who have logged in may run, if the deployment has access control.
 _PROBE: Final = bson.encode(
     {"find": "system.version", "filter": {"_id": 0}, "limit": 1, "singleBatch": True, "$db": "admin"}
 )
@@ -78,7 +78,7 @@ class ClosedConnection(Exception):  # noqa: N818  no error: one of the two has g
 
 @dataclass(slots=True)
 class _Awaited:
-    """A reply that the server owes. ``answer``: it is ours, not the client's."""
+    """A reply that the server owes. ``answer``: it is for us, not for the client."""
 
     is_hello: bool = False
     exhaust: bool = False
@@ -89,9 +89,9 @@ class _Awaited:
 class Surroundings:
     """What the connections of a gateway have in common.
 
-    ``names``   of the commands that may be for the gateway
-    ``answer``  answers such a command; whether it did, or it is the server's
-    ``memory``  what large messages take
+    ``names``   the names of the commands that may be for the gateway
+    ``answer``  answers such a command; false if the command is the server's
+    ``memory``  the bytes that large messages take
     """
 
     options: GatewayOptions
@@ -104,9 +104,9 @@ class Surroundings:
 
 
 class ClientConnection:
-    """Serves one client until it leaves.
+    """Serves one client until it disconnects.
 
-    ``address``  what the client is told to be connected to
+    ``address``  the address that the client is told
     """
 
     def __init__(self, shared: Surroundings, client: Channel, address: str) -> None:
@@ -129,7 +129,7 @@ class ClientConnection:
         self._server_left = False
         #: To be closed as soon as nothing is under way.
         self._leaving = False
-        #: The client's name for itself, where fail points may ask for it.
+        #: The application's name, if fail points may ask for it.
         self.app_name: str | None = None
 
     # -- from beginning to end --------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class ClientConnection:
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._answering and tasks[1].done():
-                # The server has gone, and a stream's reply needs it no more.
+                # The server has gone, and a stream's reply no longer needs it.
                 await asyncio.wait(tasks[:1])
         except SourceError as error:
             _log.warning("connection %d: %s", self.number, error)
@@ -161,18 +161,18 @@ class ClientConnection:
                         channel.writer.close()
 
     def leave(self) -> None:
-        """Close the connection, after the reply to what the client has asked."""
+        """Close the connection once the client has the reply to its command."""
         self._leaving = True
         if self._serving is not None and self._at_rest and not self._is_owed():
             self._serving.cancel()
 
     def client_left(self) -> None:
-        """The client has closed its side: nobody waits for what is under way."""
+        """The client has closed its side: nobody waits for the command under way."""
         if self._serving is not None and self._answering:
             self._serving.cancel()
 
     def _is_owed(self) -> bool:
-        """Whether the client waits for a reply of the server's other than the next of many."""
+        """Whether the client waits for a reply of the server, other than the next of an exhaust cursor."""
         return any(not each.exhaust for each in self._awaited)
 
     def _tell(self, outcome: BaseException | None) -> None:
@@ -238,7 +238,7 @@ class ClientConnection:
             self._answering = False
 
     async def _pass_on(self, seen: MessageOutline, head: bytes, length: int, limit: asyncio.Timeout) -> None:
-        """Send a message to the server as it came: what is here of it, and what follows."""
+        """Send a message to the server as it came: the part that is here, and what follows."""
         if seen.answered:
             self._owe(_Awaited(is_hello=seen.name in HELLO_NAMES, exhaust=seen.exhaust))
         if seen.name in LOGIN_NAMES or seen.name in HELLO_NAMES:
@@ -310,7 +310,7 @@ class ClientConnection:
             writer.write(head)
 
     async def _reply(self, awaited: _Awaited, frame: bytes) -> bool:
-        """A reply that is looked at; whether it is the last to its message."""
+        """Handle a reply that is looked at. Whether it is the last one to its message."""
         message, _ = unpacked(frame)
         if awaited.answer is not None:
             if not awaited.answer.done():
@@ -331,10 +331,10 @@ class ClientConnection:
         await self.send(frame)
         return is_last
 
-    # -- for those who answer commands ------------------------------------------------------------------------------
+    # -- for what answers commands ----------------------------------------------------------------------------------
 
     async def send(self, frame: bytes) -> None:
-        """A whole message to the client, as fast as it takes it."""
+        """Send a whole message to the client, as fast as it takes it."""
         self._shared.metrics.client_bytes_sent += len(frame)
         view = memoryview(frame)
         for start in range(0, len(frame), _CHUNK):
@@ -342,7 +342,7 @@ class ClientConnection:
             await self._drained()
 
     async def reply(self, command: ClientCommand, document: bytes) -> None:
-        """Our answer to a command of the client's, unless it wants none."""
+        """Send our answer to a command of the client, unless it wants none."""
         if command.message.more_to_come:
             return
         frame = op_msg(document, request_id=self._next_id(), response_to=command.message.header.request_id)
@@ -356,7 +356,7 @@ class ClientConnection:
         await self._answered.wait()
 
     async def ask(self, document: bytes) -> bytes:
-        """The server's reply to a command of the gateway's, on the client's own connection."""
+        """The server's reply to a command of the gateway, on the client's own connection."""
         await self.answered()
         if self._server_left:
             raise ClosedConnection("the server has left")
@@ -370,7 +370,7 @@ class ClientConnection:
         return reply
 
     async def identity(self, age_seconds: float) -> Identity:
-        """Who speaks here and what they may do, as the server said so long ago at most."""
+        """Who is logged in here and what they may do, from an answer of the server no older than this."""
         known = self._identity
         if known is not None and (known.may_all or time.monotonic() - self._identity_time <= age_seconds):
             return known
@@ -393,7 +393,7 @@ class ClientConnection:
             async with asyncio.timeout(self._shared.options.stall_seconds):
                 await self._client.writer.drain()
         except TimeoutError:
-            raise ClosedConnection("the client does not take what it has asked for") from None
+            raise ClosedConnection("the client does not take its replies") from None
 
 
 def _succeeded(reply: bytes) -> bool:

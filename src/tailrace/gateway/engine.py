@@ -1,4 +1,4 @@
-"""The change streams of a gateway: their cursors, whose they are, and the work that they take."""
+"""The change streams of a gateway: their cursors, their owners, and the work for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tailrace.source.uri import ConnectionString
 from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
 
-#: Work on so many bytes is done in the event loop; more goes to a thread, so that nobody else waits for it.
+#: Work on up to so many bytes is done in the event loop; more goes to a thread, so that no other stream waits for it.
 _INLINE_BYTES: Final = 1 << 15
 _WORK_THREADS: Final = 2
 _READ_THREADS: Final = 16
@@ -51,7 +51,7 @@ _log = logging.getLogger("tailrace.gateway")
 
 
 class Owner(NamedTuple):
-    """Whose a cursor is: of the users of the connection that opened it, and of their session.
+    """Who owns a cursor: the users of the connection that opened it, and their session.
 
     ``session``  the value of ``lsid``'s ``id``, ``None`` without a session
     """
@@ -62,7 +62,7 @@ class Owner(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class ServedStream:
-    """A cursor of ours.
+    """A cursor of the gateway.
 
     ``opened``  when, seconds since 1970
     ``events``  how many were sent
@@ -81,11 +81,11 @@ class ServedStream:
 
 
 class Engine:
-    """Carries out the commands of change streams. Belongs to the event loop that it was made in.
+    """Carries out the commands of change streams. Belongs to the event loop in which it was made.
 
     ``client``        reads the deployment that ``uri`` names
     ``cursors_max``   how many streams may be open
-    ``window_bytes``  of the oplog's end for streams that read it together
+    ``window_bytes``  how much of the oplog's end is kept for streams that share the read
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Engine:
         self._seen_clocks: dict[MongoClient[Any], Any] = {}
 
     async def start(self) -> None:
-        """Connect. Raises TailraceError where the deployment cannot be read."""
+        """Connect. Raises TailraceError if the deployment cannot be read."""
         version = await in_thread(self._reading_pool, self._connected)
         self._registry = CursorRegistry(_new_ids(), profile_for(version), kernel=kernel_loader.is_ready)
         self._minding = asyncio.create_task(self._mind())
 
     def _connected(self) -> str:
-        """The version whose streams are given. Who may not read the oplog is told here."""
+        """The server version whose streams are given. Missing rights to read the oplog are found here."""
         cluster = self._cluster = Cluster.discover(self._client, self._uri, {"appname": APP_NAME})
         source = MongodSource(self._client if cluster is None else cluster.config_client())
         source.oldest()
@@ -205,7 +205,7 @@ class Engine:
                 note("stream killed", **_noted(stream), events=stream.events)
 
     def refused(self, error: TailraceError, *, in_stream: bool = True) -> bytes:
-        """The reply that says so."""
+        """The reply that says which cursors were killed."""
         self.metrics.errors[error.code or 0] += 1
         return error_reply(error, in_stream=in_stream)
 
@@ -219,14 +219,14 @@ class Engine:
         return self.clock.stamp(reply, _reached(reply))
 
     def tail_statistics(self) -> TailStatistics:
-        """How the shared reads are doing. From any thread; brings the metrics up to date too."""
+        """How the shared reads are doing. May be called from any thread; updates the metrics too."""
         found = TailStatistics.total([self._shared.statistics, self._shard_tails.statistics])
         self.metrics.saw_tail(found)
         self.metrics.streams = len(self.streams)
         return found
 
     def stop(self) -> None:
-        """Every stream ends, with an error after which drivers resume; those that wait end now."""
+        """End every stream with an error after which drivers resume; streams that wait end now."""
         self._stopping = ServerError("the gateway is shutting down", code=SHUTTING_DOWN)
         for stream in self.streams.values():
             stream.reading.ending = self._stopping
@@ -276,7 +276,7 @@ class Engine:
         self._kept.clear()
 
     async def _carried_out(self, acting: Acting, answering: Reading | _Opening, size: int) -> bytes:
-        """Drive a command to its reply. What is large is worked on in a thread."""
+        """Drive a command to its reply. Large batches are worked on in a thread."""
         answer: Any = None
         error: TailraceError | None = None
         try:
@@ -317,7 +317,7 @@ class Engine:
         metrics.event_bytes += len(reply) if cursor.events else 0
 
     async def _mind(self) -> None:
-        """Now and then: close what nobody asks for, and note the server's clock."""
+        """Now and then, close streams that nobody asks for, and note the server's clock."""
         while True:
             await asyncio.sleep(_EXPIRE_S)
             gone = self._cursors.expire(now_ms())
@@ -337,7 +337,7 @@ class Engine:
 
 
 class _Opening:
-    """Answers a cursor that is being opened: what it reads is known from its first question on."""
+    """Answers a cursor that is being opened: its first question shows what it reads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -358,7 +358,7 @@ class _Opening:
 
 
 class _Cursor(NamedTuple):
-    """What a reply says of its cursor; ``code`` of the error that it is instead."""
+    """What a reply says of its cursor; ``code`` if it is an error instead."""
 
     cursor_id: int
     namespace: str
@@ -383,7 +383,7 @@ def _cursor_of(reply: bytes) -> _Cursor:
 
 
 def _reached(reply: bytes) -> ClusterTime:
-    """The cluster time of a reply's resume token: up to there the stream was read. 0 where there is none."""
+    """The cluster time of a reply's resume token: the stream was read up to there. 0 if there is none."""
     cursor = raw_bson.find(reply, b"cursor")
     token = None if cursor is None else raw_bson.find(reply, b"postBatchResumeToken", cursor.value_start)
     data = None if token is None else raw_bson.find(reply, b"_data", token.value_start)
@@ -394,7 +394,7 @@ def _reached(reply: bytes) -> ClusterTime:
 
 
 def _noted(stream: ServedStream) -> dict[str, Any]:
-    """What is written down of a stream."""
+    """What is logged of a stream."""
     return {
         "cursor": stream.cursor_id,
         "ns": stream.namespace,
@@ -418,7 +418,7 @@ def _size_of(answer: Any) -> int:
 
 
 def _new_ids() -> Iterator[int]:
-    """As the server's own: positive, of 63 random bits, so that nobody guesses one and none meets another."""
+    """Like the server's: positive, of 63 random bits, so that none can be guessed and no two are equal."""
     while True:
         number = secrets.randbits(63)
         if number:

@@ -1,8 +1,8 @@
-"""Fail points for the commands that the gateway answers, as the server's own work (measured on 6.0.27). No I/O.
+"""Fail points for the commands that the gateway answers. They work as the server's do (measured on 6.0.27). No I/O.
 
-The server never sees a change stream's commands, and its fail points would strike the gateway's own reads in their
-place. So those for ``aggregate``, ``getMore`` and ``killCursors`` are kept here, for every such command that comes this
-way, whoever answers it; what names other commands goes on to the server.
+The server never sees a change stream's commands; its fail points would hit the gateway's own reads instead. So fail
+points for ``aggregate``, ``getMore`` and ``killCursors`` are kept here, for every such command that comes through the
+gateway, whether the gateway or the server answers it. Fail points that name other commands go on to the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEPT: Final = frozenset(("aggregate", "getMore", "killCursors"))
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens in place of a command. ``reply``: ``None`` where it goes on after the delay."""
+    """What happens instead of a command. ``reply``: ``None`` if the command goes on after the delay."""
 
     reply: bytes | None = None
     closes: bool = False
@@ -31,7 +31,7 @@ class Fault:
 
 @dataclass(slots=True)
 class _FailPoint:
-    """``left`` is how often it strikes still, ``None`` without an end; the first ``skip`` commands are let through."""
+    """``left``: how often it still strikes, ``None`` for always. The first ``skip`` commands are let through."""
 
     data: Mapping[str, Any]
     left: int | None = None
@@ -39,7 +39,7 @@ class _FailPoint:
     chance: float = 1.0
 
     def strikes(self) -> bool:
-        """Whether it strikes the command at hand, which counts."""
+        """Whether it strikes this command, which is counted."""
         if self.skip > 0:
             self.skip -= 1
             return False
@@ -51,14 +51,14 @@ class _FailPoint:
 
 
 class FailPoints:
-    """Those that are set."""
+    """The fail points that are set."""
 
     def __init__(self) -> None:
         self._set: dict[str, _FailPoint] = {}
 
     @staticmethod
     def for_server(command: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server is to set of a ``configureFailPoint`` command: as much as is not kept here."""
+        """The part of a ``configureFailPoint`` command that the server is to set: what is not kept here."""
         name, data = command.get("configureFailPoint"), command.get("data")
         listed = data.get("failCommands") if isinstance(data, Mapping) else None
         if name == AFTER_CHECKOUT:
@@ -71,7 +71,7 @@ class FailPoints:
         return {**command, "data": {**command["data"], "failCommands": left}}
 
     def configure(self, command: Mapping[str, Any]) -> None:
-        """Set, or take away, what the server has found to be in order."""
+        """Set, or take away, a fail point that the server has accepted."""
         name = command.get("configureFailPoint")
         if name not in (FAIL_COMMAND, AFTER_CHECKOUT):
             return
@@ -87,7 +87,7 @@ class FailPoints:
         self._set[name] = point
 
     def on_command(self, name: str, app_name: str | None, *, opens_stream: bool) -> Fault | None:
-        """What strikes a command before anything is done of it."""
+        """What strikes a command before any of it is done."""
         point = self._set.get(FAIL_COMMAND)
         if point is None or name not in (point.data.get("failCommands") or ()):
             return None

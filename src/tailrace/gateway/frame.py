@@ -1,7 +1,7 @@
 """Frames of the wire protocol: taken apart, checked, and built. No I/O.
 
-Documents stay raw bytes. A length is checked before anything is read or allocated by it, and what is wrong raises
-``BadFrame`` with a sentence. A frame that is only passed on needs ``parse_header`` alone.
+Documents stay raw bytes. A length is checked before anything is read or allocated by it, and an error raises
+``BadFrame`` with a sentence. A frame that is only passed on needs no more than ``parse_header``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OP_REPLY: Final = 1
 OP_QUERY: Final = 2004
 OP_COMPRESSED: Final = 2012
 OP_MSG: Final = 2013
-#: Opcodes of old. Servers from 5.1 on refuse them; the others still answer them.
+#: Legacy opcodes. Servers from 5.1 on refuse them; older ones still answer them.
 OLD_OP_CODES: Final[dict[int, str]] = {
     2001: "OP_UPDATE",
     2002: "OP_INSERT",
@@ -52,8 +52,8 @@ _REPLY_HEADER: Final = struct.Struct("<iqii")
 
 
 class BadFrame(UsageError):
-    """What a peer sent is no message of the wire protocol, or one beyond its limits. The connection is of no use any
-    more: nobody knows where the next message begins."""
+    """What a peer sent is not a message of the wire protocol, or exceeds its limits. The connection cannot be used any
+    more, because nobody knows where the next message begins."""
 
 
 class Header(NamedTuple):
@@ -78,7 +78,7 @@ def parse_header(data: bytes, *, limit: int = MESSAGE_SIZE_MAX) -> Header:
 
 
 def whole_message(message: bytes) -> Header:
-    """The header of a message that is there from its first byte to its last. Raises BadFrame where it is not."""
+    """The header of a message that is complete. Raises BadFrame if it is not."""
     header = parse_header(message)
     if header.length != len(message):
         raise BadFrame(f"a message says that it is {header.length} bytes long, and {len(message)} bytes are there")
@@ -133,7 +133,7 @@ class OpMsg:
         return cls(header, flags, document, tuple(sequences), checksum)
 
     def documents(self) -> Iterator[bytes]:
-        """The documents of all sequences, in order. Raises BadFrame where one is longer than what is left of its
+        """The documents of all sequences, in order. Raises BadFrame if one is longer than what is left of its
         sequence."""
         for _, raw in self.sequences:
             start = 0
@@ -145,7 +145,7 @@ class OpMsg:
 
 @dataclass(frozen=True, slots=True)
 class OpQuery:
-    """The message of old, in which some drivers still say their first hello."""
+    """The legacy message in which some drivers still send their first hello."""
 
     header: Header
     flags: int
@@ -213,7 +213,7 @@ def op_msg(
     flags: int = 0,
     sequences: tuple[tuple[bytes, bytes], ...] = (),
 ) -> bytes:
-    """An OP_MSG without a checksum, whatever ``flags`` says of one."""
+    """An OP_MSG without a checksum, whatever ``flags`` says about it."""
     parts = [_UINT32.pack(flags & ~CHECKSUM_PRESENT), b"\x00", document]
     for name, documents in sequences:
         parts += [b"\x01", _INT32.pack(4 + len(name) + 1 + len(documents)), name, b"\x00", documents]
@@ -233,7 +233,7 @@ def op_reply(document: bytes, *, request_id: int, response_to: int, flags: int =
 
 
 def with_document(message: OpMsg | OpQuery | OpReply, document: bytes) -> bytes:
-    """The same message with another document in the first's place: no checksum, everything else as it came."""
+    """The same message with another document in place of the first: no checksum, everything else as it came."""
     header = message.header
     match message:
         case OpMsg():

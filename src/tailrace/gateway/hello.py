@@ -12,7 +12,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.raw_bson import ARRAY, STRING, Element, encode_document, encode_element, encode_string
 
-#: The names of the command, in all times.
+#: All names that the command has had.
 HELLO_NAMES: Final = frozenset((b"hello", b"isMaster", b"ismaster"))
 _OTHER_MEMBERS: Final = frozenset((b"passives", b"arbiters"))
 

@@ -23,7 +23,7 @@ _BEGUN: Final = time.time()
 
 
 def may_list(identity: Identity) -> bool:
-    """Whoever may see every operation of the server (the action ``inprog``) may see every stream."""
+    """Whether a client may see the streams: it may if it may see every operation of the server (``inprog``)."""
     return identity.may_all or any(
         "inprog" in actions and bool(resource.get("cluster") or resource.get("anyResource"))
         for resource, actions in identity.privileges
@@ -31,7 +31,7 @@ def may_list(identity: Identity) -> bool:
 
 
 def refused() -> bytes:
-    """The reply to somebody who may not."""
+    """The reply to a client that may not."""
     text = "not authorized on admin to execute command { tailraceStreams: 1 }: it takes the action inprog"
     return error_reply(ServerError(text, code=_UNAUTHORIZED), in_stream=False)
 

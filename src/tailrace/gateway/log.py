@@ -1,7 +1,7 @@
-"""What a gateway writes down: each line an event with its fields, as text or as JSON.
+"""The gateway's log: each line is an event with its fields, as text or as JSON.
 
-Whoever logs gives the event's name as the message and the fields as ``extra={"fields": {...}}``. Users' names and
-namespaces may stand there; documents, tokens, commands and passwords never do.
+The caller gives the event's name as the message, and the fields as ``extra={"fields": {...}}``. The log may contain
+users' names and namespaces, but never documents, tokens, commands or passwords.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger(LOGGER)
 
 
 def log_to_standard_error(form: str) -> None:
-    """Write what the gateway does to standard error, from INFO on. ``form``: "text" or "json"."""
+    """Log what the gateway does to standard error, from INFO on. ``form``: "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     _log.handlers[:] = [handler]
@@ -27,7 +27,7 @@ def log_to_standard_error(form: str) -> None:
 
 
 def note(event: str, **fields: Any) -> None:
-    """Write an event down, where anybody wants to know."""
+    """Log an event, if anything listens."""
     if _log.isEnabledFor(logging.INFO):
         _log.info(event, extra={"fields": fields})
 

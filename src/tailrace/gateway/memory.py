@@ -1,4 +1,4 @@
-"""How much of messages may be in memory at a time."""
+"""How many bytes of messages may be in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTED_BYTES_MIN: Final = 1 << 18
 
 
 class MemoryBudget:
-    """``bytes_max`` for the large messages of all connections together. Whoever asks for more than is left waits."""
+    """``bytes_max`` for the large messages of all connections together. A message that asks for more waits."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -15,7 +15,7 @@ class GatewayMetrics:
     ``lag_seconds``  how far, in cluster time, the slowest stream is behind what was read
     ``trouble``      1 while the deployment cannot be read, else 0
     ``errors``       how often an error was answered, by the server's code
-    ``fallbacks``    how often a stream could not be served from the shared read, and read for itself, by the reason
+    ``fallbacks``    how often a stream could not be served from the shared read and read for itself, by reason
     """
 
     connections: int = 0
@@ -43,7 +43,7 @@ class GatewayMetrics:
     fallbacks: Counter[str] = field(default_factory=Counter)
 
     def saw_tail(self, tail: TailStatistics) -> None:
-        """Take over how the shared read is doing."""
+        """Take over the statistics of the shared read."""
         self.tails = 1 if tail.joined else 0
         self.upstream_reads, self.upstream_entries, self.upstream_bytes = tail.reads, tail.entries, tail.bytes
         self.window_bytes, self.window_entries = tail.window_bytes, tail.window_entries

@@ -1,6 +1,6 @@
 """A gateway's statistics, as Prometheus reads them.
 
-Prometheus' server reads them in a thread of its own; a number that is one event behind there harms nobody.
+The metrics server reads them in a thread of its own; a number that is one event behind does no harm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COUNTERS: Final = {
     "client_bytes_received": "Bytes that came from clients",
     "client_bytes_sent": "Bytes that were sent to clients",
     "messages_passed": "Messages of clients that went to the server unread",
-    "frames_refused": "Messages that were no message of the wire protocol, or beyond its limits",
+    "frames_refused": "Messages that were not valid in the wire protocol, or beyond its limits",
     "cursors_expired": "Streams that were closed because nobody asked for them any more",
     "upstream_reads": "Batches of oplog entries that were read from the server",
     "upstream_entries": "Oplog entries that were read from the server",
@@ -45,7 +45,7 @@ _GAUGES: Final = {
 
 
 class GatewayCollector(Collector):
-    """Gives the numbers to Prometheus when it asks. Names begin with ``tailrace_gateway_``.
+    """Gives the numbers to Prometheus when it scrapes. Names begin with ``tailrace_gateway_``.
 
     ``refresh`` is called first, in the server's thread: it may bring numbers up to date that are not counted, such as
     the size of the window.
@@ -79,7 +79,7 @@ class GatewayCollector(Collector):
 def serve_metrics(
     metrics: GatewayMetrics, host: str, port: int, refresh: Callable[[], object] = lambda: None
 ) -> Iterator[str]:
-    """Serve ``metrics`` while the block runs; the address. Port 0: one that is free."""
+    """Serve ``metrics`` while the block runs. Gives the address. Port 0: a free one."""
     registry = CollectorRegistry()
     registry.register(GatewayCollector(metrics, refresh))
     try:

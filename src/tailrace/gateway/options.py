@@ -13,18 +13,18 @@ from tailrace.tail.shared_tail import WINDOW_BYTES
 class GatewayOptions:
     """How a gateway serves its clients.
 
-    ``host``, ``port``     where it listens; port 0: one that is free
+    ``host``, ``port``     where it listens; port 0: a free one
     ``advertise``          the name and port by which clients reach it, ``host:port``; by default the address that each
                            has connected to
-    ``tls``                for connections of clients; ``None``: without
-    ``connections_max``    of clients
+    ``tls``                for client connections; ``None``: no TLS
+    ``connections_max``    open client connections
     ``cursors_max``        open change streams
-    ``message_bytes``      the longest message of a client's
+    ``message_bytes``      the longest message from a client
     ``memory_bytes``       for messages above 256 kB that are read whole, and for replies that are not taken yet
-    ``window_bytes``       of the oplog's end, for streams that are behind
-    ``handshake_seconds``  until the first message of a client's
-    ``stall_seconds``      how long a message that was begun, or a reply, may not move on
-    ``rights_seconds``     how old the answer may be to what a client may watch
+    ``window_bytes``       how much of the oplog's end is kept for streams that are behind
+    ``handshake_seconds``  how long a client may take to send its first message
+    ``stall_seconds``      how long a message, or a reply, may make no progress
+    ``rights_seconds``     how old the server's answer about a client's rights may be
     ``stop_seconds``       how long a stop waits for what is under way
     ``test_commands``      clients may set fail points for the commands that are answered here
     """

@@ -1,4 +1,4 @@
-"""Where one stream's oplog entries come from, for an event loop: the shared tail, and reads of its own where it has to.
+"""Where one stream's oplog entries come from, for an event loop: the shared tail, and its own reads where needed.
 
 No thread waits for a stream that is joined: the tail's reader calls when something has come (``Waker``).
 """
@@ -39,9 +39,9 @@ from tailrace.source.drive import answer_request
 from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.tailed_source import TailedSource
 
-#: One wait of a stream's own read: so long at most a thread is taken before the stream is joined.
+#: One wait of a stream's own read: how long a thread is taken at most before the stream is joined.
 OWN_AWAIT_MS: Final = 100
-#: A scope in which nothing ever happens: who waits there keeps the shared reader going.
+#: A scope in which nothing ever happens: a stream that waits there keeps the shared reader going.
 _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
 
@@ -65,7 +65,7 @@ async def in_thread(pool: Executor, work: Callable[..., _T], *args: Any) -> _T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         if not future.cancelled():
-            future.exception()  # looked at, so that nobody is told of it
+            future.exception()  # looked at, so that asyncio does not report it
         raise
 
 
@@ -119,7 +119,7 @@ class Reading(ABC):
         raise InternalError(f"a cursor asks for {type(action).__name__}")
 
     def hurry(self) -> None:
-        """Whoever waits for entries now waits no longer."""
+        """End the wait for entries that is under way."""
         self._hurried = True
         self._came.set()
 
@@ -161,7 +161,7 @@ class Reading(ABC):
 
     @abstractmethod
     async def _next(self, action: ReadOplog) -> OplogRead:
-        """What there is next; an empty batch where there is nothing."""
+        """The next batch; an empty one if there is nothing."""
 
     @abstractmethod
     def _is_joined(self, action: ReadOplog) -> bool:
@@ -176,7 +176,7 @@ class Reading(ABC):
 
 
 class OplogReading(Reading):
-    """Of a replica set."""
+    """The reads over a replica set."""
 
     def __init__(
         self, pool: Executor, waker: Waker, client: MongoClient[Any], shared: SharedTail, scope: Scope
@@ -238,11 +238,11 @@ class Keeper:
                         return
             except TailraceError as error:
                 _log.debug("the shared read waits: %s", error)
-            except Exception:  # noqa: BLE001  nobody else would hear of it
+            except Exception:  # noqa: BLE001  nobody else would learn of it
                 _log.exception("the shared read has failed, and is begun again")
             self._ended.wait(_KEEPER_RETRY_S)
 
     def close(self) -> None:
-        """Let the reader end where nobody else needs it. Does not wait."""
+        """Let the reader end if nobody else needs it. Does not wait."""
         self._ended.set()
         self._source.interrupt()

@@ -1,4 +1,4 @@
-"""Replies of our own as the server would send them: with its times, and put together of two parts. No I/O."""
+"""Our own replies, as the server would send them: with its times, or merged from two parts. No I/O."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NO_KEY: Final = bytes(8)
 class ServerClock:
     """The newest times that the server has sent, for replies that it did not make itself.
 
-    Times are passed on as they were received, signature and all: drivers send them back, and a server with users takes
-    none that is not signed. To whoever may set its clock it sends unsigned ones, which are for nobody else.
+    Times are passed on as they were received, signature included: drivers send them back, and a server with users
+    accepts only signed ones. It sends unsigned times to users who may set its clock; they are not passed on to others.
 
     ``signed``  the server has users: only signed times are passed on
     """
@@ -31,7 +31,7 @@ class ServerClock:
         self._time = ClusterTime(0)
 
     def saw(self, document: bytes) -> None:
-        """A ``$clusterTime`` document that the server sent."""
+        """Note a ``$clusterTime`` document that the server sent."""
         try:
             time = raw_bson.find(document, b"clusterTime")
             if time is None or time.type != TIMESTAMP or (self.signed and not _is_signed(document)):
@@ -43,7 +43,7 @@ class ServerClock:
             self._time, self._document = seen, bytes(document)
 
     def saw_reply(self, reply: bytes) -> None:
-        """A reply of the server's, which may carry a time."""
+        """Note the time in a reply of the server, if it carries one."""
         element = raw_bson.find(reply, b"$clusterTime")
         if element is not None and element.type == OBJECT:
             self.saw(raw_bson.value(reply, element))
@@ -51,7 +51,7 @@ class ServerClock:
     def stamp(self, reply: bytes, operation_time: ClusterTime) -> bytes:
         """The reply with ``$clusterTime`` and ``operationTime`` at its end, where times are known.
 
-        ``operation_time``  up to where the reply's stream was read; one that the clock has not come to is cut to it
+        ``operation_time``  up to where the reply's stream was read; cut to the cluster time if it is beyond that
         """
         if self._document is None:
             return reply

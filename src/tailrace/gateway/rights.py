@@ -1,4 +1,4 @@
-"""What a client may watch, as the server says of the client's own connection. No I/O.
+"""What a client may watch, according to the server on the client's own connection. No I/O.
 
 The server's rule (6.0): a change stream needs the actions ``find`` and ``changeStream`` on what is watched: the
 collection; the database; or, for the whole cluster, every ordinary collection. A privilege on more covers less, and
@@ -15,7 +15,7 @@ from tailrace.oplog.namespace import Scope
 
 _ACTIONS: Final = frozenset(("find", "changeStream"))
 
-#: What is for every database is not for these.
+#: A privilege on every database does not cover these.
 _NOT_NORMAL: Final = ("local", "config")
 
 #: A user: name and database.
@@ -24,11 +24,11 @@ User = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who speaks on a connection.
+    """Who is logged in on a connection.
 
-    ``users``       those who have authenticated on it; empty where nobody has
+    ``users``       those who have authenticated on it; empty if nobody has
     ``privileges``  resource and actions of each, as ``connectionStatus`` gives them
-    ``may_all``     the server asks nobody for rights
+    ``may_all``     the server checks no rights
     """
 
     users: frozenset[User]
@@ -57,7 +57,7 @@ class Identity:
         return granted == _ACTIONS
 
     def may_kill_any_cursor(self) -> bool:
-        """Whether cursors of other users may be killed, wherever they are."""
+        """Whether cursors of other users may be killed, on any namespace."""
         return self.may_all or any(
             "killAnyCursor" in actions and (resource.get("anyResource") or resource.get("cluster"))
             for resource, actions in self.privileges

@@ -57,8 +57,8 @@ class Gateway:
         self._stopping = False
 
     async def start(self) -> None:
-        """Connect to the server, and listen. Raises SourceError where the deployment cannot be read, and SinkError
-        where the address cannot be listened at."""
+        """Connect to the server, and listen. Raises SourceError if the deployment cannot be read, and SinkError if the
+        gateway cannot listen at the address."""
         try:
             await self.engine.start()
             await self._listen()
@@ -113,7 +113,7 @@ class Gateway:
             await connection.serve()
         except asyncio.CancelledError:
             pass
-        except Exception:  # noqa: BLE001  one client's trouble is nobody else's
+        except Exception:  # noqa: BLE001  one client's trouble must not affect others
             _log.exception("a connection was closed by a fault of the gateway")
         finally:
             self._connections.discard(connection)
@@ -122,7 +122,7 @@ class Gateway:
                 writer.close()
 
     def _upstream_changed(self, address: Address | None) -> None:
-        """Another member takes writes. Who is connected to the old one through us has to come again, as if that member
+        """There is a new primary. Clients connected to the old one through us have to connect again, as if that member
         had closed the connection."""
         for connection in list(self._connections):
             if connection.upstream_address not in (None, address):

@@ -57,15 +57,15 @@ class Upstream(monitoring.TopologyListener):
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._closed = False
-        #: Who takes writes; ``None`` where nobody does.
+        #: The member that takes writes; ``None`` if there is none.
         self.address: Address | None = None
-        #: Who did last.
+        #: The last one that did.
         self._last: Address | None = None
         self._others: list[Address] = []
-        # The first to look at the URI, since it says what is wrong with one and hides its secrets.
+        # It looks at the URI first, because it says what is wrong with a URI and hides its secrets.
         self.client: MongoClient[Any] = open_client(uri, event_listeners=[self], appname=APP_NAME)
         parsed = parse_uri(uri.reveal(), validate=True, warn=False)
-        #: Whether somebody logs in there.
+        #: Whether the upstream URI logs in.
         self.has_users = parsed["username"] is not None or "authMechanism" in parsed["options"]
         self._ssl = _tls_of(uri)
 
@@ -78,7 +78,7 @@ class Upstream(monitoring.TopologyListener):
         """The client was closed."""
 
     def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
-        """Somebody has come, gone, or been elected."""
+        """A member has come, gone, or been elected."""
         writable, readable = [], []
         for address, server in event.new_description.server_descriptions().items():
             if server.server_type_name in _WRITABLE:
@@ -100,8 +100,8 @@ class Upstream(monitoring.TopologyListener):
             self._last = self.address
             self._on_change(self.address)
         elif self.address is None and self._last in readable:
-            # It says so itself. One of which nothing is known may be where it was: who is connected to it will see.
-            _log.info("%s takes writes no longer, and nobody else does yet", self._last)
+            # It says so itself. A member of unknown state may still be primary: those connected to it will see.
+            _log.info("%s no longer takes writes, and no other member does yet", self._last)
             self._last = None
             self._on_change(None)
         changed, self._changed = self._changed, asyncio.Event()
@@ -110,7 +110,7 @@ class Upstream(monitoring.TopologyListener):
     # -- what clients' connections need -----------------------------------------------------------------------------
 
     async def connect(self) -> tuple[Address, Channel]:
-        """A new connection to the member that takes writes; where there is none for a while, to one that can be read.
+        """A new connection to the member that takes writes; if there is none for a while, to one that can be read.
         Raises SourceError."""
         address = await self._chosen()
         name = address.host if self._ssl is not None else None
@@ -144,7 +144,7 @@ class Upstream(monitoring.TopologyListener):
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Have the system find out within two minutes that nobody is at the other end any more."""
+    """Have the system find out within two minutes that the other end has gone."""
     found = writer.get_extra_info("socket")
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return

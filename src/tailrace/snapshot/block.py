@@ -1,4 +1,4 @@
-"""The events of a chunk as a block, with the help of compiled code where there is any."""
+"""The events of a chunk as a block, made in compiled code if it is there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def snapshot_block(
     *,
     position: int = 0,
 ) -> EventBlock:
-    """The block of the documents' events, in their order; see ``snapshot_event``. What a block says of its events
-    beside their bytes is their time alone."""
+    """The block of the documents' events, in their order; see ``snapshot_event``. Besides the events' bytes the block
+    holds only their time."""
     parts: list[EventBlock] = []
     place = 0
     is_id_alone = not set(pattern or {}) - {"_id"}
@@ -57,7 +57,7 @@ def _block(buffer: Any, offsets: Any, start: ClusterTime) -> EventBlock:
 def _compiled(documents: Sequence[bytes], namespace: str, uuid: bytes, start: ClusterTime, position: int) -> EventBlock:
     from tailrace.kernel.snapshot_events import ChunkConstants, snapshot_events  # noqa: PLC0415  not without numba
 
-    # The plain way makes an event of an empty document, and its parts are what all others have in common.
+    # The plain code makes the event of an empty document; its parts are what all others have in common.
     empty = raw_bson.encode_document()
     event = snapshot_event(empty, namespace, uuid, start, None, position=position)
     token, document = raw_bson.find(event, b"_id"), raw_bson.find(event, b"fullDocument")

@@ -48,7 +48,7 @@ def snapshot_event(
 
     ``clusterTime`` is the time that the stream starts at; the document may be newer. ``_id`` is made like a resume
     token: it names this document in this snapshot and sorts before every event of the stream, but no stream can be
-    resumed from it. ``position`` orders chunks: of a later one every ``_id`` is larger.
+    resumed from it. ``position`` orders chunks: every ``_id`` of a later chunk is larger.
     """
     database, _, name = namespace.encode().partition(b".")
     key = document_key(document, pattern)

@@ -220,7 +220,7 @@ def range_reader(
     client: MongoClient[Any] | Cluster, start: ClusterTime, *, retry_seconds: float = RETRY_SECONDS
 ) -> Callable[[str, bytes, KeyRange], Iterator[SnapshotChunk]]:
     """Reads ranges of ``_id`` that others have planned, each in chunks, for one thread: the collection's namespace and
-    UUID, and the range. Fewer chunks come where the collection is gone."""
+    UUID, and the range. Fewer chunks come if the collection is gone."""
     worker = _Worker(
         places_of(client, retry_seconds),
         ChunkReader(retry_seconds=retry_seconds),

@@ -51,9 +51,9 @@ class TailReader:
 
     ``on_read``  told how many bytes each reply had
 
-    Elections and cut connections are survived as by any reader of a ``MongodSource``; the receiver is told of each
-    failure, and hears of the next reply or of the next failure. An error that ends the reading is not passed on: the
-    streams then read for themselves, and each meets what there is to meet.
+    It survives elections and cut connections, as every reader of a ``MongodSource`` does. The receiver is told of each
+    failure, and then of the next reply or the next failure. An error that ends the reading is not passed on: the
+    streams then read for themselves, and each meets its own error, if any.
     """
 
     def __init__(self, client: MongoClient[Any], receiver: Receiver, on_read: Callable[[int], object]) -> None:
@@ -61,7 +61,7 @@ class TailReader:
         self._receiver = receiver
         self._on_read = on_read
         self._backoff = Backoff(give_up_s=None, wait_s_max=_PAUSE_S)
-        #: Whether the next batch is none, but the sign that the read is opened again.
+        #: Whether the next batch is only the sign that the read is opened again.
         self._reopens = False
         self._thread = threading.Thread(target=self._run, name="tailrace-tail", daemon=True)
 

@@ -105,7 +105,7 @@ class SharedTail:
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
         self._not_before = 0.0
-        #: What the reader has failed with, and not read since; and how often it has failed.
+        #: The reader's error, while it has not read since; and how often it has failed.
         self._failure: PyMongoError | None = None
         self._failures = 0
         self._reads = self._entries = self._bytes = 0
@@ -172,8 +172,8 @@ class SharedTail:
     ) -> OplogBatch | None:
         """As ``poll``, but waits for entries, so many seconds at most, and ``limit_s`` whatever happens.
 
-        ``hears``  ends the wait when the reader has failed, too (``failure`` says so then). While it cannot read, the
-                   wait is for its next try, however long that takes
+        ``hears``  the wait also ends when the reader has failed (``failure`` says so then). While the reader cannot
+                   read, the wait is for its next try, however long that takes
         """
         waiter = None
         with self._lock:
@@ -192,8 +192,8 @@ class SharedTail:
         return self.poll(place)
 
     def failure(self, place: TailPlace) -> PyMongoError | None:
-        """What the reader has failed with and the stream has not heard of yet: once, and only while it cannot read.
-        What has come for the stream before is to be taken first."""
+        """The reader's error, if the stream does not know of it yet: once, and only while the reader cannot read. The
+        caller takes first what has come for the stream before."""
         if self._failure is None:
             return None
         with self._lock:
@@ -203,7 +203,7 @@ class SharedTail:
             return self._failure
 
     def expect(self, place: TailPlace) -> None:
-        """The stream tries again: it wants to hear what comes of the reader's next try, not of those before."""
+        """The stream tries again: it wants the outcome of the reader's next try, not of earlier ones."""
         with self._lock:
             place.heard = self._failures
 

@@ -80,8 +80,8 @@ class TailedSource(MongodSource):
         comment: Any = None,
         on_error: OnError | None = None,
     ) -> Generator[OplogBatch, None, None]:
-        """See OplogSource and MongodSource. ``on_error`` is called for what fails in reads of the stream's own, and for
-        what the shared read fails with while the stream waits for it."""
+        """See OplogSource and MongodSource. ``on_error`` is called for errors of the stream's own reads, and for errors
+        of the shared read while the stream waits for it."""
         place = self._place = self._shared.enter(self._scope, after, self._on_ready)
         options: dict[str, Any] = {
             "await_ms": await_ms,

@@ -40,7 +40,7 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
     """
 
     _client: Any = None
-    #: What ``watch`` was told of each call's time, in place of the client's ``timeoutMS``.
+    #: The time-out of each call that ``watch`` was given, in place of the client's ``timeoutMS``.
     _timeout_ms: int | None = None
 
     def _time_limit(self) -> AbstractContextManager[None]:
@@ -143,7 +143,7 @@ class ThreadedChangeStream(AsyncChangeStream):
             return await _run(self._executor, self._stream.try_next)
         looking, self._is_awaited = self._looking, True
         closing = asyncio.ensure_future(self._ended.wait())
-        # The thread keeps the time of the call that it works for. A call that was cancelled has left its own.
+        # The thread keeps the time-out of the call that it works for. A call that was cancelled has left its own.
         left_s = None if is_begun_here else remaining_s()
         try:
             await asyncio.wait((looking, closing), return_when=asyncio.FIRST_COMPLETED, timeout=left_s)

@@ -100,7 +100,7 @@ class AsyncServerChangeStream(AsyncChangeStream):
         return None
 
     async def _open(self) -> None:
-        """The aggregate, and the cursor that it gives. PyMongo sends it again where a read may be (retryReads), which
+        """The aggregate, and its cursor. PyMongo sends it again if reads may be sent again (retryReads), which
         is no resume."""
         steps = self._steps
         kind: Any = (
@@ -140,7 +140,7 @@ class AsyncServerChangeStream(AsyncChangeStream):
 
 
 class _AsyncStreamCursor(StreamCursor, AsyncCommandCursor[RawBSONDocument]):
-    """PyMongo's cursor, which tells what connection its getMore ran on."""
+    """PyMongo's cursor, which tells on which connection its getMore ran."""
 
     async def _run_with_conn(self, conn: Any, operation: Any, read_preference: Any) -> Any:
         self.wire_version = conn.max_wire_version

@@ -19,7 +19,7 @@ from tailrace.source.failure import Backoff
 RETRY_SECONDS: Final = 600.0
 #: While a server is away, the log says so again this often.
 _REMIND_S: Final = 60.0
-#: So many messages at most go in one call of a publisher.
+#: How many messages go into one call of a publisher at most.
 SIZE_MAX: Final = 500
 
 _log = logging.getLogger("tailrace.consumer")
@@ -27,8 +27,8 @@ _log = logging.getLogger("tailrace.consumer")
 
 class MessageRelay:
     """A listener's handler that publishes a message for each change and waits for the acknowledgement, so that a
-    position is committed only after it. Messages come at least once and in order. With ``commit_every`` up to so many
-    changes that are at hand are published together.
+    position is committed only after it. Messages come at least once and in order. With ``commit_every``, up to that
+    many changes at hand are published together.
 
     ``make``           gives the message of a change, or ``None``: ``ChangeMessages`` or ``Outbox``
     ``retry_seconds``  how long a server that is away is waited for; then PublisherAway ends the listener, which has
@@ -58,7 +58,7 @@ class MessageRelay:
         self.handle_batch([change])
 
     def handle_batch(self, changes: Sequence[Any]) -> int:
-        """Publish the messages of several changes in as few calls as keep the order; how many changes are done, from
+        """Publish the messages of several changes in as few calls as the order allows; how many changes are done, from
         the first: one or more. Raises what is wrong with the first of them."""
         messages: list[Message] = []
         owners: list[int] = []
@@ -128,7 +128,7 @@ def publish_first(
     stopped: Callable[[], bool] = lambda: False,
     check: Callable[[], None] = lambda: None,
 ) -> Published:
-    """As ``publish_all``, and tells how far it came instead of raising. ``check`` is called before each call of the
+    """As ``publish_all``, but says how far it came instead of raising. ``check`` is called before each call of the
     publisher; what it raises ends all."""
     backoff = Backoff(give_up_s=retry_seconds)
     count = 0

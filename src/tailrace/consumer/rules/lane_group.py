@@ -143,7 +143,7 @@ class LaneGroupLogic:
         yield from self._ask(GiveLease(lease))
 
     def _ask_for_copy(self) -> GroupSteps:
-        """Write down that everything is to be copied again, unless that is so already."""
+        """Write down that everything is to be copied again, unless that is written down already."""
         lease = yield from self._ask(TakeLease(self._resource))
         if lease is None:
             return

@@ -98,11 +98,11 @@ class LanePlan:
         return self if self.next_lanes is None and lanes == self.lanes else replace(self, next_lanes=lanes)
 
     def asked_for_copy(self) -> LanePlan:
-        """The plan with a change to a copy begun."""
+        """The plan in which the change to a copy has begun."""
         return replace(self, next_lanes=self.next_lanes or self.lanes, copies=True)
 
     def copied(self, position: Mapping[str, Any], resource: str) -> LanePlan:
-        """The plan with the copy at ``position``; the next generation, where that is the end of it."""
+        """The plan with the copy at ``position``; if the copy ends there, the next generation."""
         if "snapshot" in position:
             return replace(self, beginning=position)
         return LanePlan(self.lanes, StreamPosition.from_document(position, resource), self.generation + 1)
@@ -179,7 +179,7 @@ def _order(value: object) -> bytes:
 
 
 def generation_token(token: int) -> int:
-    """What marks targets under the resource's own name where a lane's fencing token is ``token``."""
+    """The token that marks targets under the resource's own name if a lane's fencing token is ``token``."""
     return token >> _GENERATION_SHIFT << _GENERATION_SHIFT
 
 

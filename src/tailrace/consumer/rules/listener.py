@@ -54,7 +54,7 @@ OnInvalidate = Literal["fail", "resume"]
 #: A source that cannot be read is tried again for so long; then the listener ends with its error.
 _SOURCE_RETRY_S: Final = 300.0
 _BACKOFF_S: Final = (0.05, 5.0)
-#: Changes that are handled together come to about so many bytes.
+#: About how many bytes of changes are handled together.
 _BATCH_BYTES: Final = 16 << 20
 
 Steps = Generator[Need, Outcome, Any]
@@ -70,7 +70,7 @@ class ListenerSettings:
     on_history_lost: OnHistoryLost = "fail"
     on_invalidate: OnInvalidate = "fail"
     commits: CommitPolicy = field(default_factory=CommitPolicy)
-    #: A handler that takes several changes at a time is given up to so many; 0: it takes one.
+    #: How many changes the handler is given at a time at most; 0: it takes one.
     batch: int = 0
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class ListenerLogic:
         self._committed: StreamPosition | None = None
         self._committed_at = 0.0
         self._uncommitted = 0
-        #: Pulled, and left for the next time.
+        #: Pulled, and kept for the next time.
         self._held: Pulled | None = None
         self._now = 0.0
         self._asked = 0.0

@@ -94,7 +94,7 @@ class Pulled:
     ``alive``       false where the stream has ended without an event
     ``position``    of a snapshot: where it stands after this event, or without one when all is copied
     ``size``        bytes of the event
-    ``alone``       the event is handled by itself, also by a handler that takes several
+    ``alone``       the event is handled by itself, even by a handler that takes several
     """
 
     event: Any
@@ -117,10 +117,10 @@ class HandleChange:
 
 class BatchHandler(Protocol):
     """A handler that takes several changes at a time, such as one that sends them elsewhere together. Each call is
-    given what is at hand, up to the next commit and to about 16 MB; on a stream with little to give that is one."""
+    given what is at hand, up to the next commit and up to about 16 MB; on a quiet stream that is one."""
 
     def handle_batch(self, changes: Sequence[Any]) -> int:
-        """Handle changes, in order; how many are done, from the first: one or more. The others come again. Raises what
+        """Handle changes in order. How many are done, from the first: one or more. The others come again. Raises what
         is wrong with the first: the error policy is asked about that one."""
 
 
@@ -134,7 +134,7 @@ class HandleChanges:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """``count``      so many changes, from the first, are done: one or more
+    """``count``      how many changes, from the first, are done: one or more
     ``committed``  the position of the last of them was committed together with its writes
     """
 

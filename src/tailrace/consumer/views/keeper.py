@@ -68,7 +68,7 @@ class ViewKeeper:
 
     def start(self) -> Self:
         """Keep the view in threads of their own. Returns when both listeners have begun, or others hold the leases.
-        Raises UsageError where the view cannot be written."""
+        Raises UsageError if the view cannot be written."""
         self.upkeep.check_deployment()
         if not self.upkeep.has_index():
             view = self.upkeep.view

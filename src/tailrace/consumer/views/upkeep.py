@@ -82,7 +82,7 @@ class ViewUpkeep:
         ).get_collection(name)
 
     def check_deployment(self) -> None:
-        """Raises UsageError where the view cannot be written: a cluster that is not reached through a mongos, or a
+        """Raises UsageError if the view cannot be written: a cluster that is not reached through a mongos, or a
         field of the view that is part of the target's shard key."""
         self._is_sharded = readers_of(self._client).cluster is not None
         if not self._is_sharded:
@@ -166,7 +166,7 @@ class ViewUpkeep:
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         return SinkError(
             f"{self.view.target} does not take the fields of the view for the document with _id {key!r}{more}: {said}",
-            hint="What was to be written beside it is written",
+            hint="The other documents of this update were written",
         )
 
     def target_changed(self, change: Change) -> None:
@@ -208,8 +208,8 @@ class ViewUpkeep:
             yield session
 
     def _hear_of(self, version: Timestamp) -> None:
-        """A mongos refuses to read after a time that it has not heard of. Our events come from the shards themselves:
-        so one of them is asked for the cluster's time, signed, and the mongos is told."""
+        """A mongos refuses to read after a time that it does not know of yet. Our events come from the shards
+        themselves: so one of them is asked for the cluster's time, signed, and the mongos is told."""
         cluster = readers_of(self._client).cluster
         if cluster is None or (self._clock is not None and self._clock["clusterTime"] >= version):
             return
@@ -243,7 +243,7 @@ class ViewUpkeep:
         return self._retried(read)
 
     def _retried(self, work: Callable[[], _T]) -> _T:
-        """What ``work`` comes to, tried again while a primary is away. Each of ours may be done twice. A write that the
+        """The result of ``work``, tried again while a primary is away. All our work may be done twice. A write that the
         server refuses for its content raises PyMongo's error."""
         backoff = Backoff(give_up_s=_RETRY_S)
         while True:

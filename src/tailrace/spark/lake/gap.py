@@ -69,7 +69,7 @@ def find_gap(root: Path, checkpoint: Path, source: Mapping[str, str]) -> Gap | N
 
 
 def copied_position(text: str) -> SnapshotPosition:
-    """How far a copy has come, from the text that a commit of the lake holds. Raises SinkError where it is damaged."""
+    """How far a copy has come, from the text that a commit of the lake holds. Raises SinkError if it is damaged."""
     return guarded(lambda: SnapshotPosition.from_json(json.loads(text)), "the lake's newest commit")
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "token"
 #: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
-#: a file grows, and how far a copy is that it goes on with.
+#: a file grows, and how far a copy has come that it continues.
 LAKE, AFTER, FILE_BYTES, COPIED = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied"
 FILE_BYTES_DEFAULT: Final = 512 << 20
 #: Spark's name for the local property that holds the micro-batch's number (measured with PySpark 4.3).

@@ -99,8 +99,8 @@ def lake_source(source: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]:
-    """The source's options with the lake's own columns where they name none: a lake keeps those that it was begun with,
-    though a later Tailrace may know more."""
+    """The source's options, with the lake's own columns if they name none: a lake keeps the columns that it was begun
+    with, even if a later Tailrace has more."""
     known = None if any(name.lower() == "columns" for name in source) else read_identity(root)
     columns = [] if known is None else known["stream"].get("columns", [])
     return source if not columns else {**source, "columns": ",".join(map(str, columns))}

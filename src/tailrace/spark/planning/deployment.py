@@ -134,7 +134,7 @@ class Deployment(ABC):
         return self._client
 
     def copied(self, snapshot: SnapshotPosition) -> Offset:
-        """The offset of a stream that is in the middle of a copy: it stands at the copy's time."""
+        """The offset of a stream in the middle of a copy: it is at the copy's time."""
         start = Start("startAtOperationTime", time=snapshot.start.tick())
         plan = build_plan(self._options.stream_options(start), profile_for(self.server_version))
         return replace(self.at(snapshot.start), token_version=plan.token_version, snapshot=snapshot)

@@ -1,8 +1,8 @@
 """Plans the copy of a stream with ``startingFrom=snapshot``: which chunks the next micro-batch reads.
 
-Only bounds are looked for here, by walking the index of ``_id``; the workers read the documents. What a micro-batch has
-read is looked at again when the next one is planned: a collection that was dropped meanwhile has a clear end, and one
-that has another UUID under its name is copied from its beginning.
+This module only finds bounds, by walking the ``_id`` index; the workers read the documents. The collections of a
+micro-batch are checked again when the next one is planned: a collection that was dropped meanwhile is finished, and if
+another one has its name (its UUID differs), that one is copied from its beginning.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tailrace.spark.planning.input_partition import SnapshotSlice
 from tailrace.spark.planning.planner import Limits
 from tailrace.spark.source.snapshot_position import PlannedChunk, SnapshotPosition
 
-#: A chunk holds about so many bytes of documents, and a worker has it in memory.
+#: About how many bytes of documents a chunk holds; a worker has it in memory.
 CHUNK_BYTES: Final = 16 << 20
-#: A micro-batch of the copy holds no more than about so much: what a crash in it reads again.
+#: About how many bytes a micro-batch of the copy holds at most: what is read again after a crash in it.
 BATCH_BYTES: Final = 256 << 20
 _CHUNKS_MAX: Final = 128
-#: So often the name of a collection may go to another one while it is copied.
+#: How often a collection may be replaced by another of the same name while it is copied.
 _TRIES: Final = 20
 _AVERAGE: Final = 1024
 
@@ -46,7 +46,7 @@ class SnapshotPlanner:
     """The copy of one scope, from the driver's side. Belongs to one thread.
 
     ``deployment``  the replica set's client, or the cluster
-    ``per_second``  no more documents than that are planned in a second; ``None``: no limit
+    ``per_second``  how many documents are planned in a second at most; ``None``: no limit
     """
 
     def __init__(self, deployment: MongoClient[Any] | Cluster, scope: Scope, per_second: float | None) -> None:
@@ -63,7 +63,7 @@ class SnapshotPlanner:
         return SnapshotPosition(begin(self._deployment, self._scope))
 
     def next(self, position: SnapshotPosition, limits: Limits | None) -> SnapshotPosition | None:
-        """The position behind the chunks of the next micro-batch; ``None`` where nothing is left to copy. Raises
+        """The position behind the chunks of the next micro-batch; ``None`` if nothing is left to copy. Raises
         SourceError and ServerError."""
         state = self._checked(position)
         documents, size = self._budget(limits)
@@ -105,7 +105,7 @@ class SnapshotPlanner:
         return documents, size
 
     def _tell(self, before: SnapshotPosition, after: SnapshotPosition) -> None:
-        """Say in the driver's log how far it is; with a limit, wait until its time has come."""
+        """Log how far the copy has come; with a limit, wait until the next micro-batch is due."""
         if self._per_second is not None:
             time.sleep(max(0.0, self._free_at - time.monotonic()))
             self._free_at = time.monotonic() + (after.documents - before.documents) / self._per_second
@@ -118,7 +118,7 @@ class SnapshotPlanner:
     # -- collections that come and go ---------------------------------------------------------------------------------
 
     def _checked(self, position: SnapshotPosition) -> SnapshotState:
-        """The state, with the collections of the last micro-batch looked at again: were they there to its end?"""
+        """The state, after checking that the collections of the last micro-batch were there until its end."""
         state = position.state
         for uuid in {chunk.uuid: None for chunk in position.chunks}:
             for index, copy in enumerate(state.collections):
@@ -163,7 +163,7 @@ def _with(state: SnapshotState, index: int, copy: CollectionCopy) -> SnapshotSta
 
 
 def snapshot_slices(position: SnapshotPosition, parts: int) -> Sequence[SnapshotSlice]:
-    """The chunks of a micro-batch, as many neighbours in each slice as make at most ``parts`` of them."""
+    """The chunks of a micro-batch, with so many neighbours in a slice that there are at most ``parts`` slices."""
     chunks = position.chunks
     parts = max(1, min(parts, len(chunks)))
     edges = [len(chunks) * part // parts for part in range(parts + 1)]

@@ -154,8 +154,8 @@ def _transactions(type_: pa.DataType, buffer: Bytes, session: Part, number: Part
 
 
 def _bson_documents(type_: pa.DataType, buffer: Bytes, part: Part) -> pa.Array:
-    """The documents' bytes; none (an empty value) for a BSON null, which says that a look-up has found nothing; NULL
-    where there is no such field, or a user's stage put something there that is no document."""
+    """The documents' bytes; an empty value for a BSON null, which says that a look-up found nothing; NULL if there is
+    no such field, or if a user's stage put something there that is not a document."""
     kinds = (raw_bson.OBJECT, raw_bson.ARRAY, raw_bson.NULL)
     return _gathered(type_, buffer, part, np.isin(part.type, kinds))
 

@@ -48,8 +48,8 @@ def snapshot_slice_events(options: ReadOptions, slice_: SnapshotSlice) -> Iterat
 
 
 def chunk_events(options: ReadOptions, slice_: SnapshotSlice, chunk: PlannedChunk) -> EventBlock:
-    """A chunk's events. In the order of ``_id`` they ascend where that is the order of their tokens; in collections
-    with a collation and on clusters it need not be, and they are sorted."""
+    """A chunk's events, in the order of their tokens. Usually that is the order of ``_id``; in collections with a
+    collation and on clusters it need not be, and the events are sorted."""
     read = range_reader(deployment(options.uri), slice_.start)
     blocks = [
         snapshot_block(part.documents, chunk.namespace, chunk.uuid, slice_.start, part.key, position=chunk.number)
@@ -61,7 +61,7 @@ def chunk_events(options: ReadOptions, slice_: SnapshotSlice, chunk: PlannedChun
 
 
 def ascending(block: EventBlock) -> EventBlock:
-    """The block sorted by token, where it is not."""
+    """The block, sorted by token if it is not yet."""
     low, high = int(block.offsets[0]), int(block.offsets[-1])
     buffer, offsets = block.buffer[low:high], block.offsets - low
     part = locate(buffer, offsets, ["token"])["token"]
@@ -74,7 +74,7 @@ def ascending(block: EventBlock) -> EventBlock:
 
 
 def rearranged(block: EventBlock, events: list[bytes]) -> EventBlock:
-    """A block of these events, which are of the same time as the block's."""
+    """A block of these events, which have the same time as the block's."""
     offsets = np.zeros(len(events) + 1, np.int64)
     np.cumsum([len(event) for event in events], out=offsets[1:])
     nowhere = np.zeros(len(events), np.int64)

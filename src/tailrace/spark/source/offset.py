@@ -8,7 +8,7 @@
 resume after it and gets what comes next. ``stream`` is the stream's identity, so that a checkpoint is never read by
 another stream. ``resume`` stands only where a stream starts by a token that has not been passed yet, ``opened`` only
 where a shard was added to the cluster in the micro-batch that ends here: it is read behind that time. ``snapshot`` says
-how far a copy has come that goes before the stream (``snapshot_position``). There are no secrets: no URI, and of the
+how far the copy before the stream has come (``snapshot_position``). There are no secrets: no URI, and of the
 user's pipeline a digest only.
 
 Spark compares offsets as texts (a source that changed the order of keys made 64 micro-batches of one), so every key is
@@ -29,7 +29,7 @@ from tailrace.spark.source.options import V2_TOKENS, ReadOptions
 from tailrace.spark.source.snapshot_position import SnapshotPosition
 
 VERSION = 1
-#: Of offsets in the middle of a copy, which earlier releases would read as if it had ended.
+#: The version of offsets in the middle of a copy: earlier releases would read them as if the copy had ended.
 VERSION_OF_COPIES = 2
 
 #: An option that is set when a stream cannot go on otherwise, with its checkpoint.

@@ -41,7 +41,7 @@ SERVER_FLAGS: Final = (
 #: The server calls it ``$_generateV2ResumeTokens``; it is an option of aggregate, not of the stage.
 V2_TOKENS: Final = "generateV2ResumeTokens"
 START_OPTIONS: Final = ("resumeAfter", "startAfter", "startAtOperationTime", "startingFrom")
-#: Of ``startingFrom``: what is there, and then every change.
+#: A value of ``startingFrom``: every document that is there, and then every change.
 SNAPSHOT: Final = "snapshot"
 COLUMNS: Final = (
     "event",
@@ -117,7 +117,7 @@ class ReadOptions:
     ``max_bytes``   bound of a micro-batch in bytes of oplog
     ``filters``     whether a batch read takes Spark's filters on its columns into the read
     ``archive``     the directory of an archive of the same deployment: what the oplog no longer holds is read from it
-    ``snapshot_rate``  no more documents a second than that are copied; ``None``: no limit
+    ``snapshot_rate``  how many documents a second are copied at most; ``None``: no limit
     ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, behind its last event
     """
 

@@ -26,7 +26,7 @@ class PlannedChunk:
     """The documents of one collection with ``_id`` in a range.
 
     ``number``     among all chunks of the copy, from 0 on
-    ``namespace``  what the stream calls the collection; ``uuid`` (16 bytes) is which it is
+    ``namespace``  the collection's name in the stream; ``uuid`` (16 bytes) identifies it
     """
 
     number: int
@@ -77,7 +77,7 @@ class SnapshotPosition:
 
     @property
     def estimate(self) -> int:
-        """About how many there are."""
+        """About how many documents there are."""
         return sum(one.documents if one.outcome else max(one.estimate, one.documents) for one in self.state.collections)
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class SnapshotPosition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SnapshotPosition:
-        """Raises UsageError, KeyError, TypeError, ValueError or AttributeError where it is something else."""
+        """Raises UsageError, KeyError, TypeError, ValueError or AttributeError if it is something else."""
         document = json_util.loads(json.dumps(value))
         planned = int(document["planned"])
         chunks = [PlannedChunk.from_document(one, planned + place) for place, one in enumerate(document["chunks"])]
