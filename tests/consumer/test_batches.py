@@ -12,7 +12,7 @@ import pytest
 import tailrace
 from tailrace.consumer import Change, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
-from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageRelay
+from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, Message, MessageRelay
 from tailrace.embedded import ReplicaSet
 from tailrace.event.resume_token import ResumeToken
 
@@ -254,11 +254,17 @@ def test_a_refused_message_in_a_batch_is_a_dead_letter_and_the_others_are_publis
 def test_a_publisher_that_stays_away_ends_the_listener_soon_after_it_is_stopped(shop: Any) -> None:
     """A stop had to wait until the relay gave up: for ten minutes. No test had stopped a listener in an outage."""
     fill(shop, range(10))
-    publisher = MemoryPublisher()
+    asked = threading.Event()
+
+    class Away(MemoryPublisher):
+        def publish(self, messages: Sequence[Message]) -> int:
+            asked.set()
+            return super().publish(messages)
+
+    publisher = Away()
     publisher.away = True
     listener = listen(shop, MessageRelay(publisher, ChangeMessages("orders"), retry_seconds=100_000)).start()
-    until(lambda: MongoLeaseStore(shop["leases"]).read("orders"))
-    time.sleep(0.5)
+    assert asked.wait(WAIT_S)  # stopped earlier it has nothing that fails
     listener.stop()
     with pytest.raises(HandlerFailed, match="the memory is away"):
         listener.join(WAIT_S)

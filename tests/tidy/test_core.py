@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tailrace
+from tests.tidy.parsing import parse
 
 SOURCE = Path(tailrace.__file__).parent
 PURE_PACKAGES = ("oplog", "event", "plan", "stage", "expression", "pipeline", "kernel", "cursor")
@@ -44,7 +45,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def offences(text: str) -> list[tuple[int, str]]:
     found = []
-    for line, name in imported(ast.parse(text)):
+    for line, name in imported(parse(text)):
         top = name.partition(".")[0]
         is_above = name.startswith(ABOVE) and not name.startswith(PURE_ABOVE)
         if top in FORBIDDEN | FORBIDDEN_TOO or is_above or name == "tailrace.cache":

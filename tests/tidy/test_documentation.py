@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tailrace
+from tests.tidy.parsing import parse
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
@@ -40,7 +41,7 @@ def test_every_exported_name_is_documented(name: str) -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     sources = sorted((ROOT / "src").rglob("*.py"))
-    bare = [str(path.relative_to(ROOT)) for path in sources if not ast.get_docstring(ast.parse(path.read_text()))]
+    bare = [str(path.relative_to(ROOT)) for path in sources if not ast.get_docstring(parse(path.read_text()))]
     assert bare == []
 
 

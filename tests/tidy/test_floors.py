@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tailrace
 from tailrace.pipeline import router, shard
+from tests.tidy.parsing import parse
 
 SOURCE = Path(tailrace.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "architecture.md"
@@ -57,7 +58,7 @@ def module_name(path: Path) -> str:
 
 def imports(text: str, modules: set[str]) -> Iterator[str]:
     """Which of ``modules`` a text imports, wherever in it."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:

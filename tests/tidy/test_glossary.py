@@ -8,6 +8,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from tests.tidy.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "glossary.md"
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*?) ?\|$", re.MULTILINE)
@@ -50,7 +52,7 @@ def test_the_words_of_daily_use_are_explained_once() -> None:
 def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(list)
     for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

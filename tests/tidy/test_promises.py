@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.tidy.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "consumer.md"
 
@@ -22,7 +24,7 @@ def exists(proof: str) -> bool:
     path = ROOT / name
     if not path.exists():
         return False
-    names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    names = {node.name for node in parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
     return function in names
 
 

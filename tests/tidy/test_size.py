@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.tidy.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 600
@@ -24,7 +26,7 @@ def functions(path: Path, text: str) -> Iterator[tuple[str, int]]:
             else:
                 yield from walk(child, prefix)
 
-    return walk(ast.parse(text), "")
+    return walk(parse(text), "")
 
 
 def too_long() -> dict[str, int]:

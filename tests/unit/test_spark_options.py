@@ -50,7 +50,7 @@ def test_defaults_are_all_columns_as_variant_of_the_whole_cluster() -> None:
         ({"maxBytesPerTrigger": "lots"}, "a number of bytes"),
         ({"partitions": "-1"}, "a whole number from 1 on"),
         ({"showSystemEvents": "yes"}, "expected 'true' or 'false'"),
-        ({"startingFrom": "earliest"}, "expected 'oldest' or 'now'"),
+        ({"startingFrom": "earliest"}, "expected 'oldest', 'now' or 'snapshot'"),
         ({"startAtOperationTime": "yesterday"}, "expected a cluster time"),
         ({"startAtOperationTime": '{"$oid": "65f000000000000000000001"}'}, "expected a cluster time"),
         ({"startAtOperationTime": "99999999999,1"}, "expected a cluster time"),
