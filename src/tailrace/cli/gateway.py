@@ -122,7 +122,7 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
 def address(text: str, option: str) -> tuple[str, int]:
     """Host and port of ``host:port``. Raises UsageError."""
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > _PORT_MAX:
+    if not (port.isascii() and port.isdigit()) or int(port) > _PORT_MAX:
         raise UsageError(f"{option}: {text!r} is not an address", hint="Write it as HOST:PORT, such as 127.0.0.1:27117")
     return host.strip("[]") or "127.0.0.1", int(port)
 

@@ -6,6 +6,7 @@ Whatever cannot be interpreted is for the server, which answers it or closes the
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,7 @@ from tailrace.gateway.frame import (
     check_checksum,
     command_name,
 )
-from tailrace.raw_bson import ARRAY, INT64, OBJECT, STRING
+from tailrace.raw_bson import ARRAY, BINARY, BOOL, INT64, NULL, OBJECT, STRING, TIMESTAMP, Element
 
 #: How much of a message shows what it is. More is read only if it is for the gateway.
 HEAD_BYTES: Final = 4096
@@ -60,7 +61,11 @@ class MessageOutline:
 
 
 def outline(op_code: int, head: bytes) -> MessageOutline:
-    """What a message that is not compressed is; ``head`` is its first bytes, header included."""
+    """What a message that is not compressed is; ``head`` is its first bytes, header included.
+
+    No more than ``HEAD_BYTES`` of it are looked at, which also bounds how deep a name can be nested.
+    """
+    head = head[:HEAD_BYTES]
     if op_code == OP_MSG and len(head) >= HEADER_SIZE + 5:
         flags: int = _FLAGS.unpack_from(head, HEADER_SIZE)[0]
         # With every driver the section of kind 0 comes first. A message in another order is left to the server.
@@ -139,8 +144,7 @@ def opens_stream(document: bytes) -> bool:
     pipeline = raw_bson.find(document, b"pipeline")
     if pipeline is None or pipeline.type != ARRAY:
         return False
-    explain = raw_bson.find(document, b"explain")
-    if explain is not None:
+    if raw_bson.find(document, b"explain") is not None or not is_ordinary(document):
         return False
     stages = raw_bson.value(document, pipeline)
     first = next(raw_bson.elements(stages), None)
@@ -148,6 +152,109 @@ def opens_stream(document: bytes) -> bool:
         return False
     named = next(raw_bson.elements(stages, first.value_start), None)
     return named is not None and named.name == b"$changeStream"
+
+
+def is_ordinary(document: bytes) -> bool:
+    """Whether what a command says beside its own fields is in order and changes nothing here: its session, its API
+    version, its times. Everything else is for the server, which checks such fields before it looks at the command."""
+    api = set()
+    for element in raw_bson.elements(document):
+        name = element.name
+        check = _GENERIC.get(name)
+        if name in _SERVERS_OWN or (check is not None and not check(document, element)):
+            return False
+        if name.startswith(b"api"):
+            api.add(name)
+    return not api or b"apiVersion" in api
+
+
+def _is_session(document: bytes, element: Element) -> bool:
+    """``{id: UUID}`` and nothing else: a user may name sessions of others in ``uid`` where the server lets him."""
+    if element.type != OBJECT:
+        return element.type == NULL
+    inner = raw_bson.value(document, element)
+    fields = list(raw_bson.elements(inner))
+    return (
+        len(fields) == 1
+        and fields[0].name == b"id"
+        and fields[0].type == BINARY
+        and inner[fields[0].value_start : fields[0].value_start + 5] == _UUID_HEAD
+    )
+
+
+def _is_read_concern(document: bytes, element: Element) -> bool:
+    if element.type != OBJECT:
+        return False
+    return all(
+        each.name == b"level" or (each.name == b"afterClusterTime" and each.type == TIMESTAMP)
+        for each in raw_bson.elements(raw_bson.value(document, element))
+    )
+
+
+def _is_mode(document: bytes, element: Element) -> bool:
+    mode = raw_bson.find(document, b"mode", element.value_start) if element.type == OBJECT else None
+    return mode is not None and mode.type == STRING and raw_bson.read_string(document, mode.value_start) in _MODES
+
+
+def _is_time(document: bytes, element: Element) -> bool:
+    if element.type != OBJECT:
+        return False
+    names = {each.name for each in raw_bson.elements(raw_bson.value(document, element))}
+    return names == {b"clusterTime", b"signature"}
+
+
+def _is_api_version(document: bytes, element: Element) -> bool:
+    return element.type == STRING and raw_bson.read_string(document, element.value_start) == b"1"
+
+
+def _is_bool(document: bytes, element: Element) -> bool:
+    return element.type == BOOL
+
+
+def _is_object(document: bytes, element: Element) -> bool:
+    return element.type == OBJECT
+
+
+_UUID_HEAD: Final = b"\x10\x00\x00\x00\x04"
+_MODES: Final = frozenset((b"primary", b"primaryPreferred", b"secondary", b"secondaryPreferred", b"nearest"))
+_GENERIC: Final[dict[bytes, Callable[[bytes, Element], bool]]] = {
+    b"$clusterTime": _is_time,
+    b"$readPreference": _is_mode,
+    b"apiDeprecationErrors": _is_bool,
+    b"apiStrict": _is_bool,
+    b"apiVersion": _is_api_version,
+    b"lsid": _is_session,
+    b"readConcern": _is_read_concern,
+    b"writeConcern": _is_object,
+}
+#: Of transactions, of other servers, and of what no change stream takes.
+_SERVERS_OWN: Final = frozenset(
+    (
+        b"$audit",
+        b"$client",
+        b"$configServerState",
+        b"$configTime",
+        b"$oplogQueryData",
+        b"$queryOptions",
+        b"$replData",
+        b"$topologyTime",
+        b"allowImplicitCollectionCreation",
+        b"autocommit",
+        b"clientOperationKey",
+        b"collectionUUID",
+        b"coordinator",
+        b"databaseVersion",
+        b"help",
+        b"hint",
+        b"maxTimeMSOpOnly",
+        b"serialization_context",
+        b"shardVersion",
+        b"startTransaction",
+        b"stmtId",
+        b"tracking_info",
+        b"txnNumber",
+    )
+)
 
 
 def cursor_asked(document: bytes) -> int | None:

@@ -23,12 +23,21 @@ from tailrace.cursor.reply import kill_reply
 from tailrace.errors import ServerError, UsageError
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.gateway import listing
-from tailrace.gateway.command import FAIL_POINT, ClientCommand, cursor_asked, opens_stream, without_cursors
+from tailrace.gateway.command import (
+    FAIL_POINT,
+    ClientCommand,
+    cursor_asked,
+    is_ordinary,
+    opens_stream,
+    without_cursors,
+)
 from tailrace.gateway.connection import ClientConnection, ClosedConnection
 from tailrace.gateway.engine import Engine, Owner, ServedStream
 from tailrace.gateway.fail_points import FailPoints
+from tailrace.gateway.reading import aside
 from tailrace.gateway.replies import is_ok, merged_kills
 from tailrace.gateway.rights import Identity, User
+from tailrace.oplog.namespace import Scope
 
 _UNAUTHORIZED: Final = 13
 _UUID: Final = 4
@@ -98,7 +107,7 @@ class Commands:
             return False
         identity = await connection.identity(0)
         try:
-            scope = AggregateCommand.parse(command.database, command.document).scope
+            scope = await aside(len(command.document), _scope_of, command)
         except UsageError:
             # Nothing will be opened: the error is told to the same clients as the server would tell it.
             may = bool(identity.users) or identity.may_all
@@ -114,7 +123,7 @@ class Commands:
     async def _get_more(self, connection: ClientConnection, command: ClientCommand) -> bool:
         cursor_id = cursor_asked(command.document)
         stream = None if cursor_id is None else self._engine.streams.get(cursor_id)
-        if stream is None:
+        if stream is None or not is_ordinary(command.document):
             return False
         await connection.answered()
         identity = await connection.identity(self._rights_seconds)
@@ -175,6 +184,10 @@ class Commands:
             self._engine.kill([one for one in self._engine.streams.values() if _is_meant(command, one, identity)])
         await connection.reply(command, reply)
         return True
+
+
+def _scope_of(command: ClientCommand) -> Scope:
+    return AggregateCommand.parse(command.database, command.document).scope
 
 
 def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None) -> None:

@@ -75,6 +75,22 @@ def compressor_of(message: bytes) -> str:
     return _NAMES[number]
 
 
+#: So much of a message of that kind says how large it is without compression.
+COMPRESSED_HEAD_BYTES: Final = HEADER_SIZE + _FIELDS.size
+
+
+def size_inside(head: bytes) -> int:
+    """The size that an OP_COMPRESSED message says its contents have, from its first bytes. Raises BadFrame."""
+    if len(head) < COMPRESSED_HEAD_BYTES:
+        raise BadFrame("a compressed message ends inside its header")
+    size: int = _FIELDS.unpack_from(head, HEADER_SIZE)[1]
+    if not 0 <= size <= MESSAGE_SIZE_MAX - HEADER_SIZE:
+        raise BadFrame(
+            f"a compressed message says that it holds {size} bytes; {MESSAGE_SIZE_MAX - HEADER_SIZE} are the limit"
+        )
+    return size
+
+
 def decompress(message: bytes, *, limit: int = MESSAGE_SIZE_MAX) -> bytes:
     """The whole message inside an OP_COMPRESSED message. ``limit``: bytes that it may have, header included."""
     header = parse_header(message)

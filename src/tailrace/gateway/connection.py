@@ -12,10 +12,10 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import bson
 
@@ -31,7 +31,7 @@ from tailrace.gateway.command import (
     outline,
     unpacked,
 )
-from tailrace.gateway.compression import available, compress
+from tailrace.gateway.compression import COMPRESSED_HEAD_BYTES, available, compress, size_inside
 from tailrace.gateway.frame import (
     DOCUMENT_SIZE_MAX,
     HEADER_SIZE,
@@ -48,9 +48,10 @@ from tailrace.gateway.frame import (
     with_document,
 )
 from tailrace.gateway.hello import HELLO_NAMES, rewritten
-from tailrace.gateway.memory import MemoryBudget
+from tailrace.gateway.memory import COUNTED_BYTES_MIN, MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.reading import aside
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.rights import Identity
 from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
@@ -65,10 +66,18 @@ _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
 _STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
 #: A command that only users who have logged in may run, if the deployment has access control.
 _PROBE: Final = bson.encode(
-    {"find": "system.version", "filter": {"_id": 0}, "limit": 1, "singleBatch": True, "$db": "admin"}
+    {
+        "find": "system.version",
+        "filter": {"_id": 0},
+        "limit": 1,
+        "singleBatch": True,
+        "$db": "admin",
+        "$readPreference": {"mode": "secondaryPreferred"},  # the server may be one that takes no writes
+    }
 )
 
 _log = logging.getLogger("tailrace.gateway")
+_T = TypeVar("_T")
 _numbers = itertools.count(1)
 
 
@@ -89,9 +98,10 @@ class _Awaited:
 class Surroundings:
     """What the connections of a gateway have in common.
 
-    ``names``   the names of the commands that may be for the gateway
-    ``answer``  answers such a command; false if the command is the server's
-    ``memory``  the bytes that large messages take
+    ``names``         the names of the commands that may be for the gateway
+    ``answer``        answers such a command; false if the command is the server's
+    ``memory``        the bytes that large messages of clients take
+    ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
     """
 
     options: GatewayOptions
@@ -101,6 +111,7 @@ class Surroundings:
     names: frozenset[bytes]
     answer: Callable[[ClientConnection, ClientCommand], Awaitable[bool]]
     memory: MemoryBudget
+    reply_memory: MemoryBudget
 
 
 class ClientConnection:
@@ -209,31 +220,64 @@ class ClientConnection:
         """One message. ``limit``: until it is here, or passed on."""
         header = parse_header(head, limit=self._shared.options.message_bytes)
         self._shared.metrics.client_bytes_received += header.length
-        reader = self._client.reader
         if header.op_code == OP_COMPRESSED:
-            async with self._shared.memory.held(2 * header.length):
-                head += await reader.readexactly(header.length - HEADER_SIZE)
-                message, compressor = unpacked(head)
-            seen = outline(parse_header(message).op_code, message)
-        else:
-            head += await reader.readexactly(min(header.length - HEADER_SIZE, HEAD_BYTES - HEADER_SIZE))
-            message, compressor = head, None
-            seen = outline(header.op_code, head)
-        if seen.name in self._shared.names and seen.op_code == OP_MSG and header.length <= _COMMAND_SIZE_MAX:
-            async with self._shared.memory.held(header.length):
-                if header.length > len(head):
-                    head += await reader.readexactly(header.length - len(head))
-                command = command_of(head if compressor is None else message, compressor)
-            if command is not None:
-                limit.reschedule(None)
-                if await self._is_answered(command):
-                    return
-        await self._pass_on(seen, head, header.length, limit)
+            await self._compressed_request(head, header.length, limit)
+            return
+        head += await self._rest(head, min(header.length, HEAD_BYTES))
+        seen = outline(header.op_code, head)
+        if not self._is_for_us(seen, header.length):
+            await self._pass_on(seen, head, header.length, limit)
+            return
+        async with self._room(header.length, limit):
+            head += await self._rest(head, header.length)
+            await self._whole_request(seen, head, head, None, limit)
 
-    async def _is_answered(self, command: ClientCommand) -> bool:
+    async def _compressed_request(self, head: bytes, length: int, limit: asyncio.Timeout) -> None:
+        head += await self._rest(head, min(length, COMPRESSED_HEAD_BYTES))
+        size = length + size_inside(head)
+        async with self._room(size, limit):
+            head += await self._rest(head, length)
+            message, compressor = await aside(size, unpacked, head)
+            seen = outline(parse_header(message).op_code, message)
+            if self._is_for_us(seen, len(message)):
+                await self._whole_request(seen, head, message, compressor, limit)
+            else:
+                del message
+                await self._pass_on(seen, head, length, limit)
+
+    def _is_for_us(self, seen: MessageOutline, length: int) -> bool:
+        return seen.name in self._shared.names and seen.op_code == OP_MSG and length <= _COMMAND_SIZE_MAX
+
+    async def _rest(self, head: bytes, length: int) -> bytes:
+        return await self._client.reader.readexactly(length - len(head))
+
+    @asynccontextmanager
+    async def _room(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Memory for a message while it is answered or passed on. A large one is not read before the server has
+        answered those before it: it could be kept waiting here for as long as its client likes."""
+        if size >= COUNTED_BYTES_MIN and self._awaited:
+            limit.reschedule(None)
+            await self._while_answering(self.answered())
+            limit.reschedule(asyncio.get_running_loop().time() + self._shared.options.stall_seconds)
+        async with self._shared.memory.held(size):
+            yield
+
+    async def _whole_request(
+        self, seen: MessageOutline, head: bytes, message: bytes, compressor: str | None, limit: asyncio.Timeout
+    ) -> None:
+        """A message that may be for the gateway: ``message``, which came as ``head``."""
+        command = await aside(len(message), command_of, message, compressor)
+        if command is not None:
+            limit.reschedule(None)
+            if await self._while_answering(self._shared.answer(self, command)):
+                return
+        await self._pass_on(seen, head, len(head), limit)
+
+    async def _while_answering(self, work: Awaitable[_T]) -> _T:
+        """What ``work`` gives; given up where the client leaves."""
         self._answering = True
         try:
-            return await self._shared.answer(self, command)
+            return await work
         finally:
             self._answering = False
 
@@ -347,8 +391,8 @@ class ClientConnection:
             return
         frame = op_msg(document, request_id=self._next_id(), response_to=command.message.header.request_id)
         if command.compressor is not None and command.compressor != "noop":
-            frame = compress(frame, command.compressor)
-        async with self._shared.memory.held(len(frame)):
+            frame = await aside(len(frame), compress, frame, command.compressor)
+        async with self._shared.reply_memory.held(len(frame)):
             await self.send(frame)
 
     async def answered(self) -> None:
@@ -393,6 +437,8 @@ class ClientConnection:
             async with asyncio.timeout(self._shared.options.stall_seconds):
                 await self._client.writer.drain()
         except TimeoutError:
+            # Closing would wait until the client takes what is left.
+            self._client.writer.transport.abort()
             raise ClosedConnection("the client does not take its replies") from None
 
 

@@ -23,7 +23,7 @@ from tailrace.errors import InternalError, ServerError, TailraceError
 from tailrace.gateway.cluster_reading import ClusterReading
 from tailrace.gateway.log import note
 from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.reading import Keeper, OplogReading, Reading, Waker, in_thread, now_ms
+from tailrace.gateway.reading import INLINE_BYTES, Keeper, OplogReading, Reading, Waker, in_thread, now_ms
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.rights import User
 from tailrace.gateway.upstream import APP_NAME
@@ -36,8 +36,6 @@ from tailrace.source.uri import ConnectionString
 from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
 
-#: Work on up to so many bytes is done in the event loop; more goes to a thread, so that no other stream waits for it.
-_INLINE_BYTES: Final = 1 << 15
 _WORK_THREADS: Final = 2
 _READ_THREADS: Final = 16
 #: How long the shared read goes on after the last stream was closed.
@@ -281,7 +279,7 @@ class Engine:
         error: TailraceError | None = None
         try:
             while True:
-                if size > _INLINE_BYTES:
+                if size > INLINE_BYTES:
                     action, reply = await in_thread(self._work_pool, _advance, acting, answer, error)
                 else:
                     action, reply = _advance(acting, answer, error)
@@ -295,7 +293,7 @@ class Engine:
                 size = _size_of(answer)
         except InternalError as caught:
             _log.exception("a change stream has failed")
-            return self.refused(caught)
+            return error_reply(caught, in_stream=True)  # whoever has asked counts it
         finally:
             acting.close()
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 #: Smaller messages are not counted: every connection may have one.
-_COUNTED_BYTES_MIN: Final = 1 << 18
+COUNTED_BYTES_MIN: Final = 1 << 18
 
 
 class MemoryBudget:
@@ -22,7 +22,7 @@ class MemoryBudget:
     @asynccontextmanager
     async def held(self, size: int) -> AsyncIterator[None]:
         """Room for ``size`` bytes while the block runs. One message may always be held, however large."""
-        if size < _COUNTED_BYTES_MIN:
+        if size < COUNTED_BYTES_MIN:
             yield
             return
         async with self._changed:

@@ -39,6 +39,8 @@ from tailrace.source.drive import answer_request
 from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.tailed_source import TailedSource
 
+#: Work on up to so many bytes is done in the event loop; more goes to a thread, so that no other stream waits for it.
+INLINE_BYTES: Final = 1 << 15
 #: One wait of a stream's own read: how long a thread is taken at most before the stream is joined.
 OWN_AWAIT_MS: Final = 100
 #: A scope in which nothing ever happens: a stream that waits there keeps the shared reader going.
@@ -54,9 +56,9 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-async def in_thread(pool: Executor, work: Callable[..., _T], *args: Any) -> _T:
-    """What ``work`` gives, done in a thread of ``pool``. A task that is cancelled waits for it to end: what it works on
-    has no other owner until then."""
+async def in_thread(pool: Executor | None, work: Callable[..., _T], *args: Any) -> _T:
+    """What ``work`` gives, done in a thread of ``pool``, or of the loop's own pool. A task that is cancelled waits for
+    it to end: what it works on has no other owner until then."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         return await asyncio.shield(future)
@@ -67,6 +69,11 @@ async def in_thread(pool: Executor, work: Callable[..., _T], *args: Any) -> _T:
         if not future.cancelled():
             future.exception()  # looked at, so that asyncio does not report it
         raise
+
+
+async def aside(size: int, work: Callable[..., _T], *args: Any) -> _T:
+    """What ``work`` gives, which looks at ``size`` bytes: in a thread where they are many, or all would wait."""
+    return work(*args) if size <= INLINE_BYTES else await in_thread(None, work, *args)
 
 
 class Waker:

@@ -49,7 +49,8 @@ class Gateway:
             self.engine.clock,
             STREAM_NAMES | SESSION_NAMES | ({FAIL_POINT} if options.test_commands else set()),
             self.commands.answered,
-            MemoryBudget(options.memory_bytes),
+            MemoryBudget(options.memory_bytes // 2),
+            MemoryBudget(options.memory_bytes // 2),
         )
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -112,7 +112,15 @@ class Upstream(monitoring.TopologyListener):
     async def connect(self) -> tuple[Address, Channel]:
         """A new connection to the member that takes writes; if there is none for a while, to one that can be read.
         Raises SourceError."""
-        address = await self._chosen()
+        while True:
+            address = await self._chosen()
+            channel = await self._connected(address)
+            if self.address in (None, address):
+                return address, channel
+            # Another one was elected meanwhile, and ``on_change`` has not found this connection yet.
+            channel.writer.close()
+
+    async def _connected(self, address: Address) -> Channel:
         name = address.host if self._ssl is not None else None
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -122,7 +130,7 @@ class Upstream(monitoring.TopologyListener):
         except (OSError, TimeoutError) as error:
             raise SourceError(f"{address} cannot be reached: {error or type(error).__name__}") from None
         keep_alive(writer)
-        return address, Channel(reader, writer)
+        return Channel(reader, writer)
 
     async def _chosen(self) -> Address:
         deadline = self._loop.time() + _PRIMARY_S
