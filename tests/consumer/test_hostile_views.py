@@ -276,3 +276,49 @@ def test_a_target_is_looked_for_among_what_cannot_be_rolled_back(members: Replic
         ViewUpkeep(client, shop.view).refresh("a", operation_time(client).to_timestamp())
     assert levels
     assert set(levels) == {"majority"}
+
+
+@pytest.mark.parametrize("fields_differ", [True, False], ids=["other fields", "the right fields"])
+def test_a_version_ahead_of_every_clock_is_reported_and_mended(shop: Shop, fields_differ: bool) -> None:
+    """Nothing that a keeper writes is newer, so the document kept its fields for ever. A rebuild changed nothing
+    either, and a verification was content as long as the fields happened to be right: no test had written a version."""
+    shop.customers.insert_one({"_id": "a", "name": "A", "account": {"tier": 1}})
+    shop.orders.insert_many([{"_id": number, "customer_id": "a"} for number in range(2)])
+    done = handle_all(shop)
+    ahead = Timestamp(0xFFFFFFFF, 1)
+    forged = {"_views.customer_id": ahead, **({"customer.name": "forged"} if fields_differ else {})}
+    shop.orders.update_one({"_id": 0}, {"$set": forged})
+    differences = shop.differences()
+    assert {(one.document_key, one.path, one.found) for one in differences} == {
+        (0, path, found) for path, found in (forged.items() if fields_differ else [("_views.customer_id", ahead)])
+    }
+    assert all(one.wanted < ahead for one in differences if one.path == "_views.customer_id")
+    assert shop.upkeep.rebuild() == 1
+    assert shop.differences() == []
+    assert shop.upkeep.rebuild() == 0
+    shop.customers.update_one({"_id": "a"}, {"$set": {"name": "B"}})
+    handle_all(shop, since=done)
+    assert [shop.order(number)["name"] for number in range(2)] == ["B", "B"]
+
+
+@pytest.mark.parametrize("ahead", [[Timestamp(0xFFFFFFFF, 1)], MaxKey(), "z", float("inf")], ids=repr)
+def test_a_version_of_another_type_holds_no_writer_up(shop: Shop, ahead: Any) -> None:
+    """A comparison looks into arrays: a time within one was taken for the version."""
+    shop.customers.insert_one({"_id": "a", "name": "A"})
+    for number, views in enumerate(({"customer_id": ahead}, [{"customer_id": ahead}])):
+        shop.orders.insert_one({"_id": number, "customer_id": "a", "_views": views})
+    handle_all(shop)
+    assert [shop.order(number) for number in range(2)] == [{"name": "A"}] * 2
+    assert shop.orders.count_documents({"_views.customer_id": {"$type": "timestamp"}}) == 2
+    assert shop.differences() == []
+
+
+def test_a_rebuild_does_not_take_a_keeper_s_version_for_one_that_is_ahead(shop: Shop) -> None:
+    """It is judged by the clock after the target was read, and what a keeper wrote meanwhile stays."""
+    shop.customers.insert_one({"_id": "a", "name": "A"})
+    shop.orders.insert_one({"_id": 0, "customer_id": "a", "_views": {"customer_id": Timestamp(0xFFFFFFFF, 1)}})
+    (forged,) = shop.orders.find()
+    now = operation_time(shop.client).to_timestamp()
+    query = shop.upkeep._one({"_id": 0}, "a", now, ahead=forged["_views"]["customer_id"])
+    shop.orders.update_one({"_id": 0}, {"$set": {"_views.customer_id": Timestamp(now.time + 1, 1)}})
+    assert shop.orders.find_one(query) is None

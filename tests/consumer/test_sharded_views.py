@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bson.decimal128 import Decimal128
+from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 import tailrace
@@ -132,6 +133,11 @@ def test_a_rebuild_and_a_verification_of_sharded_targets(shop: Any) -> None:
         upkeep = ViewUpkeep(client, View(f"shop.{name}", "shop.customers", "customer_id", FIELDS))
         assert len(list(upkeep.verify(grace_s=0))) >= 20
         assert upkeep.rebuild() >= 20
+        assert list(upkeep.verify(grace_s=0)) == []
+        # Ahead of every shard's clock.
+        database[name].update_many({"_id": 1000}, {"$set": {"_views.customer_id": Timestamp(0xFFFFFFFF, 1)}})
+        assert [(one.document_key, one.path) for one in upkeep.verify(grace_s=0)] == [(1000, "_views.customer_id")]
+        assert upkeep.rebuild() == 1
         assert list(upkeep.verify(grace_s=0)) == []
 
 

@@ -13,6 +13,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.objectid import ObjectId
+from bson.timestamp import Timestamp
 from pymongo.monitoring import CommandListener
 
 import tailrace
@@ -333,6 +334,16 @@ def test_the_commands_verify_and_rebuild(
     shop.orders.update_one({"_id": 1}, {"$set": {"customer.name": "x"}})
     assert main(arguments(shop, replica_set, "verify", "--grace", "0", "--format", "json")) == 1
     assert '"wanted": "Ann"' in capsys.readouterr().out
+    assert main(arguments(shop, replica_set, "rebuild")) == 0
+    shop.orders.update_one({"_id": 2}, {"$set": {"_views.customer_id": Timestamp(0xFFFFFFFF, 1)}})
+    capsys.readouterr()
+    assert main(arguments(shop, replica_set, "verify", "--grace", "0")) == 1
+    told = capsys.readouterr().out
+    assert (
+        '2  _views.customer_id: {"$timestamp": {"t": 4294967295, "i": 1}}, but the deployment\'s time is only' in told
+    )
+    assert main(arguments(shop, replica_set, "rebuild")) == 0
+    assert capsys.readouterr().out == "1 documents rewritten\n"
     assert main(arguments(shop, replica_set, "rebuild", "--field", "nonsense")) == 1
     assert "is not TARGET=SOURCE" in capsys.readouterr().err
 

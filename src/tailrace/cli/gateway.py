@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
 from tailrace.source.uri import find_uri
 
@@ -23,7 +24,6 @@ the server as it comes, on a separate connection for each client, where the clie
 nothing but the address. SIGTERM and Ctrl-C end the streams so that drivers resume them elsewhere."""
 LISTEN: Final = "127.0.0.1:27117"
 _ALL: Final = ("", "0.0.0.0", "::")
-_PORT_MAX: Final = 65535
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.gateway.log import log_to_standard_error  # noqa: PLC0415  so that --help does not load it
     from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415
 
-    host, port = address(args.listen, "--listen")
+    host, port = address_of(args.listen, "--listen")
     for name in ("connections_max", "cursors_max", "window_mb"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
     advertise = None
     if args.advertise is not None:
-        there, at = address(args.advertise, "--advertise")
+        there, at = address_of(args.advertise, "--advertise")
         advertise = f"[{there}]:{at}" if ":" in there else f"{there}:{at}"
     options = GatewayOptions(
         host=host,
@@ -105,10 +105,11 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
         if metrics is None:
             await stopped.wait()
         else:
-            from tailrace.gateway.metrics_server import serve_metrics  # noqa: PLC0415
+            from tailrace.gateway.collector import GatewayCollector  # noqa: PLC0415
+            from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
-            where = address(metrics, "--metrics")
-            with serve_metrics(gateway.metrics, *where, refresh=gateway.engine.tail_statistics) as url:
+            collector = GatewayCollector(gateway.metrics, gateway.engine.tail_statistics)
+            with serve_metrics(collector, *address_of(metrics, "--metrics")) as url:
                 print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
                 await stopped.wait()
     finally:
@@ -117,14 +118,6 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
         print("tailrace: stopping: streams end, and drivers resume them elsewhere", file=sys.stderr, flush=True)
         await gateway.stop()
     return 0
-
-
-def address(text: str, option: str) -> tuple[str, int]:
-    """Host and port of ``host:port``. Raises UsageError."""
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or int(port) > _PORT_MAX:
-        raise UsageError(f"{option}: {text!r} is not an address", hint="Write it as HOST:PORT, such as 127.0.0.1:27117")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _tls(certificate: str | None, authority: str | None) -> ssl.SSLContext | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tailrace.cli.stream_arguments import pipeline_of
+from tailrace.cli.stream_arguments import address_of, pipeline_of
 from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.source.uri import find_uri
@@ -211,11 +211,9 @@ def _metrics(address: str | None, listener: Listener) -> Iterator[None]:
     if address is None:
         yield
         return
-    from tailrace.consumer.metrics import serve_metrics  # noqa: PLC0415
+    from tailrace.consumer.metrics import ListenerCollector  # noqa: PLC0415
+    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{address!r} is not an address", hint="Write it as HOST:PORT, such as 127.0.0.1:9464")
-    with serve_metrics([listener], host.strip("[]") or "127.0.0.1", int(port)) as url:
+    with serve_metrics(ListenerCollector([listener]), *address_of(address, "--metrics")) as url:
         print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
         yield

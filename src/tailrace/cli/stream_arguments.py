@@ -22,6 +22,7 @@ from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 
+_PORT_MAX: Final = 65535
 #: Flags of the stage that are there or not: the flag, the server's name, the help.
 _SWITCHES: Final = (
     ("--show-expanded-events", "showExpandedEvents", "DDL events too: create, createIndexes, modify, ..."),
@@ -208,3 +209,11 @@ class Until:
     @property
     def all_counted(self) -> bool:
         return self.events is not None and self.events <= 0
+
+
+def address_of(text: str, option: str) -> tuple[str, int]:
+    """Host and port of ``host:port``. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit()) or int(port) > _PORT_MAX:
+        raise UsageError(f"{option}: {text!r} is not an address", hint="Write it as HOST:PORT, such as 127.0.0.1:9464")
+    return host.strip("[]") or "127.0.0.1", int(port)

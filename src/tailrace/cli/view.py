@@ -14,6 +14,7 @@ import tailrace
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import MISSING, View, ViewDifference, ViewKeeper, ViewUpkeep
+from tailrace.consumer.views.view import VERSIONS_FIELD
 from tailrace.errors import UsageError
 from tailrace.source.uri import find_uri
 
@@ -93,10 +94,11 @@ def _line(difference: ViewDifference, form: str) -> str:
             json_options=RELAXED_JSON_OPTIONS,
             ensure_ascii=False,
         )
-    return (
-        f"{_text(difference.document_key)}  {difference.path}: {_text(difference.found)}, "
-        f"but the source has {_text(difference.wanted)}"
-    )
+    but = "but the source has"
+    if difference.path.startswith(f"{VERSIONS_FIELD}."):
+        but = "but the deployment's time is only"
+    found, wanted = _text(difference.found), _text(difference.wanted)
+    return f"{_text(difference.document_key)}  {difference.path}: {found}, {but} {wanted}"
 
 
 def _text(value: Any) -> str:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from tailrace.errors import SinkError
 
 _COUNTERS: Final = {
     "handled": ("changes_handled", "Changes that the handler has returned from"),
@@ -54,20 +50,3 @@ class ListenerCollector(Collector):
                 lag.add_metric(labels, max(0.0, time.time() - statistics.position_time))
         yield version
         yield lag
-
-
-@contextmanager
-def serve_metrics(listeners: Sequence[Any], host: str, port: int) -> Iterator[str]:
-    """Serve the statistics of ``listeners`` while the block runs; the address. Port 0: one that is free."""
-    registry = CollectorRegistry()
-    registry.register(ListenerCollector(listeners))
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise SinkError(f"statistics cannot be served at {host}:{port}: {error.strerror or error}") from None
-    try:
-        yield f"http://{host}:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

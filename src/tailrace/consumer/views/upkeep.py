@@ -45,7 +45,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ViewDifference:
-    """A field of a target that is not what its source says. A value that is missing is ``view.MISSING``."""
+    """A field of a target that is not what its source says. A value that is missing is ``view.MISSING``. Where ``path``
+    is the view's version, ``found`` lies ahead of the deployment's time, which is ``wanted``: no keeper has written it,
+    and none can write over it."""
 
     document_key: Any
     path: str
@@ -190,11 +192,13 @@ class ViewUpkeep:
             said = str((error.details or {}).get("errmsg", error))
             raise self._refused([(event["documentKey"]["_id"], said)]) from None
 
-    def _one(self, document_key: Mapping[str, Any], key: Any, version: Timestamp) -> dict[str, Any]:
-        """The filter of one target, which names ``key``, if it has an older version. ``document_key`` holds the shard
-        key too, and the field ``on`` may be part of that."""
+    def _one(
+        self, document_key: Mapping[str, Any], key: Any, version: Timestamp, ahead: Timestamp | None = None
+    ) -> dict[str, Any]:
+        """The filter of one target, which names ``key``, if it has an older version, or ``ahead``. ``document_key``
+        holds the shard key too, and the field ``on`` may be part of that."""
         exactly = {path: {"$eq": value} for path, value in document_key.items()}
-        return {"$and": [exactly, self.view.outdated(key, version)]}
+        return {"$and": [exactly, self.view.outdated(key, version, ahead=ahead)]}
 
     @contextmanager
     def _session(self, version: Timestamp) -> Iterator[ClientSession]:
@@ -210,18 +214,27 @@ class ViewUpkeep:
     def _hear_of(self, version: Timestamp) -> None:
         """A mongos refuses to read after a time that it does not know of yet. Our events come from the shards
         themselves: so one of them is asked for the cluster's time, signed, and the mongos is told."""
+        self._is_reached(version)
+
+    def _is_reached(self, version: Timestamp) -> bool:
+        """Whether the clock of a server has come to ``version``: a time that no clock has come to is nobody's."""
         cluster = readers_of(self._client).cluster
-        if cluster is None or (self._clock is not None and self._clock["clusterTime"] >= version):
-            return
-        for shard in cluster.shards():
-            client = cluster.client(shard.name)
+        servers = (cluster.client(shard.name) for shard in cluster.shards()) if cluster else iter([self._client])
+        while self._clock is None or self._clock["clusterTime"] < version:
+            client = next(servers, None)
+            if client is None:
+                return False
             with client.start_session(causal_consistency=False) as session:
                 self._retried(lambda: client.admin.command("ping", session=session))  # noqa: B023
                 told = session.cluster_time
             if told is not None and (self._clock is None or told["clusterTime"] > self._clock["clusterTime"]):
                 self._clock = told
-            if self._clock is not None and self._clock["clusterTime"] >= version:
-                return
+        return True
+
+    def _ahead(self, target: Mapping[str, Any], now: Timestamp) -> Timestamp | None:
+        """The version of a target where no keeper can have written it; ``now`` is a time after the target was read."""
+        found = self.view.version_of(target)
+        return found if found is not None and found > now and not self._is_reached(found) else None
 
     def _look_up(self, key: Any, version: Timestamp) -> dict[str, Any] | None:
         """The source as it was at ``version`` or later, majority-committed."""
@@ -286,8 +299,8 @@ class ViewUpkeep:
         return operation_time(self._client).to_timestamp()
 
     def rebuild(self, *, check: Callable[[], None] = lambda: None) -> int:
-        """Give every target the fields of its source anew; how many had others. May run while the view is kept. Raises
-        SinkError at the end where the server refuses some."""
+        """Give every target the fields of its source anew; how many had others, or a version that is ahead of the
+        deployment's time. May run while the view is kept. Raises SinkError at the end where the server refuses some."""
         self.check_deployment()
         changed = 0
         refused: list[tuple[Any, str]] = []
@@ -296,8 +309,9 @@ class ViewUpkeep:
             version = self._now()
             writes, keys = [], []
             for target, source in self._with_sources(targets, version):
-                if any(self.view.differences(target, source)):
-                    query = self._one({"_id": target["_id"]}, self.view.key_of(target), version)
+                ahead = self._ahead(target, version)
+                if ahead is not None or any(self.view.differences(target, source)):
+                    query = self._one({"_id": target["_id"]}, self.view.key_of(target), version, ahead)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
                     keys.append(target["_id"])
             if writes:
@@ -321,7 +335,7 @@ class ViewUpkeep:
         for targets in self._chunks():
             version = self._now()
             for target, source in self._with_sources(targets, version):
-                if any(self.view.differences(target, source)):
+                if self._ahead(target, version) is not None or any(self.view.differences(target, source)):
                     waiting.append((time.monotonic() + grace_s, target["_id"]))
         for until, key in waiting:
             time.sleep(max(0.0, until - time.monotonic()))
@@ -332,8 +346,12 @@ class ViewUpkeep:
             found = self._retried(lambda: self._target.find_one({"_id": {"$eq": key}}))
             if found is None:
                 return []
-            ((target, source),) = self._with_sources([found], self._now())
+            now = self._now()
+            ((target, source),) = self._with_sources([found], now)
             differences = [ViewDifference(key, *one) for one in self.view.differences(target, source)]
+            ahead = self._ahead(target, now)
+            if ahead is not None:
+                differences.append(ViewDifference(key, self.view.version_path, ahead, now))
             again = self._retried(lambda: self._target.find_one({"_id": {"$eq": key}}))
             if again == found:
                 return differences

@@ -92,12 +92,24 @@ class View:
         update.append({"$set": {**present, self.version_path: {"$literal": version}}})
         return [*update, {"$unset": absent}] if absent else update
 
-    def outdated(self, key: Any, version: Timestamp) -> dict[str, Any]:
-        """The filter of the targets that name the source ``key`` and have an older version. ``None`` stands for those
-        that name none."""
+    def outdated(self, key: Any, version: Timestamp, *, ahead: Timestamp | None = None) -> dict[str, Any]:
+        """The filter of the targets that name the source ``key`` and have an older version, or exactly the version
+        ``ahead``, which no keeper can have written. ``None`` as the key stands for those that name none."""
+        if ahead is not None:
+            return {"$and": [self._names(key), {self.version_path: {"$eq": ahead}}]}
+        # A comparison looks into arrays, and a time within one is no version.
+        no_version = [{path: {"$type": "array"}} for path in (VERSIONS_FIELD, self.version_path)]
+        older = {"$or": [{self.version_path: {"$not": {"$gte": version}}}, *no_version]}
+        return {"$and": [self._names(key), older]}
+
+    def _names(self, key: Any) -> dict[str, Any]:
         arrays = [{path: {"$type": "array"}} for path in (*parents(self.on), self.on)]
-        names = {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: {"$eq": key}, "$nor": arrays}
-        return {**names, self.version_path: {"$not": {"$gte": version}}}
+        return {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: {"$eq": key}, "$nor": arrays}
+
+    def version_of(self, target: Mapping[str, Any]) -> Timestamp | None:
+        """The version that a target carries; ``None`` where it has none, or something that is no version."""
+        found = value_at(target, self.version_path)
+        return found if isinstance(found, Timestamp) else None
 
     def key_of(self, target: Mapping[str, Any]) -> Any:
         """The ``_id`` that a target names; ``None`` where it names none: an array is no ``_id``."""

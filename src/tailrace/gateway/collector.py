@@ -5,15 +5,12 @@ The metrics server reads them in a thread of its own; a number that is one event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tailrace.errors import SinkError
 from tailrace.gateway.metrics import GatewayMetrics
 
 _PREFIX: Final = "tailrace_gateway"
@@ -73,22 +70,3 @@ class GatewayCollector(Collector):
         for reason, count in sorted(metrics.fallbacks.copy().items()):
             fallbacks.add_metric([reason], count)
         yield fallbacks
-
-
-@contextmanager
-def serve_metrics(
-    metrics: GatewayMetrics, host: str, port: int, refresh: Callable[[], object] = lambda: None
-) -> Iterator[str]:
-    """Serve ``metrics`` while the block runs. Gives the address. Port 0: a free one."""
-    registry = CollectorRegistry()
-    registry.register(GatewayCollector(metrics, refresh))
-    try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise SinkError(f"statistics cannot be served at {host}:{port}: {error.strerror or error}") from None
-    try:
-        yield f"http://{host}:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
