@@ -22,7 +22,7 @@ SEEDS ?=
 OPS ?= 2000
 N ?= 300
 
-.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-sharded fuzz-gateway simulate-consumers record bench lock clean
+.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway simulate-consumers record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n repla
 
 fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n N=n replays a case
 	$(BIN)/python -m tests.differential.fuzz_expressions --seed $(SEED) --n $(N) $(ARGS)
+
+fuzz-images: $(INSTALLED) ## random updates against a live mongod, each document compared with ours; SEED=n or SEEDS=a-b, ARGS="--version 4.4.2"
+	$(BIN)/python -m tests.differential.fuzz_images $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
 fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move and shards come and go; SEED=n or SEEDS=a-b
 	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)

@@ -20,7 +20,7 @@ ABOVE = tuple(
     f"tailrace.{name}"
     for name in ("source", "tail", "client", "snapshot", "consumer", "testing", "spark", "embedded", "cli", "gateway")
 )
-PURE_MODULES = ("errors.py", "raw_bson.py", "gateway/frame.py", "gateway/compression.py")
+PURE_MODULES = ("errors.py", "raw_bson.py", "gateway/frame.py", "gateway/compression.py", "images/delta.py")
 FORBIDDEN = frozenset({"os", "socket", "time", "random", "threading", "asyncio", "pymongo", "pyspark", "subprocess"})
 #: What does the same by another name.
 FORBIDDEN_TOO = frozenset({"_thread", "concurrent", "io", "multiprocessing", "pathlib"})

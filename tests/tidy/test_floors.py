@@ -32,6 +32,7 @@ FLOORS = (
     ("source",),
     ("durable",),
     ("archive",),
+    ("images",),
     ("tail",),
     ("client",),
     ("snapshot",),
