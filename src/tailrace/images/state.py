@@ -1,0 +1,341 @@
+"""The documents as they were at one position of the oplog, on disk: what exact images are computed from.
+
+    state = ImageState.open(directory, buckets=4)
+    with state.batch(number) as batch:              # number: larger than that of any batch before, or given again
+        before = batch.get(keys)
+        batch.put(zip(keys, after))
+    state.position                                  # number, once the block has ended without an error
+
+Documents are kept in buckets by their key (``tailrace.images.key.state_key``), each an LMDB environment of its own
+(``tailrace.images.bucket``). The first bucket's transaction is the last of a batch, and holds the position; what other
+buckets have of a later batch is undone when the state is opened. A batch that is given again is undone first, with all
+that came after it, so that whoever reads its documents gets the same answers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tailrace import durable
+from tailrace.errors import UsageError
+from tailrace.images.bucket import MAP_BYTES, ImageBucket, ImageStateError
+
+#: What is kept to undo batches, in bytes. The last two batches can be undone however large they are.
+UNDO_BYTES: Final = 256 << 20
+BUCKETS: Final = 4
+BUCKETS_MAX: Final = 1024
+_FORMAT: Final = 1
+_KEPT_BATCHES: Final = 2
+_POSITION: Final = b"position"
+_FLOOR: Final = b"floor"
+_BATCH: Final = b"batch/"
+_DROPPED: Final = b"dropped/"
+_REBUCKET_AT_A_TIME: Final = 5_000
+_ERASED_AT_A_TIME: Final = 20_000
+
+
+class ImageBatch:
+    """What one batch reads and changes. ``buckets`` are in their transactions."""
+
+    def __init__(self, buckets: Sequence[ImageBucket]) -> None:
+        self._buckets = buckets
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The documents, changes of this batch among them; ``None`` for a key that has none."""
+        if len(self._buckets) == 1:
+            return self._buckets[0].get(keys)
+        found: list[bytes | None] = [None] * len(keys)
+        for number, places in self._divided(keys).items():
+            answers = self._buckets[number].get([keys[place] for place in places])
+            for place, answer in zip(places, answers, strict=True):
+                found[place] = answer
+        return found
+
+    def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Keys and their new documents, the last of a key counts; ``None`` deletes."""
+        count = len(self._buckets)
+        parts: list[list[tuple[bytes, bytes | None]]] = [[] for _ in range(count)]
+        for change in changes:
+            parts[zlib.crc32(change[0]) % count].append(change)
+        for bucket, part in zip(self._buckets, parts, strict=True):
+            if part:
+                bucket.put(part)
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        """Keys that are there no longer."""
+        self.put((key, None) for key in keys)
+
+    def _divided(self, keys: Sequence[bytes]) -> dict[int, list[int]]:
+        count = len(self._buckets)
+        places: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(zlib.crc32(key) % count, []).append(place)
+        return places
+
+
+class ImageState:
+    """Documents by key, changed in numbered batches. One process at a time, one thread at a time."""
+
+    def __init__(self, directory: Path, buckets: list[ImageBucket], folder: Path, *, undo_bytes: int) -> None:
+        self.directory = directory
+        self._buckets = buckets
+        self._folder = folder
+        self._undo_bytes = undo_bytes
+        self._dropped: list[bytes] = []
+        self._recover()
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        *,
+        buckets: int | None = None,
+        undo_bytes: int = UNDO_BYTES,
+        map_bytes: int = MAP_BYTES,
+    ) -> Self:
+        """The state in ``directory``, or a new one.
+
+        ``buckets``     of a new state (4 by default); that of an old one is changed by ``rebucket`` alone
+        ``undo_bytes``  batches can be given again as far back as fits in here, two at the least
+        ``map_bytes``   address space of a bucket at first
+
+        Raises ImageStateError where another process writes it or its files are damaged, UsageError for ``buckets`` that
+        are not those of the state.
+        """
+        path = Path(directory)
+        if buckets is not None and not 1 <= buckets <= BUCKETS_MAX:
+            raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
+        layout = _layout(path, buckets or BUCKETS)
+        count = layout["buckets"]
+        if buckets not in (None, count):
+            raise UsageError(
+                f"the images in {path} have {count} buckets, not {buckets}", hint="Change it with ImageState.rebucket"
+            )
+        folder = path / str(layout["folder"])
+        opened: list[ImageBucket] = []
+        try:
+            for number in range(int(count)):
+                opened.append(ImageBucket(folder / f"{number:04d}", map_bytes=map_bytes))
+            for other in path.glob("generation-*"):
+                if other != folder:  # what a rebucket that did not come to its end has left
+                    shutil.rmtree(other, ignore_errors=True)
+            return cls(path, opened, folder, undo_bytes=undo_bytes)
+        except BaseException:
+            for bucket in opened:
+                bucket.close()
+            raise
+
+    @property
+    def buckets(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def position(self) -> int | None:
+        """The number of the last batch that is on disk; ``None`` where there is none."""
+        return self._position
+
+    def _recover(self) -> None:
+        """Take back what other buckets have of a batch that the first one does not have."""
+        found = dict(self._buckets[0].meta(_POSITION))
+        self._position = int.from_bytes(found[_POSITION], "big") if found else None
+        self._batches = [
+            (int.from_bytes(key[len(_BATCH) :], "big"), int.from_bytes(value, "big"))
+            for key, value in self._buckets[0].meta(_BATCH)
+        ]
+        floor = dict(self._buckets[0].meta(_FLOOR))
+        self._floor = int.from_bytes(floor[_FLOOR], "big") if floor else None
+        for bucket in self._buckets[1:]:
+            bucket.undo_after(-1 if self._position is None else self._position)
+        self._dropped = [key for key, _ in self._buckets[0].meta(_DROPPED)]
+
+    def undo_until(self, batch: int | None) -> None:
+        """Take back every batch later than ``batch``, all of them with ``None``. Raises ImageStateError where one of
+        them can no longer be undone."""
+        if self._position is None or (batch is not None and batch >= self._position):
+            return
+        if self._floor is not None and (batch is None or batch < self._floor):
+            raise ImageStateError(
+                f"the images in {self.directory} can be taken back to {self._floor} and no further, and "
+                f"{'their beginning' if batch is None else batch} is asked for",
+                hint="Seed them again in a new directory, or keep more (undo_bytes)",
+            )
+        kept = [entry for entry in self._batches if batch is not None and entry[0] <= batch]
+        position = kept[-1][0] if kept else self._floor
+        # The position first: what the other buckets have behind it is undone when the state is opened, too.
+        meta: list[tuple[bytes, bytes | None]]
+        meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches[len(kept) :]]
+        meta.append((_POSITION, None if position is None else position.to_bytes(8, "big")))
+        self._buckets[0].undo_after(-1 if position is None else position, meta)
+        for bucket in self._buckets[1:]:
+            bucket.undo_after(-1 if position is None else position)
+        self._batches, self._position = kept, position
+
+    @contextmanager
+    def batch(self, number: int) -> Iterator[ImageBatch]:
+        """A batch: on disk as a whole when the block ends, and not at all where it raises.
+
+        ``number``  from 0 to 2^63, larger than those before. One that is not is given again: that batch and what came
+                    after it are undone first
+        """
+        if not 0 <= number < 1 << 63:
+            raise UsageError(f"a batch has a number from 0 to 2^63, not {number}")
+        if self._position is not None and number <= self._position:
+            self.undo_until(self._before(number))
+        try:
+            for bucket in self._buckets:
+                bucket.begin(number)
+            yield ImageBatch(self._buckets)
+            self._commit(number)
+        except BaseException:
+            for bucket in self._buckets:
+                bucket.abort()
+            raise
+        self._trim()
+
+    def _before(self, number: int) -> int | None:
+        """The last batch before ``number``."""
+        earlier = [batch for batch, _ in self._batches if batch < number]
+        if earlier:
+            return earlier[-1]
+        if self._floor is not None and self._floor >= number:
+            return number - 1  # no longer there: undo_until says so
+        return self._floor
+
+    def _commit(self, number: int) -> None:
+        try:
+            size = sum(bucket.commit() for bucket in self._buckets[1:])
+            size += self._buckets[0].pending_undo_bytes
+            key, value = number.to_bytes(8, "big"), size.to_bytes(8, "big")
+            self._buckets[0].commit([(_POSITION, key), (_BATCH + key, value)])
+        except BaseException:
+            for bucket in self._buckets:
+                bucket.abort()
+            self._recover()
+            raise
+        self._position = number
+        self._batches.append((number, size))
+
+    def _trim(self) -> None:
+        """Forget how to undo the oldest batches, down to three quarters of what may be kept."""
+        total = sum(size for _, size in self._batches)
+        if total <= self._undo_bytes or len(self._batches) <= _KEPT_BATCHES:
+            return
+        gone = 0
+        while len(self._batches) - gone > _KEPT_BATCHES and total > self._undo_bytes * 3 // 4:
+            total -= self._batches[gone][1]
+            gone += 1
+        floor = self._batches[gone - 1][0]
+        first = self._buckets[0]
+        first.begin(0)
+        meta: list[tuple[bytes, bytes | None]]
+        meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches[:gone]]
+        first.commit([*meta, (_FLOOR, floor.to_bytes(8, "big"))])
+        for bucket in self._buckets:
+            bucket.forget_until(floor)
+        self._batches, self._floor = self._batches[gone:], floor
+        self._erase_dropped()
+
+    def drop(self, uuid: bytes) -> None:
+        """A collection is gone, and its UUID never comes again. Its documents go once the batches of now can no longer
+        be undone."""
+        key = _DROPPED + (self._position or 0).to_bytes(8, "big") + uuid
+        self._buckets[0].begin(0)
+        self._buckets[0].commit([(key, b"")])
+        self._dropped.append(key)
+
+    def _erase_dropped(self) -> None:
+        for key in list(self._dropped):
+            at, uuid = int.from_bytes(key[len(_DROPPED) : len(_DROPPED) + 8], "big"), key[len(_DROPPED) + 8 :]
+            if self._floor is None or at > self._floor:
+                continue
+            if sum(bucket.erase(uuid, _ERASED_AT_A_TIME) for bucket in self._buckets) == 0:
+                self._buckets[0].begin(0)
+                self._buckets[0].commit([(key, None)])
+                self._dropped.remove(key)
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The documents at ``position``."""
+        return ImageBatch(self._buckets).get(keys)
+
+    def documents(self, uuid: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Key and document of all documents, or of one collection's; bucket by bucket, in the order of the keys."""
+        for bucket in self._buckets:
+            yield from bucket.documents(uuid)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets))
+
+    def rebucket(self, buckets: int) -> ImageState:
+        """The same documents in another number of buckets; gives the state to go on with, and closes this one.
+
+        Reads and writes everything once, beside what is there; a crash leaves the old buckets. The batches before it
+        can be undone no longer.
+        """
+        if not 1 <= buckets <= BUCKETS_MAX:
+            raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
+        generation = int(self._folder.name.rpartition("-")[2]) + 1
+        folder = self.directory / f"generation-{generation}"
+        shutil.rmtree(folder, ignore_errors=True)
+        opened = [ImageBucket(folder / f"{number:04d}") for number in range(buckets)]
+        try:
+            self._copy_to(opened)
+            durable.write_json(
+                self.directory / "layout.json", {"format": _FORMAT, "buckets": buckets, "folder": folder.name}
+            )
+        finally:
+            for bucket in opened:
+                bucket.close()
+        undo_bytes = self._undo_bytes
+        self.close()
+        return ImageState.open(self.directory, undo_bytes=undo_bytes)
+
+    def _copy_to(self, opened: list[ImageBucket]) -> None:
+        for bucket in self._buckets:
+            source = bucket.documents()
+            while part := [entry for entry, _ in zip(source, range(_REBUCKET_AT_A_TIME), strict=False)]:
+                for new in opened:
+                    new.begin(0)
+                ImageBatch(opened).put(part)
+                for new in opened:
+                    new.commit()
+                    new.forget_until(0)
+        opened[0].begin(0)
+        meta: list[tuple[bytes, bytes | None]] = [(key, b"") for key in self._dropped]
+        if self._position is not None:
+            place = self._position.to_bytes(8, "big")
+            meta += [(_POSITION, place), (_FLOOR, place)]
+        opened[0].commit(meta)
+
+    def close(self) -> None:
+        """A batch that is open is gone. May be called again."""
+        for bucket in self._buckets:
+            bucket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _layout(path: Path, buckets: int) -> dict[str, Any]:
+    """The layout that is in ``path``; written where there is none yet."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ImageStateError(f"the images in {path} cannot be opened: {error.strerror}") from error
+    found = durable.read_json(path / "layout.json")
+    if found is None:
+        found = {"format": _FORMAT, "buckets": buckets, "folder": "generation-1"}
+        durable.write_json(path / "layout.json", found)
+    if found.get("format") != _FORMAT:
+        raise ImageStateError(
+            f"the images in {path} are of format {found.get('format')}, and this version knows {_FORMAT}",
+            hint="Use the version of Tailrace that wrote them, or seed them again in a new directory",
+        )
+    return found

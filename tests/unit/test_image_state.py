@@ -1,0 +1,243 @@
+"""The state of exact images: batches that are whole or not there, given again, undone; buckets; what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.binary import Binary
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+
+from tailrace.errors import UsageError
+from tailrace.images.bucket import ImageStateError
+from tailrace.images.key import state_key
+from tailrace.images.state import ImageState
+
+UUID = bytes(range(16))
+
+
+def opened(directory: Path, **options: Any) -> ImageState:
+    return ImageState.open(directory, map_bytes=64 << 20, **options)
+
+
+def keys(count: int) -> list[bytes]:
+    return [state_key(UUID, bson.encode({"_id": number})) for number in range(count)]
+
+
+def write(state: ImageState, number: int, changes: dict[bytes, bytes | None]) -> list[bytes | None]:
+    with state.batch(number) as batch:
+        before = batch.get(list(changes))
+        batch.put(changes.items())
+    return before
+
+
+def test_a_batch_is_there_after_its_end_and_in_another_process(tmp_path: Path) -> None:
+    one, two, three = keys(3)
+    with opened(tmp_path, buckets=3) as state:
+        assert write(state, 5, {one: b"1", two: b"2", three: b"3"}) == [None] * 3
+        with state.batch(6) as batch:
+            batch.delete([two])
+            batch.put([(one, b"1b"), (one, b"1c")])
+            assert batch.get([one, two, three]) == [b"1c", None, b"3"]
+    with opened(tmp_path) as state:
+        assert (state.position, state.buckets, len(state)) == (6, 3, 2)
+        assert state.get([one, two, three]) == [b"1c", None, b"3"]
+
+
+def test_a_batch_that_raises_has_changed_nothing(tmp_path: Path) -> None:
+    one, two, *_ = keys(2)
+    with opened(tmp_path) as state:
+        write(state, 1, {one: b"1"})
+        with pytest.raises(TypeError):
+            write(state, 2, {one: b"x", two: 5})  # type: ignore[dict-item]
+        assert state.get([one, two]) == [b"1", None]
+        assert state.position == 1
+
+
+def test_batches_given_again_give_the_same_answers(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    names = keys(40)
+    batches = [{name: rng.choice((None, b"%d" % rng.random())) for name in rng.sample(names, 9)} for _ in range(12)]
+    batches = [{k: None if v is None else v + b"%d" % i for k, v in batch.items()} for i, batch in enumerate(batches)]
+    with opened(tmp_path, buckets=4) as state:
+        answers = [write(state, 10 * number, batch) for number, batch in enumerate(batches)]
+        end = 12
+        for _ in range(20):
+            first = rng.randrange(end)
+            end = rng.randint(first + 1, 12)
+            for number in range(first, end):
+                assert write(state, 10 * number, batches[number]) == answers[number]
+        state.undo_until(None)
+        assert (len(state), state.position) == (0, None)
+
+
+def test_what_is_kept_to_undo_has_a_bound_that_says_so(tmp_path: Path) -> None:
+    (one,) = keys(1)
+    with opened(tmp_path, undo_bytes=5_000) as state:
+        for number in range(1, 60):
+            write(state, number, {one: bytes([number]) * 1000})
+        assert write(state, 58, {one: b"x"}) == [bytes([57]) * 1000]
+        with pytest.raises(ImageStateError, match="taken back to"):
+            write(state, 3, {one: b"x"})
+        assert state.position == 58
+    with opened(tmp_path, undo_bytes=5_000) as state, pytest.raises(ImageStateError, match="taken back to"):
+        write(state, 3, {one: b"x"})
+
+
+def test_another_number_of_buckets(tmp_path: Path) -> None:
+    names = keys(500)
+    state = opened(tmp_path, buckets=2)
+    write(state, 7, {name: name * 2 for name in names})
+    state.close()
+    with pytest.raises(UsageError, match="rebucket"):
+        opened(tmp_path, buckets=5)
+    state = opened(tmp_path).rebucket(5)
+    with state:
+        assert (state.buckets, state.position, len(state)) == (5, 7, 500)
+        assert state.get(names) == [name * 2 for name in names]
+        write(state, 8, {names[0]: None})
+        state.undo_until(7)
+        assert len(state) == 500
+    assert [path.name for path in tmp_path.glob("generation-*")] in (["generation-1", "generation-2"], ["generation-2"])
+    opened(tmp_path).close()
+    assert [path.name for path in tmp_path.glob("generation-*")] == ["generation-2"]
+
+
+def test_a_dropped_collection_goes_when_it_can_no_longer_be_needed(tmp_path: Path) -> None:
+    other = bytes(16)
+    mine, theirs = keys(1)[0], state_key(other, bson.encode({"_id": 0}))
+    with opened(tmp_path, undo_bytes=2_000) as state:
+        write(state, 1, {mine: b"1", theirs: b"2"})
+        state.drop(UUID)
+        assert state.get([mine]) == [b"1"]
+    with opened(tmp_path, undo_bytes=2_000) as state:
+        for number in range(2, 30):
+            write(state, number, {theirs: b"x" * 500})
+        assert state.get([mine]) == [None]
+        assert [key for key, _ in state.documents(other)] == [theirs]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, Int64(1)),
+        (Int64(2**62), Decimal128(str(2**62))),
+        (0.5, Decimal128("0.50")),
+        (0, -0.0),
+        (2.0**63, Decimal128(str(2**63))),
+        ({"a": 1}, {"a": 1.0}),
+        (float("nan"), Decimal128("NaN")),
+    ],
+)
+def test_equal_numbers_are_one_document(one: Any, other: Any) -> None:
+    assert state_key(UUID, bson.encode({"x": 1, "_id": one})) == state_key(UUID, bson.encode({"_id": other}))
+
+
+def test_different_ids_are_different_documents() -> None:
+    ids = [1, 2, "1", "", b"1", Binary(b"1", 5), None, True, False, {"a": 1}, {"b": 1}, 1.5, Int64(2**62), 2.0**70]
+    ids += [bson.ObjectId(), bson.ObjectId(), "x" * 2000, "x" * 2001, b"x" * 2000, bson.MinKey(), bson.MaxKey()]
+    found = {state_key(UUID, bson.encode({"_id": id_})) for id_ in ids}
+    assert len(found) == len(ids)
+    assert max(map(len, found)) <= 500
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        with pytest.raises(ImageStateError, match="another process"):
+            opened(tmp_path)
+        code = "import sys; from tailrace.images.state import ImageState; ImageState.open(sys.argv[1])"
+        done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+        assert "another process writes the images" in done.stderr
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "layout"])
+def test_damaged_files_are_an_error_that_names_them(tmp_path: Path, damage: str) -> None:
+    with opened(tmp_path, buckets=1) as state:
+        write(state, 1, dict.fromkeys(keys(50), b"x" * 3000))
+    data = tmp_path / "generation-1" / "0000" / "data.mdb"
+    if damage == "cut":
+        os.truncate(data, data.stat().st_size // 2)
+    elif damage == "noise":
+        data.write_bytes(b"noise" * 5000)
+    else:
+        (tmp_path / "layout.json").write_text('{"format": 99}')
+    with pytest.raises(ImageStateError, match=str(tmp_path)):
+        opened(tmp_path)
+
+
+def test_a_map_that_is_too_small_is_an_error_and_grows_between_batches(tmp_path: Path) -> None:
+    names = keys(3000)
+    with ImageState.open(tmp_path, buckets=1, map_bytes=1 << 20) as state:
+        with pytest.raises(ImageStateError, match="larger than"):
+            write(state, 1, dict.fromkeys(names, b"x" * 1000))
+        for number in range(30):
+            write(state, number + 1, dict.fromkeys(names[100 * number : 100 * number + 100], b"x" * 1000))
+        assert len(state) == 3000
+
+
+_WRITER = """
+import random, sys
+from tailrace.images.state import ImageState
+from tests.unit.test_image_state import keys
+state = ImageState.open(sys.argv[1], buckets=3, map_bytes=64 << 20)
+names = keys(30)
+number = -1 if state.position is None else state.position
+while True:
+    number += 1
+    with state.batch(number) as batch:
+        batch.put((name, b"%d" % number * 50) for name in names)
+    print(number, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path) -> None:
+    """Every document is of the position's batch, and no batch that was said to be done is gone."""
+    rng = random.Random(5)
+    for _ in range(8):
+        command = [sys.executable, "-c", _WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+            assert process.stdout is not None
+            done = b""
+            for _ in range(rng.randrange(1, 40)):
+                done = process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+            done = (process.stdout.read().splitlines() or [done])[-1] or done
+        with opened(tmp_path) as state:
+            assert state.position is not None
+            assert state.position >= int(done)
+            assert set(state.get(keys(30))) == {b"%d" % state.position * 50}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    """The size of files is limited in place of a disk: the same write fails."""
+    code = (
+        "import resource, signal, sys\n"
+        "from tailrace.images.state import ImageState\n"
+        "from tests.unit.test_image_state import keys\n"
+        "state = ImageState.open(sys.argv[1], buckets=2, map_bytes=64 << 20)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "for number in range(1000):\n"
+        "    with state.batch(number) as batch:\n"
+        "        batch.put((name, b'%d' % number * 900) for name in keys(40 + number))\n"
+        "    print(number, flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert "ImageStateError" in done.stderr
+    last = int(done.stdout.split()[-1])
+    with opened(tmp_path) as state:
+        assert state.position == last
+        assert set(state.get(keys(40 + last))) == {b"%d" % last * 900}
+        write(state, last + 1, dict.fromkeys(keys(2), b"goes on"))
