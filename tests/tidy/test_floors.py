@@ -40,6 +40,7 @@ FLOORS = (
     ("gateway",),
     ("testing",),
     ("lake",),
+    ("tables",),
     ("cache",),
     ("embedded",),
     ("spark",),

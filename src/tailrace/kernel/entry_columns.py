@@ -101,7 +101,7 @@ def _make_fill(sources: int) -> Callable[[int, int, int], bool]:
     return fill
 
 
-_count = _make_count(fingerprint(__name__))
+count_entries = _make_count(fingerprint(__name__))
 _fill = _make_fill(fingerprint(__name__))
 
 
@@ -109,7 +109,7 @@ def entry_columns(raw: bytes) -> EntryColumns | None:
     """The columns of a run of entries; ``None`` where one of them is none, which the plain walk tells more about."""
     buffer = np.frombuffer(raw, np.uint8)
     begin = address(buffer) if raw else 0
-    count = _count(begin, begin + len(raw))
+    count = count_entries(begin, begin + len(raw))
     if count < 0:
         return None
     rows = np.zeros((count, _ROW), np.int64)

@@ -23,9 +23,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 import tailrace.kernel.reply  # noqa: F401  from now on replies are taken apart in compiled code
 from tailrace import raw_bson
 from tailrace.event.event_block import Bytes, EventBlock, Offsets
+from tailrace.event.extended_json import with_lost_types
 from tailrace.kernel import Part, encode_json, encode_variants, gather, is_utf8, locate
 from tailrace.spark.reading import variant
-from tailrace.spark.reading.extended_json import with_lost_types
 from tailrace.spark.source.schema import DOCUMENT_COLUMNS, spark_schema
 
 #: Batches of 1-5 thousand rows go through Spark fastest (20 thousand: 30 % slower); large events end one earlier.

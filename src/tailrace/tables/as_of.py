@@ -1,0 +1,227 @@
+"""What a collection held at a cluster time, or at a moment of the clock: exact, or a refusal.
+
+A version of the table is the collection at the time that its commit states, and at every time from there up to the
+beginning of the next micro-batch that changed it. Between the beginning and the end of a micro-batch no version is
+exact: then the oplog's entries up to the time, from an archive or the deployment, are applied to the version before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from tailrace.archive.layout import existing
+from tailrace.archive.source import ArchiveSource
+from tailrace.errors import SinkError, UsageError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.source.connection import open_client
+from tailrace.source.topology import Cluster
+from tailrace.tables import delta_commit
+from tailrace.tables.delta_commit import Stated, columns_of, stated
+from tailrace.tables.fold import Fold
+from tailrace.tables.names import BSON, KEY, Selection, folder_of
+from tailrace.tables.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
+from tailrace.tables.rows import chunks, make_rows
+from tailrace.tables.schema import TableSchema
+from tailrace.tables.state import StoredDocument, TabledCollection, TableState
+from tailrace.tables.writer import STATE
+
+_NUMBER: Final = 1
+_LAST_INCREMENT: Final = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class AsOf:
+    """What a collection held.
+
+    ``time``      the cluster time that was asked for
+    ``version``   the table's version that it was made from
+    ``replayed``  how many changes from archive or oplog were applied to that version; 0: the version itself is exact
+    ``rows``      the table's columns
+    """
+
+    time: ClusterTime
+    version: int
+    replayed: int
+    rows: pa.Table
+
+
+def cluster_time_at(moment: datetime | ClusterTime) -> ClusterTime:
+    """The last cluster time of the second of a moment: cluster time counts whole seconds of the servers' clocks.
+    Raises UsageError for a time without a zone."""
+    if isinstance(moment, ClusterTime):
+        return moment
+    if moment.tzinfo is None:
+        raise UsageError("the time has no zone", hint="Give one: 2026-11-21T14:00:00Z")
+    return ClusterTime.of(int(moment.timestamp()), _LAST_INCREMENT)
+
+
+def as_of(
+    root: Path,
+    namespace: str,
+    moment: datetime | ClusterTime,
+    *,
+    archive: Path | None = None,
+    uri: Any = None,
+) -> AsOf:
+    """The rows of the collection's table at ``moment``.
+
+    ``archive``, ``uri``  where the oplog's entries are read that lead from the nearest version to the moment, if it
+                          lies inside a micro-batch: an archive's directory, or the deployment as far as its oplog
+                          reaches
+
+    Raises UsageError where the moment lies outside what the table knows, or inside a micro-batch with neither given;
+    ChangeStreamHistoryLost (286) where the entries are no longer there.
+    """
+    time = cluster_time_at(moment)
+    folder = root / folder_of(namespace)
+    if not (folder / "_delta_log").is_dir():
+        raise UsageError(f"{namespace} has no table in {root}")
+    found, following = _around(folder, time)
+    reached = _reached(root)
+    if found is None:
+        raise UsageError(
+            f"the table of {namespace} knows nothing of {delta_commit.time_text(time)}: {_first(folder)}",
+            hint="Ask for a later time; compaction.retention says how long old versions are kept",
+        )
+    if time > reached and following is None:
+        raise UsageError(
+            f"the tables in {root} have come to {delta_commit.time_text(reached)} only, and "
+            f"{delta_commit.time_text(time)} was asked for"
+        )
+    table = _load(folder, found)
+    if following is None or time <= following.after:
+        return AsOf(time, found.version, 0, table.to_pyarrow_table())
+    members, close = _members(archive, uri, namespace, time, following)
+    try:
+        return _replayed(table, namespace, (found, following), time, members)
+    finally:
+        close()
+
+
+def _around(folder: Path, time: ClusterTime) -> tuple[Stated | None, Stated | None]:
+    """The newest of our versions at or before ``time``, and the first one behind it."""
+    following = None
+    for one in stated(folder):
+        if one.time <= time:
+            return one, following
+        following = one
+    return None, following
+
+
+def _first(folder: Path) -> str:
+    oldest = None
+    for one in stated(folder):
+        oldest = one
+    return "it has no versions" if oldest is None else f"its oldest version is of {delta_commit.time_text(oldest.time)}"
+
+
+def _reached(root: Path) -> ClusterTime:
+    state = TableState(root / STATE / "state", readonly=True)
+    try:
+        position = state.position()
+    finally:
+        state.close()
+    return ZERO if position is None else position.stated
+
+
+def _load(folder: Path, wanted: Stated) -> DeltaTable:
+    try:
+        return DeltaTable(folder.absolute().as_uri(), version=wanted.version)
+    except (DeltaError, OSError, ValueError) as error:
+        raise SinkError(f"version {wanted.version} of {folder} cannot be read: {error}") from error
+
+
+def _members(
+    archive: Path | None, uri: Any, namespace: str, time: ClusterTime, following: Stated
+) -> tuple[Sequence[OplogMember], Any]:
+    if archive is not None:
+        description = existing(archive)
+        names = [description.name] if description.name else list(description.shards)
+        sources = [(name, ArchiveSource(archive, name)) for name in names if name]
+        members = [OplogMember(name, source, description.server_version) for name, source in sources]
+        return members, lambda: None
+    if uri is None:
+        raise UsageError(
+            f"{delta_commit.time_text(time)} lies inside a micro-batch of {namespace}: between "
+            f"{delta_commit.time_text(following.after)} and {delta_commit.time_text(following.time)}",
+            hint="Give the archive, or the URI of the deployment, whose oplog leads there from the version before",
+        )
+    client = open_client(uri)
+    cluster = Cluster.discover(client, uri, {})
+    return Oplogs(client, cluster, {}).live, client.close
+
+
+class _Overlay:
+    """Documents as a version of a table has them, and what was changed since."""
+
+    def __init__(self, known: Mapping[bytes, bytes]) -> None:
+        self._known = known
+        self.changed: dict[int, dict[bytes, StoredDocument | None]] = {}
+
+    def get(self, number: int, key: bytes) -> bytes | None:
+        changed = self.changed.get(number, {})
+        if key in changed:
+            found = changed[key]
+            return None if found is None else found.document
+        return self._known.get(key) if number == _NUMBER else None
+
+    def put(self, number: int, key: bytes, time: ClusterTime, document: bytes) -> None:
+        self.changed.setdefault(number, {})[key] = StoredDocument(key, time, document)
+
+    def delete(self, number: int, key: bytes) -> None:
+        self.changed.setdefault(number, {})[key] = None
+
+    def forget(self, collection: TabledCollection) -> None:
+        """Its rows are left out by whoever asks for another collection's."""
+
+
+def _replayed(
+    table: DeltaTable, namespace: str, around: tuple[Stated, Stated], time: ClusterTime, members: Sequence[OplogMember]
+) -> AsOf:
+    """The version before ``time`` after the changes of the micro-batch that follows, up to ``time``."""
+    found, following = around
+    uuid = bytes.fromhex(found.collection) if found.collection else None
+    collections = {} if uuid is None else {uuid: TabledCollection(uuid.hex(), _NUMBER, namespace)}
+    fold = Fold(Selection((namespace,)), collections)
+    numbers = iter(range(_NUMBER + 1, 1 << 30))
+    after = following.after
+    while after < time:
+        window = read_window(members, after, time, WINDOW_BYTES)
+        if window.until <= after:
+            break
+        fold.read(window, lambda: next(numbers))
+        after = window.until
+    if fold.unknown:
+        raise UsageError(
+            f"another collection was renamed to {namespace} just before {delta_commit.time_text(time)}: what it held "
+            "is not in the oplog",
+            hint=f"Ask for {delta_commit.time_text(following.time)} or later",
+        )
+    base = table.to_pyarrow_table()
+    keys = pa.array(sorted(fold.keys()), pa.binary())
+    touched = pc.is_in(base.column(KEY), value_set=keys)
+    known = base.filter(touched)
+    overlay = _Overlay(dict(zip(known.column(KEY).to_pylist(), known.column(BSON).to_pylist(), strict=True)))
+    folded = fold.apply(overlay)
+    number = next((one.number for one in fold.collections.values() if one.namespace == namespace), None)
+    rows = [base.filter(pc.invert(touched))] if number == _NUMBER else [base.slice(0, 0)]
+    changed = overlay.changed.get(number, {}) if number is not None else {}
+    schema = TableSchema(tuple(columns_of(_fields(table))), inferred=True, policy="widen")
+    for piece in chunks(one for one in changed.values() if one is not None):
+        rows.append(pa.Table.from_batches([make_rows(schema, piece).batch]))
+    return AsOf(time, found.version, folded.changes, pa.concat_tables(rows, promote_options="permissive"))
+
+
+def _fields(table: DeltaTable) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
+    return fields

@@ -1,0 +1,275 @@
+"""A table's commits: Delta's transaction log, with the cluster time that each of them states.
+
+A commit is published under a number that nobody has used, whole and on the device: two writers cannot both have it.
+What is ours in ``commitInfo`` are plain texts, which ``DeltaTable.history()`` shows:
+
+``tailrace.clusterTime``  the table equals its collection at this cluster time, ``seconds,increment``
+``tailrace.after``        and the version before equals it at every time from its own up to this one
+``tailrace.token``        a stream that is resumed after this token goes on where the table stands
+``tailrace.batch``        the micro-batch, also the application transaction's version
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import bson
+
+from tailrace import durable
+from tailrace.errors import SinkError
+from tailrace.event.resume_token import encode_high_water_mark
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.tables.schema import Column
+from tailrace.version import version
+
+TIME, AFTER, TOKEN, BATCH, KIND, UUID = (
+    f"tailrace.{name}" for name in ("clusterTime", "after", "token", "batch", "kind", "collection")
+)
+PATH, TYPE = "tailrace.path", "tailrace.type"
+_COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+_TYPES: Final = {
+    "string": "string",
+    "int": "integer",
+    "objectid": "string",
+    "json": "string",
+}
+_TIME_TYPE: Final[dict[str, Any]] = {
+    "type": "struct",
+    "fields": [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in ("t", "i")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a commit of ours says of itself. ``kind``: create, changes, whole, drop."""
+
+    version: int
+    time: ClusterTime
+    after: ClusterTime
+    batch: int
+    kind: str
+    collection: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A data file that is on the device: path relative to the table, partition values, and its size."""
+
+    path: str
+    partition: Mapping[str, str | None]
+    size: int
+    rows: int
+    stats: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch, for one table: its number, and the cluster times it takes the table from and to."""
+
+    number: int
+    after: ClusterTime
+    until: ClusterTime
+    collection: str | None
+
+
+@dataclass
+class Actions:
+    """What a commit does to the table's files."""
+
+    kind: str
+    added: list[NewFile] = field(default_factory=list)
+    removed: list[tuple[str, Mapping[str, str | None]]] = field(default_factory=list)
+    metadata: Mapping[str, Any] | None = None
+
+
+def time_text(time: ClusterTime) -> str:
+    """``seconds,increment``."""
+    return f"{time.seconds},{time.increment}"
+
+
+def time_of(text: object) -> ClusterTime:
+    """A cluster time out of ``seconds,increment``. Raises ValueError."""
+    seconds, _, increment = str(text).partition(",")
+    return ClusterTime.of(int(seconds), int(increment))
+
+
+def token_of(time: ClusterTime) -> str:
+    """The ``_data`` of a token that a stream can be resumed after, to go on behind ``time``."""
+    return str(bson.decode(encode_high_water_mark(int(time)))["_data"])
+
+
+def delta_fields(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """The table's columns as Delta writes them; each typed one says where its values come from."""
+
+    def one(name: str, type_: Any, *, nullable: bool, **metadata: str) -> dict[str, Any]:
+        return {"name": name, "type": type_, "nullable": nullable, "metadata": metadata}
+
+    own = [
+        one("_key", "binary", nullable=False),
+        one("_bson", "binary", nullable=False),
+        one("_json", "string", nullable=True),
+        one("_changed", _TIME_TYPE, nullable=True),
+    ]
+    typed = [
+        one(
+            column.name,
+            _TYPES.get(column.type, column.type),
+            nullable=True,
+            **{PATH: json.dumps(column.path), TYPE: column.type},
+        )
+        for column in columns
+    ]
+    return own + typed
+
+
+def columns_of(fields: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The typed columns out of the fields of a table's schema."""
+    return [
+        Column(one["name"], tuple(json.loads(one["metadata"][PATH])), one["metadata"][TYPE])
+        for one in fields
+        if PATH in one.get("metadata", {})
+    ]
+
+
+def metadata_action(
+    table_id: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str], configuration: Mapping[str, str]
+) -> dict[str, Any]:
+    """Delta's ``metaData``."""
+    return {
+        "metaData": {
+            "id": table_id,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps({"type": "struct", "fields": list(fields)}),
+            "partitionColumns": list(partition_by),
+            "configuration": dict(configuration),
+            "createdTime": _now(),
+        }
+    }
+
+
+def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions) -> None:
+    """Make ``actions`` version ``number`` of the table at ``root``. Raises SinkError where another has that version."""
+    lines = [_commit_info(batch, actions)]
+    if number == 0:
+        lines.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
+    if actions.metadata is not None:
+        lines.append(dict(actions.metadata))
+    lines.append({"txn": {"appId": app, "version": batch.number, "lastUpdated": _now()}})
+    lines += [_remove(path, partition) for path, partition in actions.removed]
+    lines += [_add(file) for file in actions.added]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    log = root / "_delta_log"
+    try:
+        durable.publish(log / f"{number:020d}.json", content, log)
+    except FileExistsError:
+        raise changed_by_others(root, number) from None
+    durable.step("table.commit")
+
+
+def changed_by_others(root: Path, number: int) -> SinkError:
+    """The table has a version that we have not written."""
+    return SinkError(
+        f"another program has changed the table {root} (version {number})",
+        hint="A table has one writer. `tailrace tables rebuild` writes it anew from its state",
+    )
+
+
+def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
+    """The actions of a version; FileNotFoundError where its file has gone."""
+    path = root / "_delta_log" / f"{number:020d}.json"
+    content = path.read_text(encoding="utf-8")
+    try:
+        found = [json.loads(line) for line in content.splitlines() if line]
+    except ValueError as error:
+        raise SinkError(f"{path} is damaged: {error}") from error
+    return [one for one in found if isinstance(one, dict)]
+
+
+def versions(root: Path) -> list[int]:
+    """The versions whose files are still in the log, ascending."""
+    log = root / "_delta_log"
+    names = [path.name for path in log.iterdir()] if log.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
+
+
+def stated(root: Path) -> Iterator[Stated]:
+    """What our commits say, newest first."""
+    for number in reversed(versions(root)):
+        try:
+            found = statement(actions_of(root, number), number)
+        except FileNotFoundError:
+            continue
+        if found is not None:
+            yield found
+
+
+def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | None:
+    """What a commit says of itself; ``None`` for one that is not ours."""
+    info: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+    if TIME not in info:
+        return None
+    try:
+        return Stated(
+            number, time_of(info[TIME]), time_of(info[AFTER]), int(info[BATCH]), str(info[KIND]), str(info[UUID])
+        )
+    except (KeyError, ValueError) as error:
+        raise SinkError(f"version {number} of a table is damaged: {error}") from error
+
+
+def changes_data(actions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a commit changes rows, and does not only arrange them in other files."""
+    moved = [one.get("add") or one.get("remove") for one in actions]
+    return any(one.get("dataChange", True) for one in moved if one) or any("metaData" in one for one in actions)
+
+
+def _commit_info(batch: Batch, actions: Actions) -> dict[str, Any]:
+    return {
+        "commitInfo": {
+            "timestamp": _now(),
+            "operation": "WRITE" if actions.kind != "create" else "CREATE TABLE",
+            "operationParameters": {"mode": "Overwrite" if actions.kind in ("whole", "drop") else "Append"},
+            "isBlindAppend": False,
+            "engineInfo": f"tailrace/{version()}",
+            TIME: time_text(batch.until),
+            AFTER: time_text(batch.after),
+            TOKEN: token_of(batch.until),
+            BATCH: str(batch.number),
+            KIND: actions.kind,
+            UUID: batch.collection or "",
+        }
+    }
+
+
+def _add(file: NewFile) -> dict[str, Any]:
+    return {
+        "add": {
+            "path": file.path,
+            "partitionValues": dict(file.partition),
+            "size": file.size,
+            "modificationTime": _now(),
+            "dataChange": True,
+            "stats": json.dumps({"numRecords": file.rows, **file.stats}),
+        }
+    }
+
+
+def _remove(path: str, partition: Mapping[str, str | None]) -> dict[str, Any]:
+    return {
+        "remove": {
+            "path": path,
+            "deletionTimestamp": _now(),
+            "dataChange": True,
+            "extendedFileMetadata": True,
+            "partitionValues": dict(partition),
+        }
+    }
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

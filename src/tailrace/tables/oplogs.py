@@ -1,0 +1,312 @@
+"""All oplogs of a deployment, read together up to one cluster time: what a micro-batch of the tables is made of.
+
+A window takes every member up to one time T that all of them have promised. An idle shard is asked for the promise
+(``tailrace.source.promise``), but only where something of interest happened: its answer is an entry too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from tailrace.errors import OplogFormatError, SourceError, TailraceError, on_shard
+from tailrace.kernel.change_rows import ChangeRows, change_rows
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import profile_for
+from tailrace.source.base import OplogSource
+from tailrace.source.connection import Connection
+from tailrace.source.mongod import MongodSource
+from tailrace.source.promise import PromiseRequester
+from tailrace.source.topology import Cluster, ShardAddress
+from tailrace.stage.oplog_match import OplogMatch
+from tailrace.stage.unwind_transaction import UnwindTransaction, is_commit
+
+#: So many bytes of entries are read for one micro-batch at most, over all members.
+WINDOW_BYTES: Final = 192 << 20
+#: Without anything of interest the position moves on so often, that the oplog does not overtake it.
+_IDLE_S: Final = 10.0
+_LOOK_S: Final = 0.005
+_CONFIG: Final = "the config server"
+
+
+class EntryRun(NamedTuple):
+    """Entries of one member, in oplog order."""
+
+    member: OplogMember
+    raw: bytes
+    rows: ChangeRows
+
+
+@dataclass(frozen=True, slots=True)
+class OplogWindow:
+    """Everything after ``after`` up to ``until``: runs of entries, and the order in which to take them."""
+
+    after: ClusterTime
+    until: ClusterTime
+    runs: tuple[EntryRun, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many entries there are."""
+        return sum(len(run.rows.time) for run in self.runs)
+
+    def in_order(self) -> Iterator[tuple[EntryRun, range | list[int]]]:
+        """Stretches of entries in the order of their cluster times: a run, and which of its entries."""
+        if len({run.member.name for run in self.runs}) < 2:
+            for run in self.runs:
+                yield run, range(len(run.rows.time))
+            return
+        times = np.concatenate([run.rows.time.view(np.uint64) for run in self.runs])
+        whose = np.repeat(np.arange(len(self.runs)), [len(run.rows.time) for run in self.runs])
+        index = np.concatenate([np.arange(len(run.rows.time)) for run in self.runs])
+        order = np.argsort(times, kind="stable")
+        whose, index = whose[order], index[order]
+        cuts = np.flatnonzero(np.diff(whose)) + 1
+        for first, last in zip((0, *cuts.tolist()), (*cuts.tolist(), len(whose)), strict=True):
+            if last > first:
+                yield self.runs[int(whose[first])], index[first:last].tolist()
+
+
+class OplogMember:
+    """One oplog, of which entries are read: a replica set's, a shard's, or what an archive kept of it."""
+
+    def __init__(self, name: str, source: OplogSource, version: str) -> None:
+        self.name = name
+        self.source = source
+        options = StreamOptions(Scope.cluster(), show_expanded_events=True, show_system_events=True)
+        self._match = OplogMatch(options, profile_for(version))
+        self._unwind = UnwindTransaction(self._match)
+
+    def read(self, after: ClusterTime, until: ClusterTime, bytes_max: int) -> tuple[list[EntryRun], ClusterTime]:
+        """Entries behind ``after``, and up to where: ``until``, or earlier where there are more than ``bytes_max``."""
+        runs: list[EntryRun] = []
+        size = 0
+        reached = after
+        for batch in self.source.read(after, until):
+            reached = batch.high_water
+            if batch.raw:
+                rows = change_rows(batch.raw)
+                if rows is None:
+                    raise OplogFormatError("the oplog holds something that is no BSON", position=f"behind {after}")
+                runs.append(EntryRun(self, batch.raw, rows))
+                size += len(batch.raw)
+            if size >= bytes_max:
+                break
+        return runs, reached
+
+    def operations(self, raw: bytes) -> Iterator[OplogEntry]:
+        """A command entry, or the operations of the transaction that it commits, in order."""
+        entry = parse_entry(raw)
+        if not is_commit(entry):
+            yield entry
+            return
+        if entry.lsid is None and b"applyOps" in entry.command_fields():
+            yield from _applied_at_once(entry)
+            return
+        if not self._match.matches(entry):
+            return
+        answer = None
+        pieces = self._unwind.process([entry])
+        with suppress(StopIteration):
+            while True:
+                piece = pieces.send(answer)
+                answer = None
+                if isinstance(piece, list):
+                    yield from piece
+                else:
+                    answer = self.source.entries(piece.times)
+
+
+class LiveOplog(OplogMember):
+    """An oplog that grows: its server can be asked for a promise."""
+
+    def __init__(self, name: str, client: MongoClient[Any], version: str) -> None:
+        super().__init__(name, MongodSource(client), version)
+        self._connection = Connection(client)
+        self._requester = PromiseRequester(client, name)
+
+    def newest(self) -> ClusterTime:
+        """The time of the newest entry that a majority has committed."""
+        return self.source.newest()
+
+    def reach(self, until: ClusterTime, clock: Mapping[str, Any]) -> None:
+        """See that there is a majority-committed entry at or behind ``until``."""
+        while self.newest() < until:
+            self._connection.retrying(lambda: self._requester.ask(until, clock))
+            if self.newest() < until:
+                time.sleep(_LOOK_S)
+
+    def clock(self) -> Mapping[str, Any] | None:
+        """The largest ``$clusterTime`` that it knows, as it sent it."""
+
+        def ping() -> Mapping[str, Any] | None:
+            with self._connection.client.start_session(causal_consistency=False) as session:
+                self._connection.client.admin.command("ping", session=session)
+                return session.cluster_time
+
+        return self._connection.retrying(ping)
+
+    def happened(self, after: ClusterTime) -> bool:
+        """Whether there is any entry behind ``after`` that is not a no-op or part of a migration."""
+        query = {
+            "ts": {"$gt": after.to_timestamp()},
+            "op": {"$in": ["i", "u", "d", "c"]},
+            "ns": {"$not": {"$regex": r"^(config|local|admin\.system)\b"}},
+            "fromMigrate": {"$ne": True},
+        }
+        oplog = self._connection.majority("local", "oplog.rs")
+        return self._connection.retrying(lambda: oplog.find_one(query, {"ts": 1})) is not None
+
+
+class Oplogs:
+    """The oplogs of a replica set, or of all shards of a cluster. Not for several threads at a time.
+
+    ``members``  name -> host of the shards that were read before this process
+    """
+
+    def __init__(self, client: MongoClient[Any], cluster: Cluster | None, members: Mapping[str, str]) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._hosts: dict[str, str] = dict(members)
+        self._members: dict[str, LiveOplog] = {}
+        self._idle_since = time.monotonic()
+        if cluster is None:
+            source = MongodSource(client)
+            self._members[source.name] = LiveOplog(source.name, client, source.server_version)
+            self.version = source.server_version
+        else:
+            self.version = cluster.server_version()
+            self._config = LiveOplog(_CONFIG, cluster.config_client(), self.version)
+            for name, host in self._hosts.items():
+                self._add(ShardAddress(name, host))
+            self._list(None)
+
+    @property
+    def live(self) -> Sequence[OplogMember]:
+        """The members, to read closed ranges of."""
+        return list(self._members.values())
+
+    @property
+    def deployment(self) -> MongoClient[Any] | Cluster:
+        """What a snapshot is read from."""
+        return self._cluster or self._client
+
+    @property
+    def members(self) -> Mapping[str, str]:
+        """The shards that are read: name -> host."""
+        return dict(self._hosts)
+
+    def window(self, after: ClusterTime, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> OplogWindow | None:
+        """What comes after ``after``: ``None`` where nothing of interest does. ``at_once``: also where nothing does.
+        ``at_least``: a time that the window reaches, however little happens, unless it grows too large before."""
+        until = self._settled(after, at_once, at_least)
+        if until is None or until <= after:
+            return None
+        window = read_window(list(self._members.values()), after, until, WINDOW_BYTES)
+        if self._cluster is not None and window.until == until:
+            self._drop_removed()
+        return window
+
+    def _settled(self, after: ClusterTime, at_once: bool, at_least: ClusterTime) -> ClusterTime | None:
+        """The time up to which a window can be read now."""
+        members = list(self._members.values())
+        if self._cluster is None:
+            found: ClusterTime = members[0].newest()
+            while found < at_least:
+                time.sleep(_LOOK_S)
+                found = members[0].newest()
+            return found
+        idle = time.monotonic() - self._idle_since
+        if not at_once and not at_least and idle < _IDLE_S and not any(one.happened(after) for one in members):
+            return None
+        self._idle_since = time.monotonic()
+        until: ClusterTime = max([at_least, *(_named(member, LiveOplog.newest) for member in members)])
+        clock = next(
+            (found for found in (_named(one, LiveOplog.clock) for one in members) if _knows(found, until)), None
+        )
+        if clock is None:
+            return None  # the member that was there first is asked again
+        self._config.reach(until, clock)
+        self._list(until)
+        for member in self._members.values():
+            _named(member, lambda one: one.reach(until, clock))
+        return until
+
+    def _list(self, after: ClusterTime | None) -> None:
+        assert self._cluster is not None
+        self._listed = {shard.name: shard.host for shard in self._cluster.shards(after=after)}
+        for name, host in self._listed.items():
+            if name not in self._members:
+                self._add(ShardAddress(name, host))
+        if not self._members:
+            raise SourceError("the cluster has no shard yet", hint="Add one: sh.addShard('<replica set>/<host:port>')")
+
+    def _add(self, shard: ShardAddress) -> None:
+        assert self._cluster is not None
+        client = self._cluster.client_at(shard) if shard.host else self._cluster.client(shard.name)
+        self._hosts[shard.name] = shard.host
+        self._members[shard.name] = LiveOplog(shard.name, client, self.version)
+
+    def _drop_removed(self) -> None:
+        """A shard that is no longer listed has been read up to a time behind its removal."""
+        for name in [name for name in self._members if name not in self._listed]:
+            del self._members[name]
+            del self._hosts[name]
+
+
+def _applied_at_once(entry: OplogEntry) -> Iterator[OplogEntry]:
+    """The operations of the command ``applyOps``, which is no transaction. The server's streams do not show them
+    (before 8.0); the collection holds what they wrote."""
+    for raw in apply_ops(entry):
+        operation = parse_operation(raw, entry.position)
+        operation.cluster_time = entry.cluster_time
+        if operation.operation == "c" and b"applyOps" in operation.command_fields():
+            yield from _applied_at_once(operation)
+        else:
+            yield operation
+
+
+def read_window(members: Sequence[OplogMember], after: ClusterTime, until: ClusterTime, bytes_max: int) -> OplogWindow:
+    """What some members hold behind ``after`` up to ``until``, or less where that is more than ``bytes_max``."""
+    runs: list[EntryRun] = []
+    reached = until
+    for member in members:
+        found, up_to = _named(member, lambda one: one.read(after, until, bytes_max // len(members)))
+        runs += found
+        reached = min(reached, up_to)
+    return OplogWindow(after, reached, tuple(one for run in runs if (one := _up_to(run, reached)) is not None))
+
+
+def _up_to(run: EntryRun, until: ClusterTime) -> EntryRun | None:
+    """A run without what is later than ``until``."""
+    count = int(np.searchsorted(run.rows.time.view(np.uint64), np.uint64(int(until)), side="right"))
+    if count == len(run.rows.time):
+        return run
+    if not count:
+        return None
+    rows = ChangeRows(run.rows.start[: count + 1], *(column[:count] for column in run.rows[1:]))
+    return EntryRun(run.member, run.raw, rows)
+
+
+def _knows(clock: Mapping[str, Any] | None, until: ClusterTime) -> bool:
+    return clock is not None and ClusterTime.from_timestamp(clock["clusterTime"]) >= until
+
+
+def _named(member: OplogMember, ask: Any) -> Any:
+    """What a member answers; an error says whose it is."""
+    try:
+        return ask(member)
+    except TailraceError as error:
+        raise on_shard(error, member.name) from None
+    except PyMongoError as error:
+        raise SourceError(f"{member.name} cannot be read: {error}") from None

@@ -1,0 +1,328 @@
+"""The typed columns of a table: declared or inferred, and what happens to a value that does not fit.
+
+Nothing hangs on them: ``_bson`` holds every document byte for byte. They are there to be queried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, Literal, cast
+
+import bson
+import pyarrow as pa
+from bson import json_util
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.datetime_ms import DatetimeMS
+from bson.decimal128 import Decimal128
+from bson.objectid import ObjectId
+
+from tailrace.errors import SinkError, UsageError
+from tailrace.tables.names import OURS
+
+Policy = Literal["evolve", "widen", "quarantine", "fail"]
+POLICIES: Final[tuple[Policy, ...]] = ("evolve", "widen", "quarantine", "fail")
+
+#: A table with more columns than this is of no use to its readers; further fields are in ``_json`` and ``_bson`` only.
+COLUMNS_MAX: Final = 500
+
+CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
+)
+_RELAXED: Final = json_util.RELAXED_JSON_OPTIONS
+_ODD: Final = re.compile(r"[\s,;{}()=.`\x00-\x1f\"]")
+_DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+_INT32, _INT64, _EXACT = 2**31, 2**63, 2**53
+_MICROSECONDS: Final = (2**63 - 1) // 1000
+_DAY_MS: Final = 86_400_000
+
+
+class MisfitError(ValueError):
+    """A value that its column cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A typed column. ``path``: the field's name, or those of the objects on the way to it."""
+
+    name: str
+    path: tuple[str, ...]
+    type: str
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The type of its Arrow column."""
+        return arrow_type(self.type)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of one table, and what is done when documents change: see ``docs/how-to/tables.md``."""
+
+    columns: tuple[Column, ...] = ()
+    inferred: bool = True
+    policy: Policy = "evolve"
+
+    @classmethod
+    def declared(cls, columns: Mapping[str, str], policy: Policy = "quarantine") -> TableSchema:
+        """Columns as the user names them: ``{"total": "decimal(18,2)", "customer.name": "string"}``. A name in
+        backquotes is one field whose name holds dots."""
+        found: list[Column] = []
+        for given, type_ in columns.items():
+            arrow_type(type_)
+            path = (given[1:-1],) if len(given) > 2 and given[0] == given[-1] == "`" else tuple(given.split("."))
+            found.append(Column(free_name("_".join(path), [one.name for one in found]), path, type_.replace(" ", "")))
+        return cls(tuple(found), inferred=False, policy=policy)
+
+    def with_columns(self, columns: Iterable[Column]) -> TableSchema:
+        """The same rules with other columns."""
+        return TableSchema(tuple(columns), self.inferred, self.policy)
+
+
+@dataclass
+class Converted:
+    """Documents as columns: those of the rows that fit, and which do not (row number -> why)."""
+
+    schema: TableSchema
+    values: list[list[Any]]
+    misfits: dict[int, str] = field(default_factory=dict)
+    #: A column has another type than before: rows that were written before are to be written again.
+    retyped: bool = False
+
+
+def arrow_type(type_: str) -> pa.DataType:
+    """Raises UsageError for a type that there is not."""
+    found = _ARROW.get(type_)
+    if found is not None:
+        return found
+    match = _DECIMAL.fullmatch(type_)
+    if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
+        raise UsageError(f"'{type_}' is no type of a column", hint=f"Types: {', '.join(_ARROW)}, decimal(p,s)")
+    return pa.decimal128(int(match[1]), int(match[2]))
+
+
+def free_name(wanted: str, taken: Sequence[str]) -> str:
+    """A column's name for a field: characters that Delta's readers refuse become ``_``; where another column has the
+    name, or one that differs in case alone, a number follows."""
+    name = _ODD.sub("_", wanted) or "_"
+    used = {one.lower() for one in (*OURS, *taken)}
+    number, found = 2, name
+    while found.lower() in used:
+        found, number = f"{name}_{number}", number + 1
+    return found
+
+
+def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
+    """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``."""
+    rows: list[dict[str, Any] | None] = []
+    misfits: dict[int, str] = {}
+    for number, document in enumerate(documents):
+        try:
+            rows.append(bson.decode(document, CODEC))
+        except Exception as error:  # noqa: BLE001  whatever the codec says of bytes that the server has taken
+            rows.append(None)
+            if schema.columns or schema.inferred:
+                misfits[number] = f"the document cannot be decoded: {error}"
+    columns, retyped = list(schema.columns), False
+    if schema.inferred and (schema.policy == "evolve" or not columns):
+        _infer(columns, rows)
+    values: list[list[Any]] = []
+    for place, column in enumerate(columns):
+        found, bad = _fill(column, rows)
+        if bad and schema.policy in ("evolve", "widen"):
+            columns[place] = _widened(column, rows)
+            retyped = True
+            found, bad = _fill(columns[place], rows)
+        for number, why in bad.items():
+            misfits.setdefault(number, why)
+        values.append(found)
+    if misfits and schema.policy == "fail":
+        number, why = next(iter(sorted(misfits.items())))
+        identifier = (rows[number] or {}).get("_id")
+        raise SinkError(
+            f"a document does not fit its table's columns: {why} (_id {str(identifier)[:80]})",
+            hint="Change the declared columns, or the policy onMismatch: widen, evolve or quarantine",
+        )
+    if schema.policy in ("evolve", "widen"):
+        misfits = {}
+    return Converted(schema.with_columns(columns), values, misfits, retyped)
+
+
+def _infer(columns: list[Column], rows: Sequence[dict[str, Any] | None]) -> None:
+    """Add a column for each field at the top of the documents that has none."""
+    known = {column.path for column in columns}
+    names = [column.name for column in columns]
+    for row in rows:
+        if row is None:
+            continue
+        for name, value in row.items():
+            if value is None or (name,) in known or len(columns) >= COLUMNS_MAX:
+                continue
+            known.add((name,))
+            columns.append(Column(free_name(name, names), (name,), type_of(value)))
+            names.append(columns[-1].name)
+
+
+def type_of(value: Any) -> str:
+    """The type of column that a value asks for. What has no counterpart outside BSON is text in Extended JSON."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "long"
+    if isinstance(value, bytes):
+        return "binary"
+    return _INFERRED.get(type(value), "json")
+
+
+def _widened(column: Column, rows: Sequence[dict[str, Any] | None]) -> Column:
+    """The column with the narrowest type that holds what it held and these values."""
+    candidates = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}.get(column.type, ())
+    for type_ in (*candidates, "json"):
+        wider = Column(column.name, column.path, type_)
+        if not _fill(wider, rows)[1]:
+            return wider
+    return Column(column.name, column.path, "json")
+
+
+def _fill(column: Column, rows: Sequence[dict[str, Any] | None]) -> tuple[list[Any], dict[int, str]]:
+    make = _maker(column.type)
+    bad: dict[int, str] = {}
+    found: list[Any] = []
+    name = column.path[0] if len(column.path) == 1 else None
+    for number, row in enumerate(rows):
+        value = None if row is None else row.get(name) if name is not None else _at(row, column.path)
+        if value is not None:
+            try:
+                value = make(value)
+            except (MisfitError, ArithmeticError, ValueError, OverflowError):
+                bad[number] = f"'{'.'.join(column.path)}' is {_shown(value)}, and its column is {column.type}"
+                value = None
+        found.append(value)
+    return found, bad
+
+
+def _at(row: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        if not isinstance(row, dict):
+            return None
+        row = row.get(name)
+    return row
+
+
+def _shown(value: Any) -> str:
+    kind = {"dict": "object", "list": "array", "str": "string", "float": "double", "Int64": "long"}
+    return f"{kind.get(type(value).__name__, type(value).__name__)} {str(value)[:60]}"
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _maker(type_: str) -> Callable[[Any], Any]:
+    found = _MAKERS.get(type_)
+    if found is not None:
+        return found
+    match = _DECIMAL.fullmatch(type_)
+    assert match is not None
+    return lambda value: _decimal(value, int(match[1]), int(match[2]))
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, (str, Decimal128, ObjectId)):
+        return str(value).encode("utf-8", "replace").decode()
+    raise MisfitError
+
+
+def _whole(value: Any, bound: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound:
+        return int(value)
+    raise MisfitError
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, float):
+        return value
+    return float(_whole(value, _EXACT))
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise MisfitError
+
+
+def _timestamp(value: Any) -> int:
+    """Microseconds."""
+    if isinstance(value, DatetimeMS) and abs(int(value)) <= _MICROSECONDS:
+        return int(value) * 1000
+    raise MisfitError
+
+
+def _date(value: Any) -> int:
+    """Days."""
+    if isinstance(value, DatetimeMS) and -(2**31) <= int(value) // _DAY_MS < 2**31:
+        return int(value) // _DAY_MS
+    raise MisfitError
+
+
+def _binary(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise MisfitError
+
+
+def _object_id(value: Any) -> str:
+    if isinstance(value, ObjectId):
+        return str(value)
+    raise MisfitError
+
+
+def _decimal(value: Any, precision: int, scale: int) -> Decimal:
+    number = value.to_decimal() if isinstance(value, Decimal128) else Decimal(_whole(value, _INT64))
+    if not number.is_finite():
+        raise MisfitError
+    _, digits, exponent = number.as_tuple()
+    whole = Decimal("".join(map(str, digits)) or "0").normalize().as_tuple()
+    places = -(cast("int", exponent) + cast("int", whole.exponent))
+    if places > scale or len(whole.digits) - places > precision - scale:
+        raise MisfitError
+    return number
+
+
+def _json(value: Any) -> str:
+    text: str = json_util.dumps(value, json_options=_RELAXED)
+    return text.encode("utf-8", "replace").decode()
+
+
+_MAKERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "string": _string,
+    "int": lambda value: _whole(value, _INT32),
+    "long": lambda value: _whole(value, _INT64),
+    "double": _double,
+    "boolean": _boolean,
+    "timestamp": _timestamp,
+    "date": _date,
+    "binary": _binary,
+    "objectid": _object_id,
+    "json": _json,
+}
+_ARROW: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+    "binary": pa.binary(),
+    "objectid": pa.string(),
+    "json": pa.string(),
+}
+_INFERRED: Final[dict[type, str]] = {
+    float: "double",
+    str: "string",
+    DatetimeMS: "timestamp",
+    ObjectId: "objectid",
+    Decimal128: "string",
+}

@@ -1,0 +1,71 @@
+"""How tables are written: which collections, which columns, and what is done on schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailrace.errors import UsageError
+from tailrace.tables.names import Selection
+from tailrace.tables.schema import TableSchema
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """The form of some tables. ``pattern`` as in ``Selection``.
+
+    ``partition_by``  typed, declared columns by which the files are divided
+    ``z_order``       typed columns by which compaction arranges the rows
+    """
+
+    pattern: str
+    schema: TableSchema = field(default_factory=TableSchema)
+    partition_by: tuple[str, ...] = ()
+    z_order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.partition_by or self.z_order:
+            names = {column.name for column in self.schema.columns}
+            for name in (*self.partition_by, *self.z_order):
+                if name not in names:
+                    raise UsageError(
+                        f"'{name}' is no declared column of {self.pattern}", hint="Declare it under columns"
+                    )
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """Tables in ``root``, a directory of their own, for the collections of ``rules``: the first that fits counts.
+
+    ``every_s``        seconds between micro-batches, while there is something to do
+    ``compact_every``  after so many micro-batches of a table its small files are merged (0: never)
+    ``retention_h``    replaced files are kept for so many hours for readers and for ``as of``
+    """
+
+    root: Path
+    rules: Sequence[TableRule]
+    every_s: float = 1.0
+    compact_every: int = 64
+    target_bytes: int = 128 << 20
+    retention_h: float = 7 * 24
+    documents_per_second: float | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """The collections that have tables."""
+        return Selection.of(rule.pattern for rule in self.rules)
+
+    def rule(self, namespace: str) -> TableRule:
+        """The rule of a selected collection."""
+        for rule in self.rules:
+            if Selection((rule.pattern,)).has(namespace):
+                return rule
+        raise UsageError(f"{namespace} has no table")
+
+
+def rules_of(given: Sequence[str] | Mapping[str, TableRule]) -> tuple[TableRule, ...]:
+    """Rules from what a caller gives: patterns alone, or patterns with rules."""
+    if isinstance(given, Mapping):
+        return tuple(given.values())
+    return tuple(TableRule(pattern) for pattern in given)

@@ -1,0 +1,292 @@
+"""What the tables are made from: every document of their collections as it is, in LMDB, and how far each table is.
+
+One write transaction holds all of a micro-batch: the documents, the position in the oplog, and which rows the tables
+have still to take over. So whatever a crash comes between, the next start finds the batch whole or not at all, and a
+table that has not taken it over gets it from here, without reading the oplog again.
+
+A document's key is the number of its collection (four bytes) and the sortable key of its ``_id``; its value is the
+cluster time of its last change (eight bytes; 0 for one that was copied), the length of the sortable key, that key, and
+the document.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import lmdb
+
+from tailrace.durable import LakeFullError
+from tailrace.errors import SinkError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.tables.names import state_key
+
+#: Addresses, not disk: the file grows as it is written.
+_MAP_BYTES: Final = 1 << 40
+_FORMAT: Final = 1
+_HEAD: Final = struct.Struct(">QI")
+_NUMBER: Final = struct.Struct(">I")
+_POSITION: Final = b"position"
+_COLLECTION: Final = b"collection/"
+_TABLE: Final = b"table/"
+
+
+class StoredDocument(NamedTuple):
+    """A document as it is: the sortable key of its ``_id``, the cluster time of its last change, its BSON."""
+
+    key: bytes
+    time: ClusterTime
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TablesPosition:
+    """How far the tables' source has come: micro-batch, cluster time, and the servers that were read (name -> host).
+
+    ``hold``    the tables take nothing over before this time: a copy may hold changes up to it
+    ``stated``  the time at which all tables were up to date last; 0 before the first
+    """
+
+    batch: int
+    time: ClusterTime
+    members: Mapping[str, str]
+    hold: ClusterTime = ZERO
+    stated: ClusterTime = ZERO
+
+    def now_stated(self) -> TablesPosition:
+        """All tables have come here."""
+        return replace(self, stated=self.time)
+
+    def next_batch(self) -> TablesPosition:
+        """The same place under another number, for tables that are written once more."""
+        return replace(self, batch=self.batch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TabledCollection:
+    """A collection that has a table. Changes up to ``copied`` may be in the documents already."""
+
+    uuid: str
+    number: int
+    namespace: str
+    copied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableMark:
+    """What a table last took over: whose documents (``None``: there is no such collection), and in which batch.
+    ``whole``: it is to be written anew from the state, not changed row by row."""
+
+    namespace: str
+    collection: int | None
+    batch: int
+    whole: bool
+
+
+class TableState:
+    """The state in ``directory``. One process at a time has it open for writing; others may look at it meanwhile."""
+
+    def __init__(self, directory: Path, *, readonly: bool = False) -> None:
+        self._path = directory
+        with _clear_errors(directory):
+            if not readonly:
+                directory.mkdir(parents=True, exist_ok=True)
+            elif not (directory / "data.mdb").exists():
+                raise SinkError(f"{directory} does not exist", hint="Give the directory of the tables")
+            self._environment = lmdb.open(
+                str(directory), map_size=_MAP_BYTES, max_dbs=3, readahead=False, readonly=readonly
+            )
+            names = (b"documents", b"waiting", b"meta")
+            self._documents, self._waiting, self._meta = (
+                self._environment.open_db(name, create=not readonly) for name in names
+            )
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._environment.close()
+
+    # -- what is there ----------------------------------------------------------------------------------------------
+
+    def position(self) -> TablesPosition | None:
+        """``None`` where nothing was begun."""
+        found = self._read(_POSITION)
+        if found is None:
+            return None
+        if found.get("format") != _FORMAT:
+            raise SinkError(f"{self._path} was written by another version of Tailrace (format {found.get('format')})")
+        times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
+        return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2])
+
+    def collections(self) -> list[TabledCollection]:
+        """The collections that have tables."""
+        return [TabledCollection(**one) for one in self._all(_COLLECTION)]
+
+    def marks(self) -> dict[str, TableMark]:
+        """What each table took over last, by namespace."""
+        return {one["namespace"]: TableMark(**one) for one in self._all(_TABLE)}
+
+    def documents(self, number: int) -> Iterator[StoredDocument]:
+        """All documents of a collection, in the order of their keys."""
+        prefix = _NUMBER.pack(number)
+        with self._environment.begin(self._documents) as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key()[:4] == prefix:
+                yield _document(cursor.value())
+                found = cursor.next()
+
+    def waiting(self, number: int) -> Iterator[tuple[bytes, StoredDocument | None]]:
+        """The keys whose rows the collection's table has to take over, with the documents: ``None`` for what has
+        gone."""
+        prefix = _NUMBER.pack(number)
+        with self._environment.begin() as transaction, transaction.cursor(self._waiting) as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key()[:4] == prefix:
+                value = transaction.get(cursor.key(), db=self._documents)
+                yield cursor.value(), None if value is None else _document(value)
+                found = cursor.next()
+
+    def _read(self, key: bytes) -> dict[str, Any] | None:
+        with self._environment.begin(self._meta) as transaction:
+            value = transaction.get(key)
+        return None if value is None else _json(value)
+
+    def _all(self, prefix: bytes) -> Iterator[dict[str, Any]]:
+        with self._environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                yield _json(cursor.value())
+                found = cursor.next()
+
+    # -- changing it ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[StateTransaction]:
+        """One transaction: all of it is on the device at the end, or none."""
+        with (
+            _clear_errors(self._path),
+            self._environment.begin(write=True) as transaction,
+        ):
+            yield StateTransaction(transaction, self._documents, self._waiting, self._meta)
+
+
+class StateTransaction:
+    """Changes to the state, and reads that see them."""
+
+    def __init__(self, transaction: Any, documents: Any, waiting: Any, meta: Any) -> None:
+        self._transaction = transaction
+        self._documents = documents
+        self._waiting = waiting
+        self._meta = meta
+
+    def get(self, number: int, key: bytes) -> bytes | None:
+        """The BSON of the document with a sortable key."""
+        value = self._transaction.get(_NUMBER.pack(number) + state_key(key), db=self._documents)
+        return None if value is None else _document(value).document
+
+    def put(self, number: int, key: bytes, time: ClusterTime, document: bytes) -> None:
+        """A document as it is now."""
+        value = _HEAD.pack(time, len(key)) + key + document
+        self._transaction.put(_NUMBER.pack(number) + state_key(key), value, db=self._documents)
+
+    def delete(self, number: int, key: bytes) -> None:
+        """The document has gone, if it was there."""
+        self._transaction.delete(_NUMBER.pack(number) + state_key(key), db=self._documents)
+
+    def wait(self, number: int, keys: Iterable[bytes]) -> None:
+        """The rows with these sortable keys have to be taken over by the collection's table."""
+        for key in keys:
+            self._transaction.put(_NUMBER.pack(number) + state_key(key), key, db=self._waiting)
+
+    def forget_waiting(self) -> None:
+        """The tables have taken over everything."""
+        self._transaction.drop(self._waiting, delete=False)
+
+    def forget(self, collection: TabledCollection) -> None:
+        """The collection has no table any more: its documents go."""
+        self.clear(collection.number)
+        self._transaction.delete(_COLLECTION + collection.uuid.encode(), db=self._meta)
+
+    def clear(self, number: int) -> None:
+        """Take away all documents of a collection."""
+        prefix = _NUMBER.pack(number)
+        with self._transaction.cursor(self._documents) as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key()[:4] == prefix:
+                found = cursor.delete()
+
+    def clear_all(self) -> None:
+        """Begin anew."""
+        for database in (self._documents, self._waiting, self._meta):
+            self._transaction.drop(database, delete=False)
+
+    def forget_mark(self, namespace: str) -> None:
+        """The table is ours no more."""
+        self._transaction.delete(_table_key(namespace), db=self._meta)
+
+    def next_number(self) -> int:
+        """A number that no collection has had."""
+        value = self._transaction.get(b"next", db=self._meta)
+        number = 1 if value is None else int(value)
+        self._transaction.put(b"next", str(number + 1).encode(), db=self._meta)
+        return number
+
+    def set_collection(self, collection: TabledCollection) -> None:
+        """Begin or change a collection."""
+        self._put(_COLLECTION + collection.uuid.encode(), asdict(collection))
+
+    def set_mark(self, mark: TableMark) -> None:
+        """Begin or change a table."""
+        self._put(_table_key(mark.namespace), asdict(mark))
+
+    def set_position(self, position: TablesPosition) -> None:
+        """Where the source goes on."""
+        times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
+        known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
+        self._put(_POSITION, {**known, **times})
+
+    def _put(self, key: bytes, value: Mapping[str, Any]) -> None:
+        self._transaction.put(key, json.dumps(value).encode(), db=self._meta)
+
+
+def taken_over(mark: TableMark, batch: int) -> TableMark:
+    """The mark of a table that has taken over ``batch``."""
+    return replace(mark, batch=batch, whole=False)
+
+
+def _table_key(namespace: str) -> bytes:
+    from hashlib import sha256  # noqa: PLC0415
+
+    return _TABLE + sha256(namespace.encode()).hexdigest().encode()
+
+
+def _document(value: bytes) -> StoredDocument:
+    time, size = _HEAD.unpack_from(value)
+    start = _HEAD.size + size
+    return StoredDocument(value[_HEAD.size : start], ClusterTime(time) if time else ZERO, value[start:])
+
+
+def _json(value: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(value)
+    return found
+
+
+@contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.DiskError as error:
+        raise LakeFullError(f"no room left to write {path}: {error}", hint="Make room and start again") from error
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError) as error:
+        raise SinkError(
+            f"{path} is damaged: {error}", hint="Remove the directory of the tables: they are copied anew"
+        ) from error
+    except lmdb.Error as error:
+        text = str(error)
+        if "No space left" in text or "File too large" in text or "quota" in text.lower():
+            raise LakeFullError(f"no room left to write {path}: {text}", hint="Make room and start again") from error
+        raise SinkError(f"cannot use {path}: {text}") from error

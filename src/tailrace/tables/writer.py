@@ -1,0 +1,449 @@
+"""Tables that follow their collections: copy, then micro-batch after micro-batch.
+
+Each has two halves. First the state: a window of the oplogs is folded into the documents, and position, documents and
+the list of changed rows become durable in one step. Then the tables: each takes over its rows in one Delta commit,
+which names the micro-batch as its application transaction. A crash between two tables, or between a table and the note
+that it is done, is made good at the next start: what is done says so itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from pymongo import MongoClient
+
+from tailrace import durable
+from tailrace.errors import SinkError, TailraceError, UsageError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.snapshot.reader import places_of, range_reader
+from tailrace.snapshot.state import key_ranges
+from tailrace.source.connection import RETRY_SECONDS, open_client
+from tailrace.source.topology import Cluster
+from tailrace.tables.delta_commit import Batch
+from tailrace.tables.delta_table import CollectionTable
+from tailrace.tables.fold import Fold
+from tailrace.tables.names import folder_of, sortable_key
+from tailrace.tables.oplogs import Oplogs
+from tailrace.tables.quarantine import Quarantine
+from tailrace.tables.rows import Misfitting, Rows, chunks, make_rows
+from tailrace.tables.schema import TableSchema
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.state import (
+    StateTransaction,
+    StoredDocument,
+    TabledCollection,
+    TableMark,
+    TablesPosition,
+    TableState,
+    taken_over,
+)
+
+STATE: Final = "_tailrace"
+_POLL_S: Final = 0.1
+_COPY_BYTES: Final = 32 << 20
+
+_Waiting: TypeAlias = list[tuple[bytes, StoredDocument | None]]
+
+_log = logging.getLogger("tailrace.tables")
+
+
+@dataclass(frozen=True, slots=True)
+class TablesProgress:
+    """What a writer has done since it began. ``time``: all tables equal their collections at this cluster time;
+    ``None`` while they do not at any."""
+
+    batches: int
+    changes: int
+    copied: int
+    time: ClusterTime | None
+
+
+class TablesWriter:
+    """Writes the tables of ``settings`` from the deployment at ``uri``. One process at a time; ``stop`` from any
+    thread."""
+
+    def __init__(self, uri: Any, settings: TableSettings, *, client: MongoClient[Any] | None = None) -> None:
+        self._settings = settings
+        self._selection = settings.selection
+        self._stopped = threading.Event()
+        self._client = client or open_client(uri)
+        self._owned = client is None
+        self._cluster = Cluster.discover(self._client, uri, {})
+        self._lock = _lock(settings.root)
+        self._state = TableState(settings.root / STATE / "state")
+        self._quarantine = Quarantine(settings.root / "_quarantine")
+        self._tables: dict[str, CollectionTable] = {}
+        position = self._state.position()
+        self._oplogs = Oplogs(self._client, self._cluster, {} if position is None else position.members)
+        self._batches = self._changes = self._copied = 0
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End after the micro-batch that is being written."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._state.close()
+        os.close(self._lock)
+        if self._cluster is not None:
+            self._cluster.close()
+        if self._owned:
+            self._client.close()
+
+    def __enter__(self) -> TablesWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def progress(self) -> TablesProgress:
+        """What was done so far."""
+        position = self._state.position()
+        stated = None if position is None or position.time < position.hold else position.time
+        return TablesProgress(self._batches, self._changes, self._copied, stated)
+
+    def run(self, on_progress: Callable[[TablesProgress], None] | None = None) -> None:
+        """Follow the collections until ``stop``. Raises TailraceError."""
+        self.begin()
+        while not self._stopped.is_set():
+            begun = time.monotonic()
+            did = self.step()
+            if did and on_progress is not None:
+                on_progress(self.progress)
+            pause = self._settings.every_s - (time.monotonic() - begun) if did else _POLL_S
+            self._stopped.wait(max(0.0, pause))
+
+    def run_to_present(self, until: ClusterTime | None = None) -> ClusterTime:
+        """Bring the tables up to now, or to ``until`` at least. Gives the cluster time at which they equal their
+        collections."""
+        goal = until or self._now()
+        self.begin()
+        while not self._stopped.is_set():
+            position = self._position()
+            if position.time >= max(goal, position.hold):
+                break
+            self.step(at_once=True, at_least=max(goal, position.hold))
+        return self._position().time
+
+    def begin(self) -> None:
+        """Copy what is there, if nothing was begun; finish what a crash has interrupted."""
+        if self._state.position() is None:
+            self._copy_all()
+        self._forget_unselected()
+        self._publish()
+
+    def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> bool:
+        """One micro-batch, if there is anything for one. ``at_once``: also where nothing happened."""
+        position = self._position()
+        hold = position.hold if position.time < position.hold else ZERO
+        window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
+        if window is None:
+            return False
+        fold = Fold(self._selection, {bytes.fromhex(one.uuid): one for one in self._state.collections()})
+        with self._state.writing() as state:
+            fold.read(window, state.next_number)
+            hold = self._copy_unknown(fold, state) or position.hold
+            folded = fold.apply(state)
+            for number, keys in folded.touched.items():
+                state.wait(number, keys)
+            known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
+            for uuid, collection in fold.collections.items():
+                if known.get(uuid) != collection:
+                    state.set_collection(collection)
+            changed = bool(folded.touched or fold.dropped or fold.collections.keys() ^ known.keys())
+            number = position.batch + 1
+            state.set_position(TablesPosition(number, window.until, self._oplogs.members, hold, position.stated))
+        durable.step("tables.state")
+        self._batches += 1
+        self._changes += folded.changes
+        self._publish(position.time)
+        return changed
+
+    # -- copying ----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> ClusterTime:
+        return places_of(self._oplogs.deployment, RETRY_SECONDS).now()
+
+    def _copy_all(self) -> None:
+        """Every selected collection into the state; the position is set at the end, so a crash begins anew."""
+        with self._state.writing() as state:
+            state.clear_all()
+        places = places_of(self._oplogs.deployment, RETRY_SECONDS)
+        start = places.now()
+        found = [one for scope in self._selection.scopes for one in places.collections(scope)]
+        selected = {one.uuid: one.namespace for one in found if self._selection.has(one.namespace)}
+        copied: list[TabledCollection] = []
+        for uuid, namespace in selected.items():
+            with self._state.writing() as state:
+                collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
+            if self._copy(collection):
+                copied.append(collection)
+        hold = places.now()
+        with self._state.writing() as state:
+            for collection in copied:
+                state.set_collection(
+                    TabledCollection(collection.uuid, collection.number, collection.namespace, int(hold))
+                )
+            state.set_position(TablesPosition(0, start, self._oplogs.members, hold))
+
+    def _copy(self, collection: TabledCollection) -> bool:
+        """The documents of one collection, in transactions of bounded size. Whether it was there to the end."""
+        uuid = bytes.fromhex(collection.uuid)
+        waiting: list[tuple[bytes, bytes]] = []
+        size = 0
+        for documents in self._documents(collection.namespace, uuid):
+            if self._stopped.is_set():
+                raise SinkError("the copy was stopped before its end", hint="It begins anew at the next start")
+            for document in documents:
+                waiting.append((_key_of(document), document))
+                size += len(document)
+            if size >= _COPY_BYTES:
+                self._keep(collection.number, waiting)
+                waiting, size = [], 0
+        self._keep(collection.number, waiting)
+        database = collection.namespace.partition(".")[0]
+        return places_of(self._oplogs.deployment, RETRY_SECONDS).placement(uuid, database) is not None
+
+    def _keep(self, number: int, documents: list[tuple[bytes, bytes]]) -> None:
+        with self._state.writing() as state:
+            for key, document in documents:
+                state.put(number, key, ZERO, document)
+        self._copied += len(documents)
+
+    def _documents(self, namespace: str, uuid: bytes) -> Iterator[tuple[bytes, ...]]:
+        read = range_reader(self._oplogs.deployment, self._now())
+        rate = self._settings.documents_per_second
+        begun, count = time.monotonic(), 0
+        for chunk in read(namespace, uuid, key_ranges(())[0]):
+            yield chunk.documents
+            count += len(chunk.documents)
+            if rate is not None:
+                self._stopped.wait(max(0.0, begun + count / rate - time.monotonic()))
+
+    def _copy_unknown(self, fold: Fold, state: StateTransaction) -> ClusterTime | None:
+        """Collections that got a selected name and whose documents nobody has told of. Gives the time up to which
+        changes may be in the copies already."""
+        if not fold.unknown:
+            return None
+        made: list[tuple[bytes, TabledCollection]] = []
+        for uuid, namespace in fold.unknown.items():
+            collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
+            for documents in self._documents(namespace, uuid):
+                for document in documents:
+                    state.put(collection.number, _key_of(document), ZERO, document)
+                self._copied += len(documents)
+            made.append((uuid, collection))
+        hold = self._now()
+        for uuid, collection in made:
+            fold.collections[uuid] = TabledCollection(
+                collection.uuid, collection.number, collection.namespace, int(hold)
+            )
+        return hold
+
+    # -- tables -----------------------------------------------------------------------------------------------------
+
+    def _position(self) -> TablesPosition:
+        position = self._state.position()
+        if position is None:
+            raise UsageError("nothing was copied yet", hint="Call begin() first")
+        return position
+
+    def _publish(self, after: ClusterTime | None = None) -> None:
+        """Let each table take over what waits for it. Nothing is done while a copy has not caught up."""
+        position = self._position()
+        if position.time < position.hold:
+            return
+        marks = self._state.marks()
+        current = {one.namespace: one for one in self._state.collections()}
+        done: list[TableMark] = []
+        for namespace in sorted({*marks, *current}):
+            mark = marks.get(namespace, TableMark(namespace, None, -1, whole=True))
+            collection = current.get(namespace)
+            since = position.stated if after is None else min(after, position.stated) if position.stated else after
+            batch = Batch(position.batch, since or ZERO, position.time, None if collection is None else collection.uuid)
+            if self._take_over(mark, collection, batch):
+                number = None if collection is None else collection.number
+                done.append(taken_over(TableMark(namespace, number, mark.batch, mark.whole), position.batch))
+        with self._state.writing() as state:
+            for mark in done:
+                state.set_mark(mark)
+            state.forget_waiting()
+            state.set_position(position.now_stated())
+        durable.step("tables.done")
+        self._daily_life(done, position.batch)
+
+    def _take_over(self, mark: TableMark, collection: TabledCollection | None, batch: Batch) -> bool:
+        """Bring one table up to ``batch``. Whether there was anything to do."""
+        if collection is None:
+            if mark.collection is None:
+                return False
+            table = self._table(mark.namespace)
+            if table.batch < batch.number:
+                table.look()
+                table.write_whole(batch, table.schema(self._rule(mark.namespace).schema), (), "drop")
+            return True
+        table = self._table(mark.namespace)
+        if mark.whole or mark.collection != collection.number or not table.exists:
+            if table.batch < batch.number:
+                table.look()
+                self._write_whole(table, collection, batch)
+            return True
+        rows = list(self._state.waiting(collection.number))
+        if not rows:
+            return False
+        if table.batch < batch.number:
+            table.refresh()
+            self._change(table, collection, batch, rows)
+        return True
+
+    def _change(
+        self,
+        table: CollectionTable,
+        collection: TabledCollection,
+        batch: Batch,
+        rows: list[tuple[bytes, StoredDocument | None]],
+    ) -> None:
+        schema = table.schema(self._rule(collection.namespace).schema)
+        made: list[pa.RecordBatch] = []
+        misfits: list[Misfitting] = []
+        for piece in chunks(document for _, document in rows if document is not None):
+            found = make_rows(schema, piece)
+            if found.retyped:
+                _log.info("%s: a column becomes wider, all rows are written anew", collection.namespace)
+                self._write_whole(table, collection, batch, found.schema)
+                return
+            schema = found.schema
+            misfits += found.misfits
+            made.append(found.batch)
+        self._quarantine.add(collection, batch, misfits)
+        table.change(batch, schema, [key for key, _ in rows], made)
+
+    def _write_whole(
+        self, table: CollectionTable, collection: TabledCollection, batch: Batch, schema: TableSchema | None = None
+    ) -> None:
+        """The table anew from the state, once more where a column had to become wider on the way."""
+        given = schema or table.schema(self._rule(collection.namespace).schema)
+        while True:
+            misfits: list[Misfitting] = []
+            rows = _Widening(given, misfits)
+            try:
+                table.write_whole(batch, rows, rows.batches(self._state.documents(collection.number)), "whole")
+            except _RetypedError as error:
+                given = error.schema
+                continue
+            self._quarantine.add(collection, batch, misfits)
+            return
+
+    def _rule(self, namespace: str) -> TableRule:
+        return self._settings.rule(namespace)
+
+    def _table(self, namespace: str) -> CollectionTable:
+        table = self._tables.get(namespace)
+        if table is None:
+            rule = self._rule(namespace)
+            root = self._settings.root / folder_of(namespace)
+            table = CollectionTable(root, namespace, partition_by=rule.partition_by, bounds=rule.z_order)
+            self._tables[namespace] = table
+        return table
+
+    def _daily_life(self, marks: list[TableMark], batch: int) -> None:
+        """Merge small files and let old versions go, every so many micro-batches."""
+        every = self._settings.compact_every
+        if not every or batch % every:
+            return
+        for mark in marks:
+            table = self._table(mark.namespace)
+            try:
+                table.compact(target_bytes=self._settings.target_bytes, z_order=self._rule(mark.namespace).z_order)
+                table.expire(self._settings.retention_h)
+            except TailraceError as error:
+                _log.warning("%s: %s", mark.namespace, error)  # the next turn tries again
+
+    def _forget_unselected(self) -> None:
+        """Collections that have no rule any more: their tables stay as they are."""
+        gone = [one for one in self._state.collections() if not self._selection.has(one.namespace)]
+        marks = [name for name in self._state.marks() if not self._selection.has(name)]
+        if gone or marks:
+            with self._state.writing() as state:
+                for one in gone:
+                    state.forget(one)
+                for name in marks:
+                    state.forget_mark(name)
+
+    def rebuild(self, namespace: str) -> None:
+        """Write one table anew from the state: after another program has changed it."""
+        marks = self._state.marks()
+        if namespace not in marks:
+            raise UsageError(f"{namespace} has no table in {self._settings.root}")
+        position = self._position()
+        with self._state.writing() as state:
+            mark = marks[namespace]
+            state.set_mark(TableMark(namespace, mark.collection, mark.batch, whole=True))
+            state.set_position(position.next_batch())
+        self._publish()
+
+
+class _RetypedError(Exception):
+    """A value did not fit its column, and the policy is to make the column wider."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        super().__init__()
+        self.schema = schema
+
+
+class _Widening:
+    """A schema that grows while the rows of a whole table are made."""
+
+    def __init__(self, schema: TableSchema, misfits: list[Misfitting]) -> None:
+        self.schema = schema
+        self._misfits = misfits
+
+    @property
+    def columns(self) -> Any:
+        return self.schema.columns
+
+    def batches(self, documents: Iterator[StoredDocument]) -> Iterator[pa.RecordBatch]:
+        wrote = False
+        for piece in chunks(documents):
+            found: Rows = make_rows(self.schema, piece)
+            if found.retyped and wrote:
+                raise _RetypedError(found.schema)
+            self.schema = found.schema
+            self._misfits += found.misfits
+            wrote = True
+            yield found.batch
+
+
+def _key_of(document: bytes) -> bytes:
+    from tailrace import raw_bson  # noqa: PLC0415
+
+    element = raw_bson.find(document, b"_id")
+    if element is None:
+        raise SinkError("a document without _id cannot be in a table")
+    return sortable_key(element.type, raw_bson.value(document, element))
+
+
+def _lock(root: Path) -> int:
+    """Hold the directory of the tables. Raises SinkError where another process does."""
+    path = root / STATE / "lock"
+    with durable.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise SinkError(f"another process writes the tables in {root}", hint="Tables have one writer") from None
+    return descriptor

@@ -1,0 +1,63 @@
+"""Tables and the collections that they are to equal, document by document, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from deltalake import DeltaTable
+
+from tailrace import raw_bson
+from tailrace.tables.names import folder_of, sortable_key
+
+RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+
+
+def key_of(document: bytes) -> bytes:
+    """The sortable key of a document."""
+    element = raw_bson.find(document, b"_id")
+    assert element is not None
+    return sortable_key(element.type, raw_bson.value(document, element))
+
+
+def in_collection(collection: Any) -> dict[bytes, bytes]:
+    """What a collection holds now."""
+    found = [bytes(one.raw) for one in collection.with_options(codec_options=RAW).find()]
+    return {key_of(one): one for one in found}
+
+
+def in_table(root: Path, namespace: str, version: int | None = None) -> dict[bytes, bytes] | None:
+    """What a collection's table holds; ``None`` where there is none. A row that is there twice is an error."""
+    folder = root / folder_of(namespace)
+    if not folder.exists():
+        return None
+    rows = DeltaTable(folder.absolute().as_uri(), version=version).to_pyarrow_table(columns=["_key", "_bson"])
+    keys, documents = rows.column("_key").to_pylist(), rows.column("_bson").to_pylist()
+    assert len(set(keys)) == len(keys), "a row is there twice"
+    assert all(key_of(document) == key for key, document in zip(keys, documents, strict=True))
+    return dict(zip(keys, documents, strict=True))
+
+
+def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes, bytes]]:
+    """Every collection of some databases, but views, time series and the server's own."""
+    found = {}
+    for database in databases:
+        for one in client[database].list_collections():
+            if one["type"] == "collection" and not one["name"].startswith("system."):
+                found[f"{database}.{one['name']}"] = in_collection(client[database][one["name"]])
+    return found
+
+
+def assert_equal(root: Path, truth: Mapping[str, Mapping[bytes, bytes]], known: set[str]) -> None:
+    """Each collection has its table, and the table of one that has gone is empty."""
+    for namespace, documents in truth.items():
+        table = in_table(root, namespace)
+        assert table is not None, f"{namespace} has no table"
+        assert table.keys() == documents.keys(), namespace
+        different = [key for key, document in documents.items() if table[key] != document]
+        assert not different, (namespace, documents[different[0]], table[different[0]])
+    for namespace in known - truth.keys():
+        assert not in_table(root, namespace), namespace

@@ -1,0 +1,88 @@
+"""``as of``: a table at a time equals the copy that was recorded then, inside micro-batches too."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.tables.as_of import as_of
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter
+from tests.differential.execute import note
+from tests.differential.wire import Wire
+from tests.tables.equality import in_collection, key_of
+
+pytestmark = pytest.mark.mongod
+
+
+def rows_of(table: Any) -> dict[bytes, bytes]:
+    found = dict(zip(table.column("_key").to_pylist(), table.column("_bson").to_pylist(), strict=True))
+    assert len(found) == table.num_rows
+    assert all(key_of(document) == key for key, document in found.items())
+    return found
+
+
+def change(collection: Any, chosen: random.Random) -> None:
+    """A few changes of any kind."""
+    for _ in range(chosen.randrange(1, 6)):
+        number = chosen.randrange(40)
+        match chosen.randrange(5):
+            case 0:
+                collection.replace_one({"_id": number}, {"v": chosen.random()}, upsert=True)
+            case 1:
+                collection.delete_one({"_id": number})
+            case 2:
+                collection.update_one({"_id": number}, {"$push": {"list": number}, "$unset": {"v": 1}}, upsert=True)
+            case 3:
+                collection.update_many({"_id": {"$gt": number}}, {"$inc": {"n": 1}})
+            case 4:
+                collection.update_one({"_id": number}, [{"$set": {"w": {"a": "$n", "b": 1}}}], upsert=True)
+
+
+def test_as_of_equals_what_was_recorded(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    client: Any = MongoClient(replica_set.uri)
+    collection = client["tables_as_of"]["things"]
+    collection.drop()
+    collection.insert_many([{"_id": number, "n": number} for number in range(20)])
+    chosen = random.Random(3)
+    settings = TableSettings(tmp_path / "t", (TableRule("tables_as_of.things"),))
+    recorded: list[tuple[ClusterTime, dict[bytes, bytes]]] = []
+    with Wire.to(replica_set.uri) as wire:
+        before = note(wire, "before")
+        for batch in range(4):
+            with TablesWriter(replica_set.uri, settings) as writer:
+                writer.run_to_present(note(wire, "batch"))
+            for _ in range(5):
+                change(collection, chosen)
+                recorded.append((note(wire, "recorded"), in_collection(collection)))
+            if batch == 2:
+                collection.drop()
+                recorded.append((note(wire, "dropped"), {}))
+        with TablesWriter(replica_set.uri, settings) as writer:
+            end = writer.run_to_present(note(wire, "end"))
+    with pytest.raises(UsageError, match="inside a micro-batch"):
+        as_of(tmp_path / "t", "tables_as_of.things", recorded[0][0])
+    replayed = 0
+    Recorder(client, None, tmp_path / "archive", ArchivePolicy(once=True, images=False)).run()
+    for time, truth in recorded:
+        for source in ({"uri": replica_set.uri}, {"archive": tmp_path / "archive"}):
+            found = as_of(tmp_path / "t", "tables_as_of.things", time, **source)  # type: ignore[arg-type]
+            assert rows_of(found.rows) == truth, time
+            replayed += found.replayed > 0
+    assert replayed >= 20
+    assert rows_of(as_of(tmp_path / "t", "tables_as_of.things", end).rows) == in_collection(collection)
+    with pytest.raises(UsageError, match="knows nothing of"):
+        as_of(tmp_path / "t", "tables_as_of.things", ClusterTime(before - (100 << 32)))
+    with pytest.raises(UsageError, match="have come to"):
+        as_of(tmp_path / "t", "tables_as_of.things", datetime.now(UTC) + timedelta(hours=1))
+    with pytest.raises(UsageError, match="no zone"):
+        as_of(tmp_path / "t", "tables_as_of.things", datetime.now())

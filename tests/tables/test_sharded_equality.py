@@ -1,0 +1,83 @@
+"""Tables of a sharded cluster: copied and followed while chunks move, they equal their collections."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import bson
+import pytest
+
+from tailrace.embedded import ShardedCluster
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter
+from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
+from tests.tables.equality import in_table, key_of
+
+pytestmark = pytest.mark.mongod
+
+
+def truth(cluster: ShardedCluster, namespace: str) -> dict[bytes, bytes]:
+    found = [bson.encode(one) for one in cluster.router.find(namespace)]
+    return {key_of(one): one for one in found}
+
+
+def transact(cluster: ShardedCluster, namespace: str, stop: threading.Event) -> None:
+    """Transactions over all shards on documents that no one else writes."""
+    chosen = random.Random(7)
+    while not stop.is_set():
+
+        def body(transaction: object) -> None:
+            for number in (900, 901, 902):
+                key = {"region": REGIONS[number % len(REGIONS)], "_id": number}
+                transaction.update_one(namespace, key, {"$set": {"v": chosen.random()}}, upsert=True)  # type: ignore[attr-defined]
+
+        cluster.router.run_transaction(body)
+
+
+def test_tables_equal_their_collections_while_chunks_move(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    namespace = spread_over(sharded_cluster, "tabled", {"region": 1, "_id": 1})
+    try:
+        follow(sharded_cluster, namespace, tmp_path / "t")
+    finally:
+        sharded_cluster.router.drop_database("tabled")
+
+
+def follow(cluster: ShardedCluster, namespace: str, root: Path) -> None:
+    for number in range(300):
+        cluster.router.insert_one(namespace, {"_id": number, "region": REGIONS[number % 6], "v": {"a": [1, 2]}})
+    cluster.router.insert_one("tabled.plain", {"_id": 1})
+    settings = TableSettings(root, (TableRule("tabled.*"),), every_s=0.0)
+    moved: list[str] = []
+    for _ in range(2):  # the first round copies, the second goes on with a process of its own
+        stop = threading.Event()
+        work: list[Callable[[], None]] = [
+            partial(move, cluster, namespace, stop, moved),
+            partial(transact, cluster, namespace, stop),
+            *(partial(write, cluster, namespace, seed, stop) for seed in range(3)),
+        ]
+        threads = [threading.Thread(target=one) for one in work]
+        before = len(moved)
+        for thread in threads:
+            thread.start()
+        try:
+            with TablesWriter(cluster.uri, settings) as writer:
+                writer.run_to_present()
+                while len(moved) < before + 2 or writer.progress.batches < 4:
+                    writer.run_to_present()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        with TablesWriter(cluster.uri, settings) as writer:
+            writer.run_to_present()
+        assert in_table(root, namespace) == truth(cluster, namespace)
+        assert in_table(root, "tabled.plain") == truth(cluster, "tabled.plain")
+    cluster.router.drop_collection("tabled.plain")
+    with TablesWriter(cluster.uri, settings) as writer:
+        writer.run_to_present()
+    assert in_table(root, "tabled.plain") == {}
+    assert in_table(root, namespace) == truth(cluster, namespace)
