@@ -210,3 +210,26 @@ def test_a_server_that_is_away_is_asked_again_by_the_caller() -> None:
 def test_what_is_no_collection_is_refused() -> None:
     with pytest.raises(UsageError, match="needs a PyMongo collection"):
         MongoLeaseStore("mongodb://localhost")  # type: ignore[arg-type]
+
+
+def test_a_commit_that_arrives_after_newer_ones_changes_nothing(replica_set: ReplicaSet) -> None:
+    """A server that was frozen goes on with commands whose client has given them up and sent others since. Which of
+    them it takes up first is chance; here the very command is sent once more behind the newer ones. Every test before
+    had its commands done at once or never."""
+    commands = Commands()
+    old, new = ({"token": {"_data": f"82{number:016X}2B02"}} for number in (5, 6))
+    with MongoClient(replica_set.uri, event_listeners=[commands]) as client:
+        database = client["late_commits"]
+        store = MongoLeaseStore(database["leases"])
+        lease = store.acquire("orders", "a", 600)
+        assert lease is not None
+        store.commit(lease, old, 600)
+        assert store.commit_together([LeaseCommit(lease, old, 600)]) == [None]
+        late = [sent for sent in commands.sent if {"findAndModify", "update"} & sent.keys()][-2:]
+        assert store.commit_together([LeaseCommit(lease, new, 600)]) == [None]
+        before = database["leases"].find_one()
+        of_session = {"lsid", "txnNumber", "$clusterTime", "$db", "maxTimeMS"}
+        replies = [database.command({name: sent[name] for name in sent if name not in of_session}) for sent in late]
+        assert [replies[0]["value"], replies[1]["n"]] == [None, 0]
+        assert database["leases"].find_one() == before
+        client.drop_database("late_commits")

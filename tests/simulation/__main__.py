@@ -1,4 +1,8 @@
-"""``python -m tests.simulation --seeds 0-9999``: many runs in several processes; ``--seed n`` plays one again."""
+"""``python -m tests.simulation --seeds 0-9999``: many runs in several processes; ``--seed n`` plays one again.
+
+Each seed is three runs: listeners that take turns (in transactions or not, as the seed says), lanes, and lanes whose
+handlers work in transactions.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,22 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
+from tests.simulation.lanes_world import InvariantBrokenError, World
 from tests.simulation.servers import BrokenPromiseError
 from tests.simulation.simulation import simulate
 
 _CHUNK = 50
+
+
+def play(seed: int) -> None:
+    """Raises what a seed has found."""
+    simulate(seed)
+    for in_transaction in (False, True):
+        try:
+            World(seed, in_transaction=in_transaction).run()
+        except InvariantBrokenError as error:
+            where = "lanes in transactions" if in_transaction else "lanes"
+            raise BrokenPromiseError(f"seed {seed}, {where}: {error}") from error
 
 
 def failures(seeds: range) -> list[str]:
@@ -18,7 +34,7 @@ def failures(seeds: range) -> list[str]:
     found = []
     for seed in seeds:
         try:
-            simulate(seed)
+            play(seed)
         except BrokenPromiseError as error:
             found.append(str(error))
         except Exception as error:  # noqa: BLE001  an error of the listener's own is a finding too
@@ -33,7 +49,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     if args.seed is not None:
-        simulate(args.seed)
+        play(args.seed)
         print(f"seed {args.seed}: every promise holds")
         return 0
     first, _, last = args.seeds.partition("-")

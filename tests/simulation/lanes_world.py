@@ -8,6 +8,7 @@ different wishes for the number of lanes. In some runs lanes lose their history,
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
@@ -21,7 +22,7 @@ from bson.timestamp import Timestamp
 from tailrace.consumer.lane_store import BeginningStore, LaneStore
 from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import Fenced, LaneHistoryLost, LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.errors import Fenced, LaneHistoryLost, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable
 from tailrace.consumer.rules.keeper import keep
 from tailrace.consumer.rules.lane_group import LaneGroupLogic
 from tailrace.consumer.rules.lane_key import PlacedEvent
@@ -149,6 +150,9 @@ class Actor:
         lost = is_asked and world.has_faults and world.rng.random() < 0.04
         try:
             if lost and world.rng.random() < 0.5:
+                if world.late_rng.random() < 0.5:
+                    late = now + world.late_rng.uniform(0.01, 0.5) * LEASE_S
+                    world.late.append((late, lambda: self._perform(need)))
                 raise LeaseStoreUnavailable("the request was lost")
             value = self._perform(need)
             if lost:
@@ -325,6 +329,10 @@ class World:
 
     def __init__(self, seed: int, *, in_transaction: bool, rules: Rules | None = None) -> None:
         self.rng = random.Random(seed)
+        #: Requests that nobody waits for any more, and when they arrive; drawn apart, so that a seed plays the run that
+        #: it always played up to the first of them.
+        self.late_rng = random.Random(f"late {seed}")
+        self.late: list[tuple[float, Callable[[], Any]]] = []
         self.in_transaction = in_transaction
         self.rules = rules or Rules()
         self.commit_every = self.rng.choice((1, 1, 3))
@@ -449,6 +457,10 @@ class World:
         if not self.processes:
             self._start()
         self.now += self.rng.uniform(0, 0.02)
+        for request in [one for one in self.late if one[0] <= self.now]:
+            self.late.remove(request)
+            with contextlib.suppress(LeaseLost, LeaseStoreUnavailable, LeaseDocumentError):
+                request[1]()
         runnable, wakes = [], []
         for process in self.processes:
             process.actors = [actor for actor in process.actors if not actor.ended]

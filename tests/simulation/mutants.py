@@ -13,7 +13,7 @@ from tailrace.consumer.rules.need import FindStart, OpenStream, Pulled
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.position import StreamPosition
 from tests.simulation.schedule import Schedule
-from tests.simulation.servers import Clock, Servers
+from tests.simulation.servers import Clock, Servers, check_forward
 
 
 def without_fence(schedule: Schedule) -> Servers:
@@ -55,6 +55,19 @@ def commit_without_looking_at_the_owner(schedule: Schedule) -> Servers:
     return _OwnersUnchecked(schedule)
 
 
+class _PositionsUncompared(Servers):
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
+        record = self.records.get(lease.resource)
+        if record is not None and (record.owner, record.version) == (lease.owner, lease.version):
+            check_forward(record.position or {}, position)
+        return super().commit(lease, position, seconds, client_time)
+
+
+def commit_without_looking_at_the_position(schedule: Schedule) -> Servers:
+    """A commit that arrives after its time-out is done like any other."""
+    return _PositionsUncompared(schedule)
+
+
 class ForgetsToReadThePositionBack(ListenerLogic):
     """After a lease was lost it goes on where it was itself."""
 
@@ -85,6 +98,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "the lease judged by the client's clock": {"new_servers": judged_by_the_client_s_clock},
     "the commit before the work": {"new_logic": CommitsBeforeTheWork},
     "a commit that does not look at the owner": {"new_servers": commit_without_looking_at_the_owner},
+    "a commit that does not look at the position": {"new_servers": commit_without_looking_at_the_position},
     "the position not read back": {"new_logic": ForgetsToReadThePositionBack},
     "the start not written down": {"new_logic": DoesNotWriteItsStartDown},
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
 from tailrace.consumer.rules.keeper import keep
 from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
 from tailrace.consumer.rules.need import (
@@ -159,6 +160,9 @@ class Process:
         faults, random, schedule = self.run.faults, self.run.schedule.random, self.run.schedule
         if random.random() < faults.lost_request:
             schedule.after(TIMEOUT_S, lambda: answer(None, lost("no answer")))
+            if lost is LeaseStoreUnavailable and schedule.late_random.random() < 0.5:
+                self.run.servers.late += 1
+                schedule.after(schedule.late_random.uniform(TIMEOUT_S, 6 * TIMEOUT_S), lambda: self._arrive_late(apply))
             return
 
         def arrive() -> None:
@@ -173,6 +177,11 @@ class Process:
                 schedule.after(self._delay(), lambda: answer(value, error))
 
         schedule.after(self._delay(), arrive)
+
+    def _arrive_late(self, apply: Callable[[], Any]) -> None:
+        """The server was frozen, and goes on with what nobody waits for any more."""
+        with suppress(LeaseLost, LeaseStoreUnavailable, LeaseDocumentError):
+            apply()
 
     def _delay(self) -> float:
         random = self.run.schedule.random

@@ -48,6 +48,8 @@ class Servers:
         self.next_change: dict[int, int] = {}
         self.first_after: Callable[[Mapping[str, Any]], int] = lambda position: 0
         self.fenced_writes = 0
+        #: Requests to the store that arrived after their time-out.
+        self.late = 0
 
     # The store
 

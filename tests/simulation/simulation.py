@@ -13,6 +13,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from tailrace.consumer.rules.commit_policy import CommitPolicy
+from tailrace.consumer.rules.errors import LeaseDocumentError
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
 from tailrace.consumer.rules.position import StreamPosition
@@ -70,6 +71,9 @@ class Simulation:
             self._run()
         except BrokenPromiseError as error:
             raise BrokenPromiseError(f"seed {self.seed}: {error}") from error
+        except LeaseDocumentError as error:
+            # The store has refused to set the position back. Nobody edits it here: a listener has tried.
+            raise BrokenPromiseError(f"seed {self.seed}: {error.message}") from error
         except Exception as error:
             error.add_note(f"seed {self.seed}")
             raise

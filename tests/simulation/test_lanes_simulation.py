@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tailrace.consumer.rules import lane_group
+from tailrace.consumer.rules import lane_group, lease
+from tailrace.consumer.rules.errors import HandlerFailed
 from tailrace.consumer.rules.lane_turn import LaneTurn
+from tailrace.consumer.rules.lanes import LanePlan
 from tests.simulation.lanes_world import InvariantBrokenError, Rules, World
 
 
-def failing_seed(seeds: range, rules: Rules | None = None) -> tuple[int, str] | None:
+def failing_seed(
+    seeds: range, rules: Rules | None = None, *, caught_by: type[Exception] = InvariantBrokenError
+) -> tuple[int, str] | None:
+    """``caught_by``: an error that counts as finding the fault, beside a broken invariant."""
     for seed in seeds:
         for in_transaction in (False, True):
             try:
                 World(seed, in_transaction=in_transaction, rules=rules).run()
-            except InvariantBrokenError as error:
+            except (InvariantBrokenError, caught_by) as error:
                 return seed, str(error)
     return None
 
@@ -73,6 +79,25 @@ def test_everything_is_copied_again_in_some_runs() -> None:
         world.run()
         copies.append(world.copies)
     assert sum(copies) >= 5
+
+
+def test_lanes_that_are_no_newer_than_the_copy_before_them_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence can find it too: it tells a lane that holds its lease of a newer owner, which ends the listener."""
+    copied = LanePlan.copied
+
+    def same_generation(plan: LanePlan, position: Any, resource: str) -> LanePlan:
+        return replace(copied(plan, position, resource), generation=plan.generation)
+
+    monkeypatch.setattr(LanePlan, "copied", same_generation)
+    assert failing_seed(range(1000), caught_by=HandlerFailed) is not None
+
+
+def test_lanes_whose_late_commits_set_the_position_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test had a commit arrive after its time-out: a request was lost, or done at once."""
+    monkeypatch.setattr(lease, "is_behind", lambda position, record: False)
+    found = failing_seed(range(1000))
+    assert found is not None
+    assert "went back" in found[1]
 
 
 def test_lanes_that_are_not_sealed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ def test_every_promise_holds_whatever_goes_wrong() -> None:
         seen["changes of owner"] += sum(record.version - 1 for record in run.servers.records.values())
         seen["effects twice"] += sum(count > 1 for count in run.servers.handled.values())
         seen["fenced writes"] += run.servers.fenced_writes
+        seen["late requests"] += run.servers.late
     # A simulation in which nothing goes wrong shows nothing.
     assert min(seen.values()) > 10, seen
 

@@ -123,9 +123,25 @@ class StopsAtTheFirstThatIsLost(MemoryLeaseStore):
 
 class CommitsTogetherForAnybody(MemoryLeaseStore):
     def commit_together(self, commits: Sequence[LeaseCommit]) -> list[Any]:
-        for commit in commits:
-            self.commit(self.read(commit.lease.resource) or commit.lease, commit.position, commit.seconds)
-        return [None] * len(commits)
+        mine = [one._replace(lease=self.read(one.lease.resource) or one.lease) for one in commits]
+        return super().commit_together(mine)
+
+
+class SetsThePositionBack(MemoryLeaseStore):
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        record = self.read(lease.resource)
+        if record is not None and (record.owner, record.version) == (lease.owner, lease.version):
+            self._put(replace(record, position=None))
+        return super().commit(lease, position, seconds)
+
+
+class SetsThePositionBackTogether(MemoryLeaseStore):
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> list[Any]:
+        for one in commits:
+            record = self.read(one.lease.resource)
+            if record is not None and (record.owner, record.version) == (one.lease.owner, one.lease.version):
+                self._put(replace(record, position=None))
+        return super().commit_together(commits)
 
 
 class SeesOnlyItsOwn(MemoryLeaseStore):
@@ -148,6 +164,8 @@ BROKEN = [
     RefusesSilently,
     StopsAtTheFirstThatIsLost,
     CommitsTogetherForAnybody,
+    SetsThePositionBack,
+    SetsThePositionBackTogether,
 ]
 
 

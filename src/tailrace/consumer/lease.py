@@ -50,14 +50,16 @@ class LeaseStore(Protocol):
 
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
         """Write ``position`` and hold it for ``seconds``, in one step. Raises as ``refresh``, and writes nothing
-        then."""
+        then. It writes nothing either, and raises LeaseDocumentError, where the record's position is further
+        (``rules.forward``): a commit may be done long after its caller has given it up, and must not undo later
+        ones."""
 
     def release(self, lease: Lease) -> bool:
         """Give it back if it is still held: others need not wait. Whether it was; the position and the version stay."""
 
     def transaction(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> AbstractContextManager[Any]:
         """``with ... as session``: what is written with ``session`` and the commit of ``position``, both or neither.
-        Raises as ``refresh``, and UsageError where the store has no transactions."""
+        Raises as ``commit``, and UsageError where the store has no transactions."""
 
     def read(self, resource: str) -> Lease | None:
         """The record as it is; ``None`` where there is none."""

@@ -12,7 +12,7 @@ import bson
 
 from tailrace.consumer.lease import LeaseCommit
 from tailrace.consumer.rules import lease as rules
-from tailrace.consumer.rules.errors import LeaseLost
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost
 from tailrace.consumer.rules.lease import Lease
 from tailrace.errors import TailraceError, UsageError
 
@@ -59,7 +59,7 @@ class MemoryLeaseStore:
     def _outcome(self, commit: LeaseCommit) -> TailraceError | None:
         try:
             self.commit(*commit)
-        except LeaseLost as error:
+        except (LeaseLost, LeaseDocumentError) as error:
             return error
         return None
 

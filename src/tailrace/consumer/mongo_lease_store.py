@@ -24,6 +24,7 @@ from pymongo.collection import Collection
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
+from tailrace.consumer.forward_query import forward
 from tailrace.consumer.lease import LeaseCommit
 from tailrace.consumer.rules import lease as rules
 from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
@@ -96,7 +97,8 @@ class MongoLeaseStore:
 
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
         """See LeaseStore."""
-        return self._held(lease, _committed(position, seconds), f"commit to the lease on {lease.resource!r}")
+        what = f"commit to the lease on {lease.resource!r}"
+        return self._held(lease, _committed(position, seconds), what, forward(position))
 
     def commit_together(self, commits: Sequence[LeaseCommit]) -> list[TailraceError | None]:
         """See CommitsTogether: one ``update`` command, so that all of them wait for the majority once.
@@ -105,7 +107,10 @@ class MongoLeaseStore:
         retryable writes would cost one more write for each.
         """
         what = f"commit to {len(commits)} leases"
-        statements = [{"q": _of(commit.lease), "u": _committed(commit.position, commit.seconds)} for commit in commits]
+        statements = [
+            {"q": _of(lease) | forward(position), "u": _committed(position, seconds)}
+            for lease, position, seconds in commits
+        ]
         with self._answering(what):
             reply = self._leases.database.command(
                 {
@@ -146,9 +151,11 @@ class MongoLeaseStore:
             session.start_transaction(ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
             try:
                 with self._answering(what):
-                    found = self._leases.find_one_and_update(_of(lease), _committed(position, seconds), session=session)
+                    found = self._leases.find_one_and_update(
+                        _of(lease) | forward(position), _committed(position, seconds), session=session
+                    )
                 if found is None:
-                    raise rules.lost(self.read(lease.resource), lease)
+                    raise rules.refused(self.read(lease.resource), lease)
                 yield session
             except BaseException:
                 if session.in_transaction:
@@ -168,9 +175,11 @@ class MongoLeaseStore:
             await session.start_transaction(ReadConcern("snapshot"), _MAJORITY, ReadPreference.PRIMARY)
             try:
                 with self._answering(what):
-                    found = await leases.find_one_and_update(_of(lease), _committed(position, seconds), session=session)
+                    found = await leases.find_one_and_update(
+                        _of(lease) | forward(position), _committed(position, seconds), session=session
+                    )
                 if found is None:
-                    raise rules.lost(await asyncio.to_thread(self.read, lease.resource), lease)
+                    raise rules.refused(await asyncio.to_thread(self.read, lease.resource), lease)
                 yield session
             except BaseException:
                 if session.in_transaction:
@@ -236,11 +245,15 @@ class MongoLeaseStore:
         local: datetime = hello["localTime"]
         return local if local.tzinfo is not None else local.replace(tzinfo=UTC)
 
-    def _held(self, lease: Lease, update: list[dict[str, Any]], what: str) -> Lease:
+    def _held(
+        self, lease: Lease, update: list[dict[str, Any]], what: str, further: dict[str, Any] | None = None
+    ) -> Lease:
         with self._answering(what):
-            document = self._leases.find_one_and_update(_of(lease), update, return_document=ReturnDocument.AFTER)
+            query = _of(lease) | (further or {})
+            document = self._leases.find_one_and_update(query, update, return_document=ReturnDocument.AFTER)
         if document is None:
-            raise rules.lost(self.read(lease.resource), lease)
+            record = self.read(lease.resource)
+            raise rules.lost(record, lease) if further is None else rules.refused(record, lease)
         return self._read(document)
 
     def _check_deployment(self) -> None:

@@ -13,17 +13,40 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from tailrace.consumer.lease import CommitsTogether, LeaseCommit
-from tailrace.consumer.rules.errors import LeaseLost, OwnerNotUnique
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost, OwnerNotUnique
 from tailrace.consumer.rules.lease import Lease
-from tailrace.errors import UsageError
+from tailrace.errors import TailraceError, UsageError
 
 _LONG: Final = 600.0
 _SHORT: Final = 0.3
 _WAIT_S: Final = 60.0
 _POSITION: Final = {"token": {"_data": "8265", "_typeBits": b"\x01\x82"}, "gaps": [{"to": Timestamp(7, 3)}]}
 #: A text that a store which builds expressions must not take for one.
-_FURTHER: Final = {"token": {"_data": "$owner"}, "snapshot": {"key": "$$NOW"}}
+_FURTHER: Final = {"token": {"_data": "8266$owner"}, "startAfter": "$owner", "snapshot": {"key": "$$NOW"}}
 _RIVALS: Final = 8
+
+
+def _copy(begun: int, documents: int) -> dict[str, Any]:
+    return {"collections": [{"restarts": begun, "documents": 1}, {"restarts": 0, "documents": documents}]}
+
+
+_AT: Final = [Timestamp(0x65000000 + seconds, 1) for seconds in range(4)]
+_TOKENS: Final = [f"82{at.time:08X}000000012B02" for at in _AT]
+#: A position, and one that is behind it; each first one is further than those before.
+_PAIRS: Final[tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]] = (
+    ({"at": _AT[1]}, {"at": _AT[0]}),
+    ({"at": _AT[1]}, {"token": {"_data": _TOKENS[0]}}),
+    ({"token": {"_data": _TOKENS[1]}}, {"at": _AT[1]}),
+    ({"token": {"_data": _TOKENS[2]}}, {"token": {"_data": _TOKENS[1]}}),
+    ({"at": _AT[3], "snapshot": _copy(0, 5)}, {"token": {"_data": _TOKENS[2]}}),
+    ({"at": _AT[3], "snapshot": _copy(0, 7)}, {"at": _AT[3], "snapshot": _copy(0, 6)}),
+    ({"at": _AT[3], "snapshot": _copy(1, 2)}, {"at": _AT[3], "snapshot": _copy(0, 7)}),
+    ({"at": _AT[3]}, {"at": _AT[3], "snapshot": _copy(1, 2)}),
+)
+_PLANS: Final[tuple[Mapping[str, Any], Mapping[str, Any]]] = (
+    {"lanes": 4, "generation": 3},
+    {"lanes": 2, "generation": 2},
+)
 
 
 class LeaseStoreError(AssertionError):
@@ -51,7 +74,7 @@ def _require(holds: bool, promise: str) -> None:
 
 
 @contextmanager
-def _refused(promise: str, kind: type[LeaseLost] = LeaseLost) -> Iterator[None]:
+def _refused(promise: str, kind: type[TailraceError] = LeaseLost) -> Iterator[None]:
     try:
         yield
     except kind:
@@ -114,6 +137,31 @@ def _commits(new_store: Callable[[], Any], resource: str) -> None:
     _stale(store, lease, other)
 
 
+def _forward_alone(new_store: Callable[[], Any], resource: str) -> None:
+    """A commit that was given up by who sent it, and is done later, must not undo newer ones."""
+    store, other = new_store(), new_store()
+    lease = _held(store, resource, "a")
+    for number, (later, earlier) in enumerate((*_PAIRS, _PLANS)):
+        store.commit(lease, later, _LONG)
+        before = other.read(resource)
+        with _refused(f"a commit does not set the position back ({number})", LeaseDocumentError):
+            store.commit(lease, earlier, _LONG)
+        with _refused(f"a transaction does not set the position back ({number})", LeaseDocumentError):
+            try:
+                with store.transaction(lease, earlier, _LONG):
+                    pass
+            except LeaseDocumentError:
+                raise
+            except UsageError as error:  # a store without transactions
+                raise LeaseDocumentError(error.message) from None
+        if isinstance(store, CommitsTogether):
+            answers = list(store.commit_together([LeaseCommit(lease, earlier, _LONG)]))
+            _require(len(answers) == 1, "commits together are answered one by one")
+            _require(isinstance(answers[0], LeaseDocumentError), "of commits together, none sets the position back")
+        _require(other.read(resource) == before, "a commit that would set the position back changes nothing")
+        _require(_same(store.commit(lease, later, _LONG).position, later), "a commit may be sent again")
+
+
 def _commits_together(new_store: Callable[[], Any], resource: str) -> None:
     store, other = new_store(), new_store()
     if not isinstance(store, CommitsTogether):
@@ -126,13 +174,14 @@ def _commits_together(new_store: Callable[[], Any], resource: str) -> None:
     def are(one: Mapping[str, Any], another: Mapping[str, Any]) -> bool:
         return _same(other.read(first.resource).position, one) and _same(other.read(second.resource).position, another)
 
-    _require(committed(_POSITION, _FURTHER) == [None, None], "commits together are answered one by one")
-    _require(are(_POSITION, _FURTHER), "commits together are all done")
+    early = {"token": {"_data": "8264"}}
+    _require(committed(early, _POSITION) == [None, None], "commits together are answered one by one")
+    _require(are(early, _POSITION), "commits together are all done")
     other.revoke(first.resource)
-    lost, done = committed(_FURTHER, _POSITION)
+    lost, done = committed(_POSITION, _FURTHER)
     _require(isinstance(lost, LeaseLost), "of commits together, who has lost its lease hears of it")
     _require(done is None, "of commits together, one that is refused does not hinder the others")
-    _require(are(_POSITION, _POSITION), "of commits together, what is refused changes nothing")
+    _require(are(early, _FURTHER), "of commits together, what is refused changes nothing")
 
 
 def _stale(store: Any, lease: Lease, other: Any) -> None:
@@ -239,6 +288,7 @@ CHECKS: Final = (
     _first_lease,
     _names_are_free,
     _commits,
+    _forward_alone,
     _commits_together,
     _same_owner,
     _expiry,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from tailrace.consumer.rules.errors import LeaseLost, OwnerNotUnique
-from tailrace.errors import UsageError
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost, OwnerNotUnique
+from tailrace.consumer.rules.forward import is_behind
+from tailrace.errors import TailraceError, UsageError
 
 LEASE_SECONDS_MIN: Final = 0.1
 LEASE_SECONDS_MAX: Final = 86_400.0
@@ -105,8 +106,23 @@ def refreshed(record: Lease | None, lease: Lease, seconds: float, now: datetime)
 
 
 def committed(record: Lease | None, lease: Lease, position: Mapping[str, Any], seconds: float, now: datetime) -> Lease:
-    """The record with ``position``, and held for ``seconds`` from ``now``. Raises LeaseLost."""
-    return replace(refreshed(record, lease, seconds, now), position=position, committed_at=now)
+    """The record with ``position``, and held for ``seconds`` from ``now``. Raises LeaseLost, and LeaseDocumentError
+    where the record's own position is further."""
+    after = refreshed(record, lease, seconds, now)
+    if is_behind(position, after.position):
+        raise refused(record, lease)
+    return replace(after, position=position, committed_at=now)
+
+
+def refused(record: Lease | None, lease: Lease) -> TailraceError:
+    """Why a commit changed nothing: the lease is lost, or the position stands in the way."""
+    if record is None or (record.owner, record.version) != (lease.owner, lease.version):
+        return lost(record, lease)
+    return LeaseDocumentError(
+        f"the position in the lease on {lease.resource!r} is further than the one to be committed",
+        hint="Did somebody move it by hand, or was a deployment with an older clock put in the place of another? Put "
+        "the position right, or use another resource",
+    )
 
 
 def released(record: Lease | None, lease: Lease) -> Lease:

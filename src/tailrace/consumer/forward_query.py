@@ -1,0 +1,43 @@
+"""``rules.forward`` in the server's language: the part of a commit's query that its position must not be behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from tailrace.consumer.rules.forward import progress
+
+
+def forward(position: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions under which a record's position is not further than ``position``."""
+    new = progress(position)
+    if new.generation:
+        return {"position.generation": _not_above(Int64(new.generation))}
+    conditions: dict[str, Any] = {}
+    if new.place is not None:
+        conditions["position.token._data"] = _not_above(new.place)
+    if new.time is not None:
+        conditions["position.at"] = _not_above(new.time)
+        if new.copied is not None and new.at:
+            conditions["$nor"] = _further_copies(new.time, *new.copied)
+    return conditions
+
+
+def _not_above(value: object) -> dict[str, Any]:
+    """Holds for values of other types, and where there is none, as well."""
+    return {"$not": {"$gt": value}}
+
+
+def _further_copies(at: Timestamp, restarts: int, documents: int) -> list[dict[str, Any]]:
+    """The same snapshot, complete or further."""
+    begun, copied = ({"$sum": f"$position.snapshot.collections.{name}"} for name in ("restarts", "documents"))
+    further = {
+        "$or": [{"$gt": [begun, restarts]}, {"$and": [{"$eq": [begun, restarts]}, {"$gt": [copied, documents]}]}]
+    }
+    return [
+        {"position.at": at, "position.snapshot": {"$exists": False}},
+        {"position.at": at, "$expr": further},
+    ]
