@@ -18,6 +18,7 @@ from tests.golden.replay import EVERYTHING, Oplog, OurStream
 #: After an error that both give, the streams go on behind the entry that caused it, this many times.
 _ERRORS_PASSED_MAX = 6
 _EVENT_TOO_LARGE = 10334
+_IS_A_VIEW = 166
 #: That, and a field of an event that is too large for a fragment.
 _SIZE_IS_NAMED = (_EVENT_TOO_LARGE, 7182500)
 #: What a server's stream ends with at an oplog entry that breaks one of its assertions.
@@ -137,6 +138,8 @@ class Bench:
         plain.advance(ours.position, entries_max=case.entries_max)
         if _hides_an_unreadable_entry(native, plain):
             return None
+        if native.error is None and plain.error is not None and plain.error.code == _IS_A_VIEW:
+            return None  # what the server's oplog query leaves out is not looked up: that shows too
         difference = _first_difference(case, native, plain)
         if difference is None and plain.resume_token != ours.resume_token and ours.error is None and not case.live:
             difference = Difference(str(case), "token", 0, words(ours.resume_token), words(plain.resume_token))

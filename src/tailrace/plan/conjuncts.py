@@ -22,8 +22,9 @@ FULL_DOCUMENT: Final = b"fullDocument"
 BEFORE_CHANGE: Final = b"fullDocumentBeforeChange"
 SESSION: Final = frozenset((b"lsid", b"txnNumber"))
 
-#: What the server's oplog query asks for, tests of whole arrays among it.
-_QUERIED: Final = (b"documentKey.", b"updateDescription.updatedFields.", b"clusterTime.", b"lsid.", b"txnNumber.")
+#: What the server's oplog query asks for, tests of whole arrays among it; and of this, what one name below it names.
+_QUERIED: Final = (b"documentKey.", b"clusterTime.", b"lsid.", b"txnNumber.")
+_UPDATED_FIELDS: Final = b"updateDescription.updatedFields."
 
 #: Operators that never fail, so that asking one early cannot be noticed.
 _NEVER_FAIL: Final = frozenset(
@@ -138,24 +139,30 @@ def _may_fail(expression: Expression) -> bool:
 
 
 def _stays(node: tree.Node) -> bool:
-    """Whether the server leaves the node where it is: it moves no test of a whole array, and no schema."""
+    """Whether the server leaves the node where it is: it moves no test of a whole array, no schema, and nothing that is
+    false of everything."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
         return any(map(_stays, node.children))
     if isinstance(node, tree.Not):
         return _stays(node.child)
+    if isinstance(node, tree.Always):
+        return not node.truth
     whole = tree.Size | tree.ElementMatchesObject | tree.ElementMatchesValue | tree.SchemaTest
     return isinstance(node, whole)
 
 
-def _is_queried(node: tree.Node) -> bool:
+def _is_queried(node: tree.Node, negated: bool = False) -> bool:
     """Whether the server's oplog query asks for it, although the test itself stays where it is (measured on 6.0.27 with
     look-ups that fail)."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
-        return all(map(_is_queried, node.children))
+        return all(_is_queried(child, negated or isinstance(node, tree.Nor)) for child in node.children)
     if isinstance(node, tree.Not):
-        return _is_queried(node.child)
-    path: bytes = getattr(node, "path", b"") + b"."
-    return path.startswith(_QUERIED)
+        return _is_queried(node.child, negated=True)
+    path: bytes = getattr(node, "path", b"")
+    if negated and path == b"documentKey":
+        return False
+    field = path.removeprefix(_UPDATED_FIELDS)
+    return (field != path and b"." not in field) or (path + b".").startswith(_QUERIED)
 
 
 class _Touched:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tailrace.expression import CompiledPipeline
@@ -12,6 +12,7 @@ from tailrace.expression.values.collation import order_of
 from tailrace.expression.values.compare import Order
 from tailrace.pipeline.pushdown.entry_test import EntryTest
 from tailrace.pipeline.pushdown.oplog_filter import oplog_filter
+from tailrace.pipeline.pushdown.queried import queried
 from tailrace.plan.conjuncts import (
     BEFORE_CHANGE,
     FULL_DOCUMENT,
@@ -74,8 +75,8 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     asked: tuple[Conjunct, ...] = ()
     if enabled:
         # A look-up that fails is an error at its event, unless the server asks the match before it looks.
-        early = (one for one in conjuncts if one in before or _shows_no_failure(plan, one, order))
-        asked = tuple(one for one in early if one.fields is not None and not one.fails)
+        early = (one if one in before else _sparing(plan, one, order) for one in conjuncts)
+        asked = tuple(one for one in early if one is not None and one.fields is not None and not one.fails)
     nodes: list[tree.Node] = [one.node for one in asked]
     sessions: list[tree.Node] = []
     if plan.profile.match_sees_session_of_entry and order.simple:
@@ -107,15 +108,17 @@ def _shown_images(plan: Plan) -> frozenset[bytes]:
     return images
 
 
-def _shows_no_failure(plan: Plan, one: Conjunct, order: Order) -> bool:
-    """Whether asking it of entries leaves the same look-ups failing as on the server, although it is not asked of
-    events before images are."""
+def _sparing(plan: Plan, one: Conjunct, order: Order) -> Conjunct | None:
+    """What of it may be asked of entries so that the same look-ups fail as on the server, although it is not asked of
+    events before images are looked up."""
     options = plan.options
     if "required" in (options.full_document, options.full_document_before_change):
-        return order.simple and _rewritten(one)
-    # An update's entry does not decide what asks for the image.
-    asks_image = one.fields is None or FULL_DOCUMENT in one.fields
-    return options.full_document != "updateLookup" or asks_image or not one.stays
+        return one if order.simple and _rewritten(one) else None
+    # From 6.0 on the look-up fails in a view, and the match is asked in the oplog query.
+    if options.full_document != "updateLookup" or plan.profile.looks_up_by_uuid:
+        return one
+    node = queried(one.node) if order.simple else None
+    return None if node is None else replace(one, node=node)
 
 
 def _rewritten(one: Conjunct) -> bool:
