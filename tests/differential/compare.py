@@ -23,9 +23,10 @@ _IS_A_VIEW = 166
 _SIZE_IS_NAMED = (_EVENT_TOO_LARGE, 7182500)
 #: What a server's stream ends with at an oplog entry that breaks one of its assertions.
 _UNREADABLE = 8
-#: Codes for tokens that no server writes: an unknown version, a UUID that is null, a high-water mark with an event's
-#: fields, an event's without. Codes for options: a wrong type or value, an unknown one, a scope not allowed.
-_TOKEN_REFUSED = frozenset((50795, 207, 6189501, 6189504, 6189505))
+#: Codes for tokens that no server writes: an unknown version, a UUID that is null, an identifier that is no document,
+#: a high-water mark with an event's fields, an event's without. Codes for options: a wrong type or value, an unknown
+#: one, a scope not allowed.
+_TOKEN_REFUSED = frozenset((50795, 207, 6189501, 6189503, 6189504, 6189505))
 _OPTION_REFUSED = frozenset((2, 14, 72, 73, 40415, 40575))
 
 
