@@ -57,8 +57,8 @@ def add_uri_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a change stream to a command."""
+def add_stream_arguments(parser: argparse.ArgumentParser, *, more_modes: tuple[str, ...] = ()) -> None:
+    """Add the arguments of a change stream to a command, which knows ``more_modes`` of images than the server."""
     parser.add_argument(
         "namespace", nargs="?", metavar="db[.coll]", help="a database or a collection (default: the whole cluster)"
     )
@@ -80,8 +80,8 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain", action="store_true", help="print the stream's plan and what it has to read instead of events"
     )
     group = parser.add_argument_group("options of the change stream")
-    group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)
-    group.add_argument("--full-document-before-change", choices=BEFORE_CHANGE_MODES)
+    group.add_argument("--full-document", choices=(*FULL_DOCUMENT_MODES, *more_modes))
+    group.add_argument("--full-document-before-change", choices=(*BEFORE_CHANGE_MODES, *more_modes))
     for flag in ("--resume-after", "--start-after"):
         group.add_argument(flag, metavar="TOKEN", help="a resume token: its _data, or the whole document as JSON")
     group.add_argument("--start-at-operation-time", metavar="TIME", help="T,I (a BSON timestamp) or an ISO date")

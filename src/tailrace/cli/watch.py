@@ -57,7 +57,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_uri_argument(parser)
-    add_stream_arguments(parser)
+    add_stream_arguments(parser, more_modes=("exact", "exactWhenAvailable"))
+    parser.add_argument(
+        "--images",
+        metavar="DIR",
+        help="where the stream keeps what exact images are computed from (--full-document exact); of a replica set",
+    )
     parser.add_argument(
         "--archive",
         metavar="DIR",
@@ -81,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
     with connect(
-        find_uri(args.uri), engine=args.engine, server_version=args.server_version, archive=args.archive
+        find_uri(args.uri),
+        engine=args.engine,
+        server_version=args.server_version,
+        archive=args.archive,
+        images=args.images,
     ) as client:
         if args.until == "now":
             until.time = operation_time(client)

@@ -379,7 +379,7 @@ class OplogChangeStream(BlockChangeStream):
         with telling_refusals(request):
             if scope.database is not None and scope.collection is not None:
                 source.refuse_view(scope.database, scope.collection)
-            plan = self._begun(build_plan(options, profile or profile_for(source.server_version)))
+            plan = self._begun(self._planned(options, profile or profile_for(source.server_version)))
             stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
@@ -419,6 +419,9 @@ class OplogChangeStream(BlockChangeStream):
             raise
         if commands is not None:
             commands.answered(self.resume_token, self._told, is_last=self._ends)
+
+    def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
+        return build_plan(options, profile)
 
     def _begun(self, plan: Plan) -> Plan:
         oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event

@@ -50,6 +50,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
     server_version: str | None = None,
     tail_window_bytes: int = WINDOW_BYTES,
     archive: str | Path | None = None,
+    images: str | Path | None = None,
     **kwargs: Any,
 ) -> Client[Any]:
     """A client for a replica set or a sharded cluster: takes what ``pymongo.MongoClient`` takes, in the same order.
@@ -64,6 +65,8 @@ def connect(  # noqa: PLR0917  PyMongo's order
                         (docs/design/tail.md)
     ``archive``  engine "oplog", a replica set: the directory of its archive (``tailrace archive``), from which a stream
                  begins that starts before the oplog does
+    ``images``   engine "oplog", a replica set: the directory where streams keep what they compute exact images from
+                 (``full_document="exact"``; docs/reference/exact-images.md)
     ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 
     Raises what PyMongo raises where the URI or an option cannot be used, as UsageError too; no error holds a password.
@@ -80,6 +83,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
         server_version=server_version,
         tail_window_bytes=tail_window_bytes,
         archive=archive,
+        images=images,
         **kwargs,
     )
 
@@ -169,11 +173,12 @@ class Client(WatchableClient, _Watchable, MongoClient[_DocumentType], Generic[_D
         server_version: str | None = None,
         tail_window_bytes: int = WINDOW_BYTES,
         archive: str | Path | None = None,
+        images: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
         arguments = Arguments(host, port, kwargs)
-        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes, archive)
+        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes, archive, images)
         self._construct(
             arguments,
             super().__init__,

@@ -14,6 +14,7 @@ from tailrace.client import kernel_loader
 from tailrace.client.arguments import Arguments, refused
 from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
 from tailrace.client.commands import telling_refusals
+from tailrace.client.exact_request import asks_for_exact, with_server_names
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.sharded_stream import ShardedChangeStream
@@ -63,13 +64,14 @@ class WatchedDeployment:
     being read. May be used from several threads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         arguments: Arguments,
         engine: Engine,
         server_version: str | None,
         window_bytes: int,
         archive: str | Path | None = None,
+        images: str | Path | None = None,
     ) -> None:
         if engine not in ENGINES:
             raise refused(f"there is no engine {engine!r}", ValueError, f"One of: {', '.join(ENGINES)}")
@@ -88,6 +90,7 @@ class WatchedDeployment:
                 "Leave it out",
             )
         self._archive = archive
+        self._images = images
         with driver_errors():
             self.profile = None if server_version is None else chosen_profile(server_version)
         self.engine: Engine = engine
@@ -110,9 +113,14 @@ class WatchedDeployment:
                     'Use engine="server"',
                 )
             check_read_concern(request.target)
+            exact = asks_for_exact(request)
+            if exact:
+                request = with_server_names(request)
             with telling_refusals(request):
                 checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
+            if exact:
+                return self._open_exact(readers, request)
             if readers.cluster is not None:
                 shared = readers.shard_tails.of_scope(request.scope)
                 archive = None if self._archive is None else _archived_shards(self._archive)
@@ -124,6 +132,20 @@ class WatchedDeployment:
                 return _open_with_archive(live, self._archive, request, self.profile)
             source = TailedSource(readers.client, readers.tail, request.scope, waits=False)
             return OplogChangeStream(source, request, self.profile)
+
+    def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:
+        if readers.cluster is not None:
+            raise refused(
+                "exact images are computed of one replica set", ConfigurationError, "Watch its shards one by one"
+            )
+        live = MongodSource(readers.client, waits=False)
+        try:
+            from tailrace.client.exact_stream import open_exact  # noqa: PLC0415  not without lmdb
+        except ModuleNotFoundError as error:
+            raise refused(
+                f"exact images need the package {error.name}", ConfigurationError, "Install tailrace[images]"
+            ) from None
+        return open_exact(live, self._images, request, self.profile)
 
     def operation_time(self, client: MongoClient[Any]) -> ClusterTime:
         """A cluster time that everything written before this call, to any shard, is at or before."""

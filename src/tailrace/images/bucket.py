@@ -127,12 +127,12 @@ class ImageBucket:
         try:
             for key, document in changes:
                 if key not in touched:
-                    old = txn.get(key, db=documents)
+                    old = txn.pop(key, db=documents) if document is None else txn.replace(key, document, db=documents)
                     record = len(key).to_bytes(2, "big") + key + (_ABSENT if old is None else _PRESENT + old)
                     txn.put(prefix + len(touched).to_bytes(_SEQUENCE, "big"), record, db=undo, append=True)
                     touched.add(key)
                     self._undo_bytes += len(record)
-                if document is None:
+                elif document is None:
                     txn.delete(key, db=documents)
                 else:
                     txn.put(key, document, db=documents)

@@ -179,11 +179,11 @@ class ImageState:
     def batch(self, number: int) -> Iterator[ImageBatch]:
         """A batch: on disk as a whole when the block ends, and not at all where it raises.
 
-        ``number``  from 0 to 2^63, larger than those before. One that is not is given again: that batch and what came
+        ``number``  from 0 to 2^64, larger than those before. One that is not is given again: that batch and what came
                     after it are undone first
         """
-        if not 0 <= number < 1 << 63:
-            raise UsageError(f"a batch has a number from 0 to 2^63, not {number}")
+        if not 0 <= number < 1 << 64:
+            raise UsageError(f"a batch has a number from 0 to 2^64, not {number}")
         if self._position is not None and number <= self._position:
             self.undo_until(self._before(number))
         try:
@@ -257,6 +257,20 @@ class ImageState:
                 self._buckets[0].begin(0)
                 self._buckets[0].commit([(key, None)])
                 self._dropped.remove(key)
+
+    def clear(self) -> None:
+        """Take everything out, with no way back."""
+        first = self._buckets[0]
+        meta: list[tuple[bytes, bytes | None]]
+        meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches]
+        meta += [(key, None) for key in self._dropped]
+        first.begin(0)
+        first.commit([*meta, (_POSITION, None), (_FLOOR, None)])
+        for bucket in self._buckets:
+            bucket.forget_until((1 << 64) - 1)
+            while bucket.erase(b"", _ERASED_AT_A_TIME):
+                pass
+        self._recover()
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The documents at ``position``."""

@@ -70,6 +70,8 @@ class AddImages:
         self._after = FULL_DOCUMENT in looks_up
         self._after_required = options.full_document == "required"
         self._current = options.full_document == "updateLookup"
+        #: Servers without images of their own: what is stored is shown, and not what a server would show.
+        self._stored = not profile.expanded_events_and_images
         self._by_uuid = profile.looks_up_by_uuid
         self._match_uuid = self._by_uuid or options.match_collection_uuid_for_update_lookup
         self._asked = _ASKED_FIRST
@@ -105,7 +107,7 @@ class AddImages:
                 after = yield from self._documents(made, updates)
             elif self._after:
                 images = before.of(updates) if self._before else (yield from _pre_images(made, updates))
-                after, wrong = after_deltas(made, images)
+                after, wrong = after_deltas(made, images, stored=self._stored)
                 refused |= wrong | (after.missing & self._after_required)
         except TailraceError:
             return made.left_plain_by_event(asks)
@@ -233,9 +235,9 @@ def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer,
     return Field.holding(len(made), [(numbers, _checked(answer, len(keys)))])
 
 
-def after_deltas(made: KernelBatch, images: Field) -> tuple[Field, Chosen]:
+def after_deltas(made: KernelBatch, images: Field, *, stored: bool = False) -> tuple[Field, Chosen]:
     """The post-images of the updates whose pre-images are ``images``; and for which events (bool[m]) there is none,
-    because the delta has an error."""
+    because the delta has an error. ``stored``: as the document is stored; what is rare then has none either."""
     numbers = np.flatnonzero(images.start >= 0)
     start, end = images.start[numbers], images.end[numbers]
     objects = made.column(event_record.OBJECT)[numbers]
@@ -257,9 +259,16 @@ def after_deltas(made: KernelBatch, images: Field) -> tuple[Field, Chosen]:
     job = _job(post_image.JOB_SIZE, slots)
     job[post_image.COUNT // 8] = numbers.size
     job[post_image.OUT_END // 8] = address(out) + out.size
+    job[post_image.STRICT // 8] = stored
     written = post_image.apply_deltas(address(job))
     data, wrong = [out[:written]], np.zeros(len(made), np.bool_)
+    if stored:
+        is_first = [out[starts + 5 + place] == byte for place, byte in enumerate(b"_id\0")]
+        starts[(start != end) & ~np.logical_and.reduce(is_first)] = -1
     for index in np.flatnonzero(starts < 0).tolist():
+        if stored:
+            starts[index], ends[index], wrong[numbers[index]] = 0, 0, True
+            continue
         before = images.data[start[index] : end[index]].tobytes()
         try:
             image = apply_diff(before, _delta_of(made.raw.data, int(objects[index])))

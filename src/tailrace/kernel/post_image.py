@@ -39,7 +39,8 @@ OUT_END = 56
 OUT_START = 64  # int64[count], and OUT_ENDS: the post-images, offsets from OUT; -1 where apply_diff is needed
 OUT_ENDS = 72
 SCRATCH = 80
-JOB_SIZE = 88
+STRICT = 88  # 1: a delta that does not fit its document is left, and a field is not there twice
+JOB_SIZE = 96
 
 FALL_BACK = -1
 
@@ -79,7 +80,8 @@ _LENGTH = 80
 _SUB = 88
 _SUB_END = 96
 _SUB_VALUE = 104
-_FRAME = 112
+_STRICT = 112
+_FRAME = 120
 SCRATCH_SIZE = _FRAME * _DEPTH_MAX + _PART * _PARTS_MAX
 
 _LETTER_L = 0x6C
@@ -172,7 +174,7 @@ def _find_part(table: int, parts: int, name: int, size: int) -> int:
     for i in range(parts):
         part = table + _PART * i
         if _named(part, word, name, size):
-            if found != 0:
+            if found != 0 or load64(part + _SEEN) != 0:
                 return FALL_BACK
             store64(part + _SEEN, 1)
             found = part
@@ -231,6 +233,16 @@ def _inserts_alone(table: int, parts: int) -> bool:
 
 
 @inner
+def _any_unseen(table: int, parts: int) -> bool:
+    """Whether a field that is changed or deleted is not there."""
+    for i in range(parts):
+        part = table + _PART * i
+        if load64(part + _KIND) != _INSERTED and load64(part + _SEEN) == 0:
+            return True
+    return False
+
+
+@inner
 def _closed(out: int, room_end: int, start: int) -> int:
     """The end of a document whose fields end at ``out``."""
     if out < 0 or out == room_end:
@@ -268,7 +280,7 @@ def _open(frame: int, out: int, room_end: int, value: int, diff: int, diff_end: 
     if parts < 0:
         return FALL_BACK
     store64(frame + _PARTS, parts)
-    if _inserts_alone(load64(frame + _PART_TABLE), parts):
+    if load64(frame + _STRICT) == 0 and _inserts_alone(load64(frame + _PART_TABLE), parts):
         store64(frame + _OLD, limit)
         return _put(out + 4, room_end, value + 4, limit)
     return out + 4
@@ -281,6 +293,8 @@ def _begin_nested(  # noqa: PLR0917
     """The element ``old`` up to its value, which is the next level then; null where its value is not of the kind that
     the diff is for."""
     if load8(old) != (ARRAY if _is_array_diff(sub, sub_end - 1) else OBJECT):
+        if load64(frame + _STRICT) != 0:
+            return FALL_BACK
         return _put_null(out, room_end, old + 1, old_nul - old - 1)
     store64(frame + _SUB, sub)
     store64(frame + _SUB_END, sub_end)
@@ -315,6 +329,8 @@ def _document_step(frame: int, out: int, room_end: int, depth: int) -> int:
         if kind == _NESTED and load64(frame + _SUB) != 0:
             store64(frame + _OLD, pos)
             return out
+    if load64(frame + _STRICT) != 0 and _any_unseen(table, parts):
+        return FALL_BACK
     return _closed(_put_rest(out, room_end, table, parts), room_end, load64(frame + _START))
 
 
@@ -397,6 +413,8 @@ def _array_step(frame: int, out: int, room_end: int) -> int:
             after = value_end(load8(pos), nul + 1, limit)
             if load8(pos + 1) == _LETTER_U:
                 out = _put_item(out, room_end, index, load8(pos), nul + 1, after)
+            elif old_end == 0 and load64(frame + _STRICT) != 0:
+                return FALL_BACK
             elif old_end == 0:
                 out = _put_item(out, room_end, index, NULL, pos, pos)
             else:
@@ -442,6 +460,7 @@ def _apply(out: int, room_end: int, frame: int, document: int, diff: int, diff_e
         inside = frame + _FRAME
         parts = load64(frame + _PARTS)
         store64(inside + _PART_TABLE, load64(frame + _PART_TABLE) + _PART * parts)
+        store64(inside + _STRICT, load64(frame + _STRICT))
         store64(inside + _ROOM, load64(frame + _ROOM) - parts)
         sub, sub_end = load64(frame + _SUB), load64(frame + _SUB_END)
         out = _open(inside, out, room_end, load64(frame + _SUB_VALUE), sub, sub_end)
@@ -474,6 +493,7 @@ def _make_apply_deltas(sources: int) -> Callable[[int], int]:
             return 0
         images, raw, base = load64(job + IMAGES), load64(job + RAW), load64(job + OUT)
         out, room_end, frames = base, load64(job + OUT_END), load64(job + SCRATCH)
+        store64(frames + _STRICT, load64(job + STRICT))
         for index in range(load64(job + COUNT)):
             slot = 8 * index
             start, end = load64(load64(job + START) + slot), load64(load64(job + END) + slot)

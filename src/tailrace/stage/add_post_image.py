@@ -8,6 +8,7 @@ from typing import Self
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, TailraceError, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
+from tailrace.oplog.stored_document import apply_operation
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.plan.conjuncts import FULL_DOCUMENT
 from tailrace.plan.options import StreamOptions
@@ -30,9 +31,16 @@ class AddPostImage(ShardStage):
 
     @classmethod
     def of(cls, setup: ShardSetup) -> Self:
-        return cls(setup.plan.options, looks_up_by_uuid=setup.plan.profile.looks_up_by_uuid)
+        profile = setup.plan.profile
+        return cls(
+            setup.plan.options,
+            looks_up_by_uuid=profile.looks_up_by_uuid,
+            shows_stored=not profile.expanded_events_and_images,
+        )
 
-    def __init__(self, options: StreamOptions, *, looks_up_by_uuid: bool = False) -> None:
+    def __init__(self, options: StreamOptions, *, looks_up_by_uuid: bool = False, shows_stored: bool = False) -> None:
+        # Of servers without images of their own (exact images): what is stored, by entries of the old form too.
+        self._shows_stored = shows_stored
         self._looks_up = options.full_document == "updateLookup"
         self._required = options.full_document == "required"
         self._by_uuid = looks_up_by_uuid
@@ -105,6 +113,8 @@ class AddPostImage(ShardStage):
         position = f"oplog entry {event.cluster_time}"
         update = event.raw_update or raw_bson.EMPTY_DOCUMENT
         diff = raw_bson.find(update, b"diff")
+        if self._shows_stored:
+            return apply_operation(pre_image, b"u", update) or NULL_DOCUMENT
         if diff is None or diff.type != OBJECT:
             raise OplogFormatError("a post-image is asked of an update entry without a delta", position=position)
         try:

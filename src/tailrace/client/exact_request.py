@@ -1,0 +1,36 @@
+"""What ``watch()`` is asked for where it is asked for exact images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from pymongo.errors import ConfigurationError
+
+from tailrace.client.arguments import refused
+from tailrace.client.request import WatchRequest
+
+#: What the stream then does as with the server's images of the other name.
+_MODES: Final = {"exact": "required", "exactWhenAvailable": "whenAvailable"}
+
+
+def asks_for_exact(request: WatchRequest) -> bool:
+    """Whether a stream is to have exact images."""
+    return request.full_document in _MODES or request.full_document_before_change in _MODES
+
+
+def with_server_names(request: WatchRequest) -> WatchRequest:
+    """The request with the server's words for what a stream does where an image is not known. Raises UsageError where
+    it mixes the server's images with exact ones."""
+    after, before = request.full_document, request.full_document_before_change
+    if after in ("updateLookup", "whenAvailable", "required") or before in ("whenAvailable", "required"):
+        raise refused(
+            f"full_document {after!r} and full_document_before_change {before!r} do not go together",
+            ConfigurationError,
+            "Ask for exact images in both, or in one of them alone",
+        )
+    return replace(
+        request,
+        full_document=None if after is None else _MODES.get(after, after),
+        full_document_before_change=None if before is None else _MODES.get(before, before),
+    )

@@ -1,0 +1,55 @@
+"""Streams whose images are computed here (``fullDocument: exact``): from the oplog and a state on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from pymongo.errors import ConfigurationError
+
+from tailrace.client import kernel_loader
+from tailrace.client.arguments import refused
+from tailrace.client.change_stream import OplogChangeStream
+from tailrace.client.request import WatchRequest
+from tailrace.images.source import ExactSource
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.profile import ServerProfile, profile_for
+from tailrace.source.mongod import MongodSource
+
+
+class ExactChangeStream(OplogChangeStream):
+    """Like its parent, but images come from an ``ExactSource``, of any version of the server."""
+
+    def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
+        # Versions before 6.0 refuse images: theirs, not these.
+        plain = replace(options, full_document="default", full_document_before_change="off")
+        return replace(build_plan(plain, profile), options=options)
+
+    def _begun(self, plan: Plan) -> Plan:
+        oldest = self._source.oldest()
+        source = cast(ExactSource, self._source)
+        if plan.read_after is None:
+            return plan.start_after(source.begin(None, self._source.client))
+        plan.confirm_history(*oldest)
+        source.begin(plan.read_after, self._source.client)
+        return plan
+
+
+def open_exact(
+    live: MongodSource, folder: str | Path | None, request: WatchRequest, profile: ServerProfile | None
+) -> ExactChangeStream:
+    """A stream with exact images, of a replica set. ``folder`` holds their state."""
+    if folder is None:
+        raise refused(
+            "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"
+        )
+    known = profile or profile_for(live.server_version)
+    source = ExactSource(live, folder, request.scope, known, kernel=kernel_loader.is_ready)
+    try:
+        answers_as_one: Any = source
+        return ExactChangeStream(answers_as_one, request, profile)
+    except BaseException:
+        source.release()
+        raise

@@ -1,0 +1,182 @@
+"""The same as ``ImageFolder``, by the batch kernel, for batches that hold inserts, updates and deletes alone.
+
+The kernel finds the operations of a batch and applies deltas, many at a time; Python looks documents up and puts them
+by. What is anything else (transactions of several entries, commands, deltas of 4.4, an entry that does not fit) is left
+to the plain way, which is the reference.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.event.event_block import OPERATION_TYPES
+from tailrace.images.delta import ImageMismatchError, apply_operation
+from tailrace.images.found import Images, wrong_state
+from tailrace.images.key import state_key
+from tailrace.kernel import event_record, post_image
+from tailrace.kernel.batch import (
+    CHAIN_ENTRY,
+    MEMBER_ENTRY,
+    PLAIN,
+    KernelBatch,
+    KernelSettings,
+    address,
+    transform_batch,
+)
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.request import PreImageKey
+
+Offsets = npt.NDArray[np.int64]
+_INSERT, _UPDATE, _REPLACE, _DELETE = (
+    OPERATION_TYPES.index(name) for name in ("insert", "update", "replace", "delete")
+)
+_LETTERS: Final = {_INSERT: b"i", _REPLACE: b"u", _DELETE: b"d", _UPDATE: b"u"}
+_OBJECT_ID: Final = b"\x07_id\0"
+_SCRATCH: Final = np.empty(post_image.SCRATCH_SIZE, np.uint8)
+
+
+class Operations:
+    """The operations of a batch, as columns.
+
+    ``keys``     of the documents, in the state
+    ``kinds``    places in ``OPERATION_TYPES``
+    ``objects``  offsets of the entries' ``o`` in ``raw``
+    ``times``    the cluster time under which each pre-image is filed, and its ``indexes`` there
+    """
+
+    def __init__(self, made: KernelBatch, raw: bytes) -> None:
+        records = made.records
+        self.raw = made.raw
+        self.buffer = raw
+        self.objects: Offsets = np.ascontiguousarray(made.column(event_record.OBJECT))
+        self.kinds: list[int] = made.column(event_record.OPERATION).tolist()
+        self.times: list[int] = made.column(event_record.IMAGE_TIME).tolist()
+        self.indexes: list[int] = made.column(event_record.IMAGE_INDEX).tolist()
+        first, last = event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8
+        self.uuids = np.ascontiguousarray(records[:, first : last + 1]).tobytes()
+        events = made.events.tobytes()
+        starts = made.column(event_record.KEY_START).tolist()
+        ends = made.column(event_record.KEY_END).tolist()
+        self.keys = [
+            _key(self.uuids[16 * place : 16 * place + 16], events[start:end])
+            for place, (start, end) in enumerate(zip(starts, ends, strict=True))
+        ]
+
+    def image_key(self, place: int) -> PreImageKey:
+        uuid = self.uuids[16 * place : 16 * place + 16]
+        return PreImageKey(uuid, ClusterTime(self.times[place] & 0xFFFFFFFFFFFFFFFF), self.indexes[place])
+
+    def applied(self, place: int, before: bytes | None) -> bytes | None:
+        """The document after an operation, by the reference."""
+        start = int(self.objects[place])
+        change = self.buffer[start : start + int.from_bytes(self.buffer[start : start + 4], "little")]
+        try:
+            return apply_operation(before, _LETTERS[self.kinds[place]], change)
+        except ImageMismatchError as error:
+            raise wrong_state(error, f"oplog entry {self.image_key(place).cluster_time}") from error
+
+
+def _key(uuid: bytes, document_key: bytes) -> bytes:
+    if document_key[4:9] == _OBJECT_ID:
+        return uuid + b"\x64" + document_key[9:21]
+    return state_key(uuid, document_key)
+
+
+def operations_of(raw: bytes, scope: Scope) -> Operations | None:
+    """The operations of a batch; ``None`` where it holds something that the plain way has to do."""
+    made = transform_batch(raw, KernelSettings(scope=scope, wall_time=False))
+    if np.isin(made.kind, (PLAIN, CHAIN_ENTRY, MEMBER_ENTRY)).any():
+        return None
+    if not np.isin(made.column(event_record.OPERATION), (_INSERT, _UPDATE, _REPLACE, _DELETE)).all():
+        return None
+    return Operations(made, raw)
+
+
+def fold_into(
+    operations: Operations, documents: dict[bytes, bytes | None], places: Sequence[int], images: Images
+) -> None:
+    """Take the operations at ``places`` through ``documents``, in order; ``images`` gets what was there before."""
+    for round_ in _rounds(operations.keys, places):
+        updates: list[int] = []
+        for place in round_:
+            key, kind = operations.keys[place], operations.kinds[place]
+            before = documents[key]
+            if before is not None and kind != _INSERT:
+                images[operations.image_key(place)] = before
+            if kind == _UPDATE:
+                if before is not None:
+                    updates.append(place)
+                continue
+            if before is None and kind == _DELETE:
+                continue
+            documents[key] = operations.applied(place, before)
+        if updates:
+            _update(operations, documents, updates)
+
+
+def _rounds(keys: list[bytes], places: Sequence[int]) -> list[list[int]]:
+    """The operations so that no document is twice in a round, each document's in order."""
+    seen: Counter[bytes] = Counter()
+    rounds: list[list[int]] = []
+    for place in places:
+        key = keys[place]
+        number = seen[key]
+        seen[key] = number + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(place)
+    return rounds
+
+
+def _update(operations: Operations, documents: dict[bytes, bytes | None], places: list[int]) -> None:
+    """Apply deltas to documents that are there, each to another one."""
+    keys = [operations.keys[place] for place in places]
+    before = [documents[key] or b"" for key in keys]
+    sizes = np.fromiter(map(len, before), np.int64, len(before))
+    ends = np.cumsum(sizes)
+    images = np.frombuffer(b"".join(before), np.uint8)
+    objects = operations.objects[places]
+    raw = operations.raw
+    changes = sum(
+        (raw[objects + byte].astype(np.int64) << 8 * byte for byte in range(4)), np.zeros(len(places), np.int64)
+    )
+    out = np.empty(int(ends[-1] + changes.sum()) + post_image.ROOM, np.uint8)
+    starts, out_starts, out_ends = ends - sizes, np.empty(len(places), np.int64), np.empty(len(places), np.int64)
+    job = np.zeros(post_image.JOB_SIZE // 8, np.int64)
+    slots = {
+        post_image.IMAGES: images,
+        post_image.START: starts,
+        post_image.END: ends,
+        post_image.RAW: raw,
+        post_image.OBJECTS: objects,
+        post_image.OUT: out,
+        post_image.OUT_START: out_starts,
+        post_image.OUT_ENDS: out_ends,
+        post_image.SCRATCH: _SCRATCH,
+    }
+    for slot, array in slots.items():
+        job[slot // 8] = address(array)
+    job[post_image.COUNT // 8] = len(places)
+    job[post_image.OUT_END // 8] = address(out) + out.size
+    job[post_image.STRICT // 8] = 1
+    written = post_image.apply_deltas(address(job))
+    made = out[:written].tobytes()
+    for number, (start, end) in enumerate(zip(out_starts.tolist(), out_ends.tolist(), strict=True)):
+        if start >= 0 and made[start + 5 : start + 9] == b"_id\0":
+            documents[keys[number]] = made[start:end]
+        else:
+            documents[keys[number]] = operations.applied(places[number], before[number])
+
+
+def share_of(keys: Sequence[bytes], number: int, count: int) -> list[int]:
+    """Which of these documents are those of worker ``number`` among ``count``."""
+    if count == 1:
+        return list(range(len(keys)))
+    return [place for place, key in enumerate(keys) if zlib.crc32(key) % count == number]

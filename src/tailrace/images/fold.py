@@ -1,0 +1,152 @@
+"""Batches of the oplog into the state of images: what each operation found before it, and what it leaves."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from tailrace import raw_bson
+from tailrace.errors import OplogFormatError
+from tailrace.images.delta import ImageMismatchError, Modifiers, apply_operation, read_update
+from tailrace.images.found import Images, wrong_state
+from tailrace.images.key import state_key
+from tailrace.images.state import ImageState
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.entry import OplogEntry, parse_entry
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import ServerProfile
+from tailrace.plan.request import NeedEntries, OplogBatch, PreImageKey
+from tailrace.stage.oplog_match import CRUD, OplogMatch
+from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
+
+#: Where the entries of a transaction are asked for that came before the batch.
+EntriesAt = Callable[[Sequence[ClusterTime]], list[bytes | None]]
+_UUID_SIZE: Final = 16
+
+
+class ImageFolder:
+    """Keeps a state at the end of what was read of one oplog. What a shard's migrations copy and delete is no change.
+
+    ``scope``    the state holds the documents of these collections
+    ``profile``  the server's, by which it says which entries are transactions
+    ``kernel``   whether compiled code is to be used (``tailrace.images.fast``), asked with each batch's
+                 size in bytes
+    ``share``    (k, n): of n workers, each with a state of its own, this is number k and takes its part of the
+                 documents
+    """
+
+    def __init__(
+        self,
+        state: ImageState,
+        scope: Scope,
+        profile: ServerProfile,
+        *,
+        kernel: Callable[[int], bool] = lambda size: False,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._state = state
+        self._scope = scope
+        self._kernel = kernel
+        self._share = share
+        self._match = OplogMatch(StreamOptions(scope), profile)
+        self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=profile.multi_op_is_no_transaction)
+
+    def fold(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
+        """Take a batch into the state; its high water is the state's position then. Gives the document before each
+        update, replacement and delete; none where the state does not know it.
+
+        Raises ImageMismatchError where an entry does not fit the document in the state, which is not changed then.
+        """
+        if self._kernel(len(batch.raw)):
+            from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
+
+            operations = fast.operations_of(batch.raw, self._scope)
+            if operations is not None:
+                places = fast.share_of(operations.keys, *self._share)
+                images: Images = {}
+                with self._state.batch(int(batch.high_water)) as changes:
+                    keys = list(dict.fromkeys(map(operations.keys.__getitem__, places)))
+                    documents = dict(zip(keys, changes.get(keys), strict=True))
+                    fast.fold_into(operations, documents, places, images)
+                    changes.put(documents.items())
+                return images
+        return self._fold_plain(batch, entries_at)
+
+    def _fold_plain(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
+        operations = list(self._operations(batch.raw, entries_at))
+        keys = [_key_of(entry) if entry.operation in CRUD else b"" for entry in operations]
+        number, count = self._share
+        images: Images = {}
+        dropped: list[bytes] = []
+        with self._state.batch(int(batch.high_water)) as changes:
+            wanted = [key for key in dict.fromkeys(keys) if key and zlib.crc32(key) % count == number]
+            documents = dict(zip(wanted, changes.get(wanted), strict=True))
+            for entry, key in zip(operations, keys, strict=True):
+                if not key:
+                    dropped += _dropped_by(entry)
+                elif key in documents:
+                    before = documents[key]
+                    if before is not None and entry.operation != "i":
+                        images[PreImageKey(key[:_UUID_SIZE], entry.image_time, entry.image_index)] = before
+                    documents[key] = _after(entry, before)
+            changes.put(documents.items())
+        for uuid in dropped:
+            self._state.drop(uuid)
+        return images
+
+    def _operations(self, raw: bytes, entries_at: EntriesAt) -> Iterator[OplogEntry]:
+        """The operations in scope, those of transactions where they are committed."""
+        entries = []
+        for document in raw_bson.split(raw):
+            entry = parse_entry(document)
+            if self._match.matches(entry):
+                entries.append(entry)
+            elif is_chain_member(entry):
+                self._unwind.remember(entry.cluster_time, document)
+        pieces = self._unwind.process(entries)
+        answer: Sequence[bytes | None] | None = None
+        while True:
+            try:
+                piece = pieces.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(piece, NeedEntries):
+                answer = entries_at(piece.times)
+            else:
+                yield from piece
+
+
+def _key_of(entry: OplogEntry) -> bytes:
+    named = entry.o2 if entry.operation == "u" else entry.o
+    if entry.collection_uuid is None or named is None:
+        raise OplogFormatError("an operation names no collection, or no document", position=entry.position)
+    return state_key(entry.collection_uuid, named)
+
+
+def _after(entry: OplogEntry, before: bytes | None) -> bytes | None:
+    """The document after an operation; ``None`` too where it was not known and the operation does not say all of it."""
+    change = entry.o or b""
+    if before is None and entry.operation == "d":
+        return None
+    try:
+        if before is None and entry.operation == "u":
+            update = read_update(change)
+            if isinstance(update, Modifiers | raw_bson.Element):
+                return None
+        return apply_operation(before, entry.operation.encode(), change)
+    except ImageMismatchError as error:
+        raise wrong_state(error, entry.position) from error
+
+
+def _dropped_by(entry: OplogEntry) -> list[bytes]:
+    """The UUIDs of collections that a command has ended."""
+    fields = entry.command_fields()
+    if b"drop" in fields and entry.collection_uuid is not None:
+        return [entry.collection_uuid]
+    target = fields.get(b"dropTarget")
+    if entry.o is not None and target is not None and target.type == raw_bson.BINARY:
+        return [raw_bson.value(entry.o, target)[5:]]
+    return []

@@ -1,0 +1,205 @@
+"""Exact images beside the server's own (6.0: byte for byte), and on servers that have none beside the collection."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+import tailrace
+from tailrace import raw_bson as rb
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import UsageError
+from tailrace.images.bucket import ImageStateError
+from tests.differential import documents as docs
+from tests.differential import updates
+
+NAME = "exact_images"
+
+
+def write(collection: Any, rng: random.Random, rounds: int, *, fresh: bool = True) -> None:
+    """Random inserts, updates, replacements and deletes, some in transactions."""
+    database, client = collection.database, collection.database.client
+    ids = [rb.encode_document(rb.encode_element(rb.INT32, b"_id", rb.encode_int32(n))) for n in range(60)]
+    if fresh:
+        for key in ids:
+            with suppress(OperationFailure):  # values that no server takes
+                collection.insert_one(RawBSONDocument(docs.everyday_document(rng, key[4:-1])))
+    for _ in range(rounds):
+        statements = [updates.statement(rng, RawBSONDocument(key), one=True) for key in rng.sample(ids, 20)]
+        with suppress(OperationFailure):
+            database.command({"update": collection.name, "updates": statements, "ordered": False})
+        if rng.random() < 0.3:
+            # a document twice in one transaction
+            with suppress(OperationFailure), client.start_session() as session, session.start_transaction():
+                for number in (1, 1, 2):
+                    change = {"$set": {"at": rng.random()}, "$inc": {"count": 1}}
+                    collection.update_one({"_id": number}, change, session=session, upsert=True)
+                collection.delete_one({"_id": rng.randrange(60)}, session=session)
+
+
+def raw_events(stream: Any, end: str) -> list[bytes]:
+    """The events up to the insert of ``end``."""
+    found: list[bytes] = []
+    for event in stream:
+        found.append(event.raw)
+        if event["operationType"] == "insert" and event["documentKey"]["_id"] == end:
+            return found
+    raise AssertionError("the stream has ended")
+
+
+@pytest.fixture
+def client(replica_set: ReplicaSet) -> Iterator[MongoClient[Any]]:
+    with MongoClient(replica_set.uri, document_class=RawBSONDocument) as client:
+        yield client
+        client.drop_database(NAME)
+
+
+MODES = [("exact", "exact", "required", "required"), ("exactWhenAvailable", None, "whenAvailable", None)]
+MODES += [(None, "exact", None, "required")]
+
+
+@pytest.mark.parametrize(("after", "before", "servers_after", "servers_before"), MODES)
+def test_events_are_the_server_s_own(  # noqa: PLR0917
+    replica_set: ReplicaSet,
+    client: MongoClient[Any],
+    tmp_path: Path,
+    after: str | None,
+    before: str | None,
+    servers_after: str | None,
+    servers_before: str | None,
+) -> None:
+    orders = client[NAME].create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
+    rng = docs.UniqueNames(7)
+    write(orders, rng, 3)  # what is there before the streams begin
+    with tailrace.connect(replica_set.uri, document_class=RawBSONDocument, images=tmp_path) as ours:
+        mine = ours[NAME]["orders"].watch(full_document=after, full_document_before_change=before)
+        token = mine.resume_token
+        write(orders, rng, 25, fresh=False)
+        orders.insert_one({"_id": "end"})
+        with mine:
+            found = raw_events(mine, "end")
+        own = orders.watch(full_document=servers_after, full_document_before_change=servers_before, resume_after=token)
+        with own:
+            expected = raw_events(own, "end")
+        assert len(expected) > 300
+        assert found == expected
+        # Again from the same token: the state goes back, and gives the same.
+        with ours[NAME]["orders"].watch(
+            full_document=after, full_document_before_change=before, resume_after=token
+        ) as again:
+            assert raw_events(again, "end") == expected
+
+
+def reads(client: MongoClient[Any], namespace: str) -> int:
+    """How many reads of a collection the server has counted."""
+    found = client.admin.command("top")["totals"].get(namespace, {})
+    return sum(found[name]["count"] for name in ("queries", "getmore", "commands") if name in found)
+
+
+def test_without_a_setting_and_without_reads_of_the_collection(
+    replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
+) -> None:
+    orders = client[NAME]["plain"]
+    rng = docs.UniqueNames(11)
+    with tailrace.connect(replica_set.uri, document_class=RawBSONDocument, images=tmp_path) as ours:
+        with ours[NAME].watch(full_document="exact", full_document_before_change="exact") as stream:
+            write(orders, rng, 5)
+            stored = {bytes(document.raw) for document in orders.find()}
+            before = reads(client, f"{NAME}.plain"), reads(client, "config.system.preimages")
+            orders.insert_one({"_id": "end"})
+            raw_events(stream, "end")
+            after = reads(client, f"{NAME}.plain"), reads(client, "config.system.preimages")
+            assert after == before
+            orders.delete_many({"_id": {"$ne": "end"}})
+            orders.insert_one({"_id": "the end"})
+            gone = [RawBSONDocument(event) for event in raw_events(stream, "the end")[:-1]]
+        assert {event["fullDocumentBeforeChange"].raw for event in gone} == stored
+
+
+@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+def test_servers_without_images(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str) -> None:
+    """From the beginning of the collection: each image is what the change before has left, and the last is stored."""
+    running = start_replica_set(version=version)
+    with (
+        MongoClient(running.uri, document_class=RawBSONDocument) as client,
+        tailrace.connect(running.uri, document_class=RawBSONDocument, images=tmp_path) as ours,
+    ):
+        orders = client[NAME]["orders"]
+        start = client.admin.command("ping")["operationTime"]
+        write(orders, docs.UniqueNames(13), 15)
+        stored = {bytes(document.raw) for document in orders.find()}
+        orders.delete_many({})
+        orders.insert_one({"_id": "end"})
+        with ours[NAME]["orders"].watch(
+            full_document="exact", full_document_before_change="exact", start_at_operation_time=start
+        ) as stream:
+            events = [RawBSONDocument(event) for event in raw_events(stream, "end")]
+    last: dict[bytes, Any] = {}
+    compared = 0
+    for event in events[:-1]:
+        key = event["documentKey"].raw
+        if event["operationType"] != "insert":
+            left = last.pop(key)
+            assert event["fullDocumentBeforeChange"].raw == left or left[5:8] != b"_id"
+            compared += 1
+        if event["operationType"] != "delete":
+            last[key] = event["fullDocument"].raw
+    assert compared > 150
+    deleted = {event["fullDocumentBeforeChange"].raw for event in events if event["operationType"] == "delete"}
+    assert stored <= deleted
+
+
+def test_a_document_that_is_not_known_is_an_error_or_null(
+    replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
+) -> None:
+    orders = client[NAME]["unknown"]
+    orders.insert_one({"_id": 1, "n": 0})
+    start = client.admin.command("ping")["operationTime"]
+    start = start.__class__(start.time, start.inc + 1)
+    orders.update_one({"_id": 1}, {"$set": {"n": 1}})
+    orders.insert_one({"_id": "end"})
+    with tailrace.connect(replica_set.uri, images=tmp_path) as ours:
+        with ours[NAME]["unknown"].watch(full_document="exactWhenAvailable", start_at_operation_time=start) as stream:
+            assert next(stream)["fullDocument"] is None
+        with pytest.raises(OperationFailure) as raised:
+            ours[NAME]["unknown"].watch(full_document="exact", start_at_operation_time=start).next()
+        assert raised.value.code == 47
+
+
+def test_what_does_not_go_together_is_refused(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    with tailrace.connect(replica_set.uri) as ours, pytest.raises(UsageError, match=r"connect\(images=DIRECTORY"):
+        ours[NAME]["orders"].watch(full_document="exact")
+    with tailrace.connect(replica_set.uri, images=tmp_path) as ours:
+        with pytest.raises(UsageError, match="do not go together"):
+            ours[NAME]["orders"].watch(full_document="exact", full_document_before_change="required")
+        one = ours[NAME]["orders"].watch(full_document="exact")
+        with one, pytest.raises(ImageStateError, match="another process"):
+            ours[NAME]["orders"].watch(full_document="exact")
+        with pytest.raises(UsageError, match="a directory of its own"):
+            ours[NAME]["others"].watch(full_document="exact")
+
+
+def test_the_command_line(replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path) -> None:
+    orders = client[NAME]["cli"]
+    start = client.admin.command("ping")["operationTime"]
+    orders.insert_one({"_id": 1, "n": 0})
+    orders.update_one({"_id": 1}, {"$set": {"n": 1}})
+    command = [sys.executable, "-m", "tailrace", "watch", replica_set.uri, f"{NAME}.cli", "--format", "bson"]
+    command += ["--full-document", "exact", "--full-document-before-change", "exact", "--images", str(tmp_path)]
+    command += ["--start-at-operation-time", f"{start.time},{start.inc}", "--until", "2"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    update = bson.decode_all(done.stdout)[1]
+    assert update["fullDocument"] == {"_id": 1, "n": 1}
+    assert update["fullDocumentBeforeChange"] == {"_id": 1, "n": 0}

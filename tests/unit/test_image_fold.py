@@ -1,0 +1,150 @@
+"""Batches of the oplog into the state of images: the compiled way makes what the plain way makes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.binary import Binary
+from bson.timestamp import Timestamp
+
+from tailrace.images.delta import ImageMismatchError
+from tailrace.images.fold import ImageFolder
+from tailrace.images.found import Images
+from tailrace.images.state import ImageState
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.profile import SERVER_6_0
+from tailrace.plan.request import OplogBatch
+
+UUID = Binary(bytes(range(16)), 4)
+SCOPE = Scope.of_collection("shop", "orders")
+
+
+def entry(op: str, time: int, o: dict[str, Any], o2: dict[str, Any] | None = None, **more: Any) -> bytes:
+    fields = {"op": op, "ns": "shop.orders", "ui": UUID, "o": o, "ts": Timestamp(100, time), "t": 1, "v": 2}
+    return bson.encode(fields | ({} if o2 is None else {"o2": o2}) | more)
+
+
+def batch(entries: list[bytes], time: int) -> OplogBatch:
+    return OplogBatch(b"".join(entries), ClusterTime((100 << 32) | time))
+
+
+def folder(directory: Path, *, kernel: bool) -> tuple[ImageState, ImageFolder]:
+    state = ImageState.open(directory, buckets=2, map_bytes=64 << 20)
+    return state, ImageFolder(state, SCOPE, SERVER_6_0, kernel=lambda size: kernel)
+
+
+def fold(target: ImageFolder, batch: OplogBatch) -> Images:
+    return target.fold(batch, lambda times: [None] * len(times))
+
+
+class _History:
+    """Random entries that fit the documents before them; some documents are never known."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.time = 0
+        self.there: set[Any] = set()
+
+    def entries(self, count: int) -> list[bytes]:
+        return [self._one() for _ in range(count)]
+
+    def _one(self) -> bytes:
+        rng = self.rng
+        self.time += 1
+        key = rng.choice((rng.randrange(30), f"s{rng.randrange(9)}"))
+        if key not in self.there:
+            if rng.random() < 0.1:
+                return entry("u", self.time, {"$v": 2, "diff": {"u": {"a": 1}}}, {"_id": key})
+            self.there.add(key)
+            return entry("i", self.time, {"_id": key, "a": 0, "o": {"x": 0, "y": [1, 2, 3]}, "n": 1}, {"_id": key})
+        kind = rng.random()
+        if kind < 0.05:
+            self.there.discard(key)
+            return entry("d", self.time, {"_id": key})
+        if kind < 0.15:
+            return entry("u", self.time, {"_id": key, "a": 5, "o": {"x": 1, "y": [1, 2, 3]}, "n": 7}, {"_id": key})
+        if kind < 0.2:
+            return entry("u", self.time, {"$v": 1, "$set": {"a": rng.random(), "o.x": 2}}, {"_id": key})
+        if kind < 0.25:
+            return entry("u", self.time, {"$v": 2, "diff": {"i": {"a": rng.random()}}}, {"_id": key})
+        if kind < 0.3:
+            return entry("i", self.time, {"_id": key}, {"_id": key}, fromMigrate=True)
+        inside = {"u": {"x": rng.random()}, "sy": {"a": True, "u1": rng.randrange(9)}}
+        return entry("u", self.time, {"$v": 2, "diff": {"u": {"n": self.time}, "so": inside}}, {"_id": key})
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_compiled_way_makes_what_the_plain_way_makes(tmp_path: Path, seed: int) -> None:
+    history = _History(seed)
+    plain_state, plain = folder(tmp_path / "plain", kernel=False)
+    fast_state, fast = folder(tmp_path / "fast", kernel=True)
+    with plain_state, fast_state:
+        batches = []
+        for _ in range(15):
+            entries = history.entries(200)
+            batches.append(batch(entries, history.time))
+        expected = [fold(plain, each) for each in batches]
+        assert [fold(fast, each) for each in batches] == expected
+        assert sum(map(len, expected)) > 1_500
+        assert sorted(fast_state.documents()) == sorted(plain_state.documents())
+        # A batch given again gives the same.
+        assert [fold(fast, each) for each in batches[-3:]] == expected[-3:]
+
+
+def test_workers_share_the_documents(tmp_path: Path) -> None:
+    history = _History(5)
+    state, whole = folder(tmp_path / "whole", kernel=False)
+    parts = []
+    for number in range(3):
+        one = ImageState.open(tmp_path / str(number), map_bytes=64 << 20)
+        kernel = number == 1
+        parts.append((one, ImageFolder(one, SCOPE, SERVER_6_0, kernel=lambda size, k=kernel: k, share=(number, 3))))
+    for _ in range(5):
+        each = batch(history.entries(100), history.time)
+        images = [fold(part, each) for _, part in parts]
+        assert {key: image for found in images for key, image in found.items()} == fold(whole, each)
+    assert sorted(pair for one, _ in parts for pair in one.documents()) == sorted(state.documents())
+    for one in (state, *(one for one, _ in parts)):
+        one.close()
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        entry("u", 9, {"$v": 2, "diff": {"u": {"nowhere": 1}}}, {"_id": 1}),
+        entry("u", 9, {"$v": 2, "diff": {"d": {"nowhere": False}}}, {"_id": 1}),
+        entry("u", 9, {"$v": 2, "diff": {"sa": {"u": {"x": 1}}}}, {"_id": 1}),
+        entry("i", 9, {"_id": 1.0}, {"_id": 1.0}),
+    ],
+)
+def test_an_entry_that_does_not_fit_changes_nothing(tmp_path: Path, wrong: bytes, kernel: bool) -> None:
+    state, target = folder(tmp_path, kernel=kernel)
+    with state:
+        fold(target, batch([entry("i", 1, {"_id": 1, "a": 1}, {"_id": 1})], 1))
+        before = list(state.documents())
+        more = entry("i", 8, {"_id": 2}, {"_id": 2})
+        with pytest.raises(ImageMismatchError, match=r"at oplog entry .*100.*9"):
+            fold(target, batch([more, wrong], 9))
+        assert (list(state.documents()), state.position) == (before, (100 << 32) | 1)
+
+
+@pytest.mark.parametrize("command", [{"drop": "orders"}, {"renameCollection": "shop.new", "to": "shop.orders"}])
+def test_the_documents_of_a_collection_that_is_gone_go_too(tmp_path: Path, command: dict[str, Any]) -> None:
+    other = Binary(bytes(16), 4)
+    if "to" in command:
+        command = command | {"dropTarget": UUID}
+    with ImageState.open(tmp_path, map_bytes=64 << 20, undo_bytes=100) as state:
+        target = ImageFolder(state, SCOPE, SERVER_6_0)
+        fold(target, batch([entry("i", 1, {"_id": 1}, {"_id": 1})], 1))
+        gone = {"op": "c", "ns": "shop.$cmd", "o": command, "ui": other if "to" in command else UUID, "t": 1}
+        assert fold(target, batch([bson.encode(gone | {"ts": Timestamp(100, 2)})], 2)) == {}
+        assert len(state) == 1  # the batch can be given again
+        for time in range(3, 20):
+            fold(target, batch([entry("i", time, {"_id": time}, {"_id": time}, ui=other)], time))
+        assert [key for key, _ in state.documents(bytes(UUID))] == []
