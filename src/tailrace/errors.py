@@ -55,6 +55,7 @@ CODE_NAMES: dict[int, str] = {
     280: "ChangeStreamFatalError",
     286: "ChangeStreamHistoryLost",
     346: "ChangeStreamInvalidated",
+    347: "APIMismatchError",
     9001: "SocketException",
     10107: "NotWritablePrimary",
     10334: "BSONObjectTooLarge",

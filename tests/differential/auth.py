@@ -12,17 +12,20 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tailrace.embedded import Mongod
+from tailrace.embedded.binary import find_mongod
 
 ROOT, PASSWORD = "root", "r00t-s3cret"
 
 
 @contextmanager
-def mongod_with_users(folder: Path) -> Iterator[Mongod]:
+def mongod_with_users(folder: Path, version: str | None = None) -> Iterator[Mongod]:
     """The running server; the user ``root`` may do everything."""
     key = folder / "key"
     key.write_text("a key that members share " * 4)
     key.chmod(0o600)
-    with Mongod(replica_set="guarded", arguments=("--auth", "--keyFile", str(key))) as mongod:
+    with Mongod(
+        replica_set="guarded", arguments=("--auth", "--keyFile", str(key)), binary=find_mongod(version)
+    ) as mongod:
         with MongoClient[dict[str, Any]](mongod.uri) as client:
             # Without any user yet, a connection from this machine may do just this.
             client.admin.command("replSetInitiate", {"_id": "guarded", "members": [{"_id": 0, "host": mongod.host}]})

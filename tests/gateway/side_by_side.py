@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import bson
+import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
@@ -16,6 +17,8 @@ from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 
 VERSIONS = ("6.0.27", "5.0.4", "4.4.2")
+#: For what takes long: in a plain run the newest alone.
+OLDER_ARE_SLOW = (VERSIONS[0], *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:]))
 #: Nothing may write to the oplog but the test: both sides must see the same end of it.
 QUIET = {"writePeriodicNoops": False, "disableLogicalSessionCacheRefresh": True, "ttlMonitorEnabled": False}
 _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")

@@ -20,13 +20,14 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from tailrace.cli.gateway import address
+from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import InternalError, UsageError
 from tailrace.gateway import command, commands, compression, connection, upstream
-from tailrace.gateway.command import is_ordinary, opens_stream
+from tailrace.gateway.command import opens_stream
 from tailrace.gateway.engine import Engine, _cursor_of
 from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
+from tailrace.gateway.generic_fields import is_ordinary
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import OplogReading
 from tailrace.source.uri import hide
@@ -270,7 +271,7 @@ def test_a_connection_made_while_another_member_was_elected_goes_to_that_one(mon
 @pytest.mark.parametrize("port", ["²", "٣"])
 def test_a_port_in_other_digits_is_no_address(port: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
-        address(f"127.0.0.1:{port}", "--listen")
+        address_of(f"127.0.0.1:{port}", "--listen")
 
 
 def test_a_fault_of_a_stream_is_counted_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
@@ -110,11 +111,7 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("database", "fields"), WRONG)
-def test_errors_of_an_aggregate_are_the_server_s(
-    sides: SideBySide, database: str, fields: dict[str, Any], request: pytest.FixtureRequest
-) -> None:
-    if "6.0.27" not in request.node.name:
-        pytest.skip("older servers word some of them otherwise (docs/reference/differences.md)")
+def test_errors_of_an_aggregate_are_the_server_s(sides: SideBySide, database: str, fields: dict[str, Any]) -> None:
     theirs, _ = sides.both(database, {"aggregate": "orders", **fields})
     assert theirs["ok"] == 0
 
@@ -169,10 +166,8 @@ def test_one_command_kills_our_cursors_and_the_server_s(sides: SideBySide) -> No
     ],
 )
 def test_errors_of_a_get_more_are_the_server_s(
-    sides: SideBySide, opening: dict[str, Any], reading: dict[str, Any], request: pytest.FixtureRequest
+    sides: SideBySide, opening: dict[str, Any], reading: dict[str, Any]
 ) -> None:
-    if "6.0.27" not in request.node.name:
-        pytest.skip("older servers word some of them otherwise (docs/reference/differences.md)")
     ids = opened(sides, **opening)
     native, through = (
         bson.decode(wire.exchange(bson.encode({"getMore": one, "collection": "quiet", **reading, "$db": "shop"})))
@@ -198,6 +193,30 @@ def test_a_get_more_that_waits_is_killed_from_another_connection(sides: SideBySi
         thread.join(_LIMIT_S)
     assert [reply["code"] for reply in replies] == [237]
     assert "errorLabels" not in replies[0]
+
+
+def test_a_get_more_that_comes_with_a_kill_does_not_hold_up_the_one_that_waits(sides: SideBySide) -> None:
+    """It had let the first one wait again, to its end. Nothing had sent both in one moment."""
+    _, ours = opened(sides)
+    engine = sides.running.gateway.engine
+    read = bson.encode({"getMore": ours, "collection": "quiet", "maxTimeMS": 600_000, "$db": "shop"})
+    tasks: list[asyncio.Task[bytes]] = []
+    with Wire.to(sides.running.uri()) as waiting:
+        replies: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: replies.append(bson.decode(waiting.exchange(read), ANY_VALUE)))
+        thread.start()
+        until(lambda: sides.running.call(lambda: engine.streams[ours].is_busy))
+
+        def kill_and_read() -> None:
+            stream = engine.streams[ours]
+            engine.kill([stream])
+            tasks.append(asyncio.ensure_future(engine.get_more(stream, "shop", read)))
+
+        sides.running.call(kill_and_read)
+        thread.join(_LIMIT_S)
+    assert [reply["code"] for reply in replies] == [237]
+    until(lambda: sides.running.call(tasks[0].done))
+    assert bson.decode(tasks[0].result())["code"] == 43
 
 
 def test_a_client_that_leaves_a_get_more_leaves_no_cursor(sides: SideBySide) -> None:

@@ -12,7 +12,7 @@ from bson.int64 import Int64
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests.differential.wire import ANY_VALUE, Wire
-from tests.gateway.side_by_side import SideBySide, side_by_side
+from tests.gateway.side_by_side import OLDER_ARE_SLOW, SideBySide, side_by_side
 
 pytestmark = pytest.mark.mongod
 
@@ -22,9 +22,9 @@ OF_THE_SERVER = ("$clusterTime", "operationTime", "topologyVersion")
 CODES = (6, 7, 43, 63, 89, 91, 133, 134, 150, 189, 234, 262, 1000, 9001, 10107, 11600, 11601, 11602, 13435, 13436)
 
 
-@pytest.fixture(scope="module")
-def sides() -> Iterator[SideBySide]:
-    with side_by_side("6.0.27", test_commands=True) as made:
+@pytest.fixture(scope="module", params=OLDER_ARE_SLOW)
+def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
+    with side_by_side(request.param, test_commands=True) as made:
         for wire in (made.server, made.gateway):
             driver = {"driver": {"name": "none", "version": "1"}, "os": {"type": "Linux"}}
             wire.run("admin", {"hello": 1, "client": {"application": {"name": "struck"}, **driver}})

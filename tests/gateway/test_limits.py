@@ -17,9 +17,10 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
-from tailrace.cli.gateway import address
+from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.errors import SinkError, UsageError
+from tailrace.gateway import connection
 from tailrace.gateway.frame import MESSAGE_SIZE_MAX, op_msg
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
@@ -108,6 +109,29 @@ def test_who_does_not_take_what_he_asks_for_is_closed(replica_set: ReplicaSet) -
         until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
 
 
+def test_who_takes_a_large_reply_too_slowly_is_closed_if_others_wait(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow readers had held the memory for replies for as long as they took a little now and then, and the large
+    replies of all others had waited. No test had two clients with large replies."""
+    monkeypatch.setattr(connection, "_SLOW_S", 0.3)
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        before = client.admin.command("ping")["operationTime"]
+        client[DATABASE].wide.insert_many([{"text": "x" * 1_000_000} for _ in range(14)])
+    pipeline = [{"$changeStream": {"startAtOperationTime": before}}]
+    stream = {"aggregate": "wide", "pipeline": pipeline, "cursor": {"batchSize": 14}, "$db": DATABASE}
+    with running_gateway(replica_set.uri, memory_bytes=2, stall_seconds=3600.0) as running, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        slow.connect((running.host, running.port))
+        slow.sendall(op_msg(bson.encode(stream), request_id=1))
+        until(lambda: running.call(lambda: running.gateway._surroundings.reply_memory._held))
+        assert running.gateway.metrics.connections == 1
+        with Wire.to(running.uri()) as other:
+            reply = bson.decode(other.exchange(bson.encode(stream)))
+            assert len(reply["cursor"]["firstBatch"]) == 14
+        until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
+
+
 def test_an_address_that_is_taken_is_an_error(replica_set: ReplicaSet) -> None:
     with (
         running_gateway(replica_set.uri) as running,
@@ -118,12 +142,12 @@ def test_an_address_that_is_taken_is_an_error(replica_set: ReplicaSet) -> None:
 
 
 def test_addresses() -> None:
-    assert address("127.0.0.1:5", "--listen") == ("127.0.0.1", 5)
-    assert address("[::1]:5", "--listen") == ("::1", 5)
-    assert address(":5", "--listen") == ("127.0.0.1", 5)
+    assert address_of("127.0.0.1:5", "--listen") == ("127.0.0.1", 5)
+    assert address_of("[::1]:5", "--listen") == ("::1", 5)
+    assert address_of(":5", "--listen") == ("127.0.0.1", 5)
     for wrong in ("", "here", "here:", "here:x", "here:70000"):
         with pytest.raises(UsageError, match="is not an address"):
-            address(wrong, "--listen")
+            address_of(wrong, "--listen")
 
 
 # -- TLS ----------------------------------------------------------------------------------------------------------

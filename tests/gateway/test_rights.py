@@ -18,6 +18,7 @@ from pymongo.errors import OperationFailure
 from tailrace.embedded import Mongod
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.gateway.gateways import RunningGateway, running_gateway
+from tests.gateway.side_by_side import OLDER_ARE_SLOW
 
 pytestmark = pytest.mark.mongod
 
@@ -72,9 +73,9 @@ class Guarded(NamedTuple):
         return pymongo.MongoClient(self.running.uri("authSource=admin&directConnection=true", f"{user}:{password}"))
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    with mongod_with_users(Path(tmp_path_factory.mktemp("guarded"))) as mongod:
+@pytest.fixture(scope="module", params=OLDER_ARE_SLOW)
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with mongod_with_users(Path(tmp_path_factory.mktemp("guarded")), version=request.param) as mongod:
         with pymongo.MongoClient[dict[str, Any]](uri_of(mongod, ROOT, PASSWORD)) as root:
             for name, privileges in PRIVILEGES.items():
                 root.admin.command("createRole", f"{name}Role", privileges=privileges, roles=[])
@@ -180,6 +181,31 @@ def test_a_cursor_belongs_to_its_user_and_session(
     ):
         native, through = replies_of(guarded, user, opened_in, command)
         assert through == native
+
+
+def test_one_answer_about_rights_serves_all_connections_of_a_user(guarded: Guarded) -> None:
+    """Each connection had asked for itself, so a thousand of them five hundred times a second."""
+    with (
+        running_gateway(uri_of(guarded.mongod, ROOT, PASSWORD), rights_seconds=3600.0) as running,
+        guarded.at_server(ROOT) as root,
+        Guarded(guarded.mongod, running).at_gateway("reader") as one,
+        Guarded(guarded.mongod, running).at_gateway("reader") as other,
+    ):
+        cursors = [(client, Cursor(client, None)) for client in (one, other)]
+
+        def asked() -> int:
+            return int(root.admin.command("serverStatus")["metrics"]["commands"]["connectionStatus"]["total"])
+
+        def forget() -> None:
+            for connection in running.gateway._connections:
+                connection._identity_time = float("-inf")
+
+        running.call(forget)
+        Cursor(one, None)
+        before = asked()
+        for client, cursor in cursors:
+            assert raw(client, {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 1})["ok"] == 1
+        assert asked() == before
 
 
 def test_who_loses_a_right_loses_the_stream(guarded: Guarded) -> None:

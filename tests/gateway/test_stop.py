@@ -19,6 +19,7 @@ from bson.int64 import Int64
 from tailrace.embedded import ReplicaSet
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.gateways import running_gateway
+from tests.gateway.running import GatewayProcess
 
 pytestmark = pytest.mark.mongod
 
@@ -109,6 +110,46 @@ def test_streams_go_on_when_another_member_is_elected(start_replica_set: Callabl
 
         until(written)
         assert next(stream)["documentKey"] == {"_id": 1}
+
+
+def test_a_frozen_server_holds_up_neither_the_end_nor_the_streams(
+    start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
+) -> None:
+    """A stop had waited for every thread that reads, so for as long as a socket may be silent: here, ten minutes. The
+    tests of a stop all had a server that answers."""
+    frozen = start_replica_set(1)
+    with start_gateway(f"{frozen.uri}&socketTimeoutMS=600000") as gateway, Wire.to(gateway.uri) as wire:
+        cursor = wire.run("gatewayStop", STREAM)["cursor"]["id"]
+        token = wire.run("gatewayStop", {"getMore": Int64(cursor), "collection": "c", "maxTimeMS": 1})
+        late = {**STREAM, "pipeline": [{"$changeStream": {"resumeAfter": token["cursor"]["postBatchResumeToken"]}}]}
+        replies: dict[str, int] = {}
+
+        def ask(name: str, database: str, command: dict[str, Any], own: Wire) -> None:
+            try:
+                reply = bson.decode(own.exchange(bson.encode({**command, "$db": database})), ANY_VALUE)
+                replies[name] = reply["code"]
+            except OSError:
+                replies[name] = -1  # closed, which is the answer to what the server owes
+
+        with Wire.to(gateway.uri) as second, Wire.to(gateway.uri) as third:
+            for other in (second, third):
+                other.run("admin", {"ping": 1})
+            read = {"getMore": Int64(cursor), "collection": "c", "maxTimeMS": 600_000}
+            asked = [("waits", "gatewayStop", read, wire), ("opens", "gatewayStop", late, second)]
+            asked.append(("passed", "gatewayStop", {"find": "c"}, third))
+            os.kill(frozen.members[0].pid, signal.SIGSTOP)
+            try:
+                threads = [threading.Thread(target=ask, args=each) for each in asked]
+                for thread in threads:
+                    thread.start()
+                time.sleep(1)  # so that they are under way
+                gateway.process.send_signal(signal.SIGTERM)
+                assert gateway.process.wait(_LIMIT_S) == 0
+                for thread in threads:
+                    thread.join(_LIMIT_S)
+            finally:
+                os.kill(frozen.members[0].pid, signal.SIGCONT)
+    assert replies == {"waits": 91, "opens": 91, "passed": -1}
 
 
 def test_the_command_ends_at_sigterm(replica_set: ReplicaSet) -> None:

@@ -53,6 +53,17 @@ def test_open_streams_are_listed_and_counted(gateway: GatewayProcess) -> None:
     eventually(lambda: gateway.statistics()["streams"] == 0, "the streams stay")
 
 
+def test_an_address_that_is_none_is_told_before_anybody_can_connect(replica_set: ReplicaSet) -> None:
+    """The gateway had begun to listen, and ended at once, when only the address of its statistics was wrong."""
+    words = ["gateway", "--upstream", replica_set.uri, "--listen", "127.0.0.1:0", "--metrics", "here"]
+    refused = subprocess.run(
+        [sys.executable, "-m", "tailrace", *words], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert refused.returncode == 1
+    assert "--metrics: 'here' is not an address" in refused.stderr
+    assert "listening" not in refused.stderr
+
+
 def test_a_server_is_told_from_a_gateway(replica_set: ReplicaSet) -> None:
     refused = command(replica_set.uri)
     assert refused.returncode == 1

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import ssl
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +27,7 @@ the server as it comes, on a separate connection for each client, where the clie
 nothing but the address. SIGTERM and Ctrl-C end the streams so that drivers resume them elsewhere."""
 LISTEN: Final = "127.0.0.1:27117"
 _ALL: Final = ("", "0.0.0.0", "::")
+_THREADS_S: Final = 1.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,9 +88,25 @@ def run(args: argparse.Namespace) -> int:
         window_bytes=args.window_mb << 20,
         test_commands=args.test_commands,
     )
+    if args.metrics is not None:
+        address_of(args.metrics, "--metrics")  # so that nobody connects before it is found wrong
     if args.log != "warnings":
         log_to_standard_error(args.log)
-    return asyncio.run(_serve(find_uri(args.upstream), options, args.metrics))
+    result = asyncio.run(_serve(find_uri(args.upstream), options, args.metrics))
+    _leave_threads(result)
+    return result
+
+
+def _leave_threads(result: int) -> None:
+    """End the process now if threads still wait for a server that does not answer: Python would wait for them."""
+    limit = time.monotonic() + _THREADS_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("tailrace-") and not thread.daemon:
+            thread.join(max(0.0, limit - time.monotonic()))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(result)
 
 
 async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | None) -> int:

@@ -6,7 +6,6 @@ Whatever cannot be interpreted is for the server, which answers it or closes the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +25,8 @@ from tailrace.gateway.frame import (
     check_checksum,
     command_name,
 )
-from tailrace.raw_bson import ARRAY, BINARY, BOOL, INT64, NULL, OBJECT, STRING, TIMESTAMP, Element
+from tailrace.gateway.generic_fields import are_known, is_ordinary
+from tailrace.raw_bson import ARRAY, INT64, OBJECT, STRING
 
 #: How much of a message shows what it is. More is read only if it is for the gateway.
 HEAD_BYTES: Final = 4096
@@ -139,122 +139,22 @@ def command_of(message: bytes, compressor: str | None) -> ClientCommand | None:
         return None
 
 
-def opens_stream(document: bytes) -> bool:
-    """Whether an aggregate is a change stream for the engine. An explain is for the server."""
+def opens_stream(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
+    """Whether an aggregate is a change stream for the engine, which gives those of a server ``version``. An explain is
+    for the server."""
     pipeline = raw_bson.find(document, b"pipeline")
     if pipeline is None or pipeline.type != ARRAY:
         return False
-    if raw_bson.find(document, b"explain") is not None or not is_ordinary(document):
+    if raw_bson.find(document, b"explain") is not None or not is_ordinary(document, version):
         return False
     stages = raw_bson.value(document, pipeline)
     first = next(raw_bson.elements(stages), None)
     if first is None or first.type != OBJECT:
         return False
     named = next(raw_bson.elements(stages, first.value_start), None)
-    return named is not None and named.name == b"$changeStream"
-
-
-def is_ordinary(document: bytes) -> bool:
-    """Whether what a command says beside its own fields is in order and changes nothing here: its session, its API
-    version, its times. Everything else is for the server, which checks such fields before it looks at the command."""
-    api = set()
-    for element in raw_bson.elements(document):
-        name = element.name
-        check = _GENERIC.get(name)
-        if name in _SERVERS_OWN or (check is not None and not check(document, element)):
-            return False
-        if name.startswith(b"api"):
-            api.add(name)
-    return not api or b"apiVersion" in api
-
-
-def _is_session(document: bytes, element: Element) -> bool:
-    """``{id: UUID}`` and nothing else: a user may name sessions of others in ``uid`` where the server lets him."""
-    if element.type != OBJECT:
-        return element.type == NULL
-    inner = raw_bson.value(document, element)
-    fields = list(raw_bson.elements(inner))
-    return (
-        len(fields) == 1
-        and fields[0].name == b"id"
-        and fields[0].type == BINARY
-        and inner[fields[0].value_start : fields[0].value_start + 5] == _UUID_HEAD
-    )
-
-
-def _is_read_concern(document: bytes, element: Element) -> bool:
-    if element.type != OBJECT:
+    if named is None or named.name != b"$changeStream":
         return False
-    return all(
-        each.name == b"level" or (each.name == b"afterClusterTime" and each.type == TIMESTAMP)
-        for each in raw_bson.elements(raw_bson.value(document, element))
-    )
-
-
-def _is_mode(document: bytes, element: Element) -> bool:
-    mode = raw_bson.find(document, b"mode", element.value_start) if element.type == OBJECT else None
-    return mode is not None and mode.type == STRING and raw_bson.read_string(document, mode.value_start) in _MODES
-
-
-def _is_time(document: bytes, element: Element) -> bool:
-    if element.type != OBJECT:
-        return False
-    names = {each.name for each in raw_bson.elements(raw_bson.value(document, element))}
-    return names == {b"clusterTime", b"signature"}
-
-
-def _is_api_version(document: bytes, element: Element) -> bool:
-    return element.type == STRING and raw_bson.read_string(document, element.value_start) == b"1"
-
-
-def _is_bool(document: bytes, element: Element) -> bool:
-    return element.type == BOOL
-
-
-def _is_object(document: bytes, element: Element) -> bool:
-    return element.type == OBJECT
-
-
-_UUID_HEAD: Final = b"\x10\x00\x00\x00\x04"
-_MODES: Final = frozenset((b"primary", b"primaryPreferred", b"secondary", b"secondaryPreferred", b"nearest"))
-_GENERIC: Final[dict[bytes, Callable[[bytes, Element], bool]]] = {
-    b"$clusterTime": _is_time,
-    b"$readPreference": _is_mode,
-    b"apiDeprecationErrors": _is_bool,
-    b"apiStrict": _is_bool,
-    b"apiVersion": _is_api_version,
-    b"lsid": _is_session,
-    b"readConcern": _is_read_concern,
-    b"writeConcern": _is_object,
-}
-#: Of transactions, of other servers, and of what no change stream takes.
-_SERVERS_OWN: Final = frozenset(
-    (
-        b"$audit",
-        b"$client",
-        b"$configServerState",
-        b"$configTime",
-        b"$oplogQueryData",
-        b"$queryOptions",
-        b"$replData",
-        b"$topologyTime",
-        b"allowImplicitCollectionCreation",
-        b"autocommit",
-        b"clientOperationKey",
-        b"collectionUUID",
-        b"coordinator",
-        b"databaseVersion",
-        b"help",
-        b"hint",
-        b"maxTimeMSOpOnly",
-        b"serialization_context",
-        b"shardVersion",
-        b"startTransaction",
-        b"stmtId",
-        b"tracking_info",
-        b"txnNumber",
-    )
-)
+    return named.type != OBJECT or are_known(document, raw_bson.value(stages, named), version)
 
 
 def cursor_asked(document: bytes) -> int | None:
@@ -263,6 +163,28 @@ def cursor_asked(document: bytes) -> int | None:
     if element is None or element.type != INT64:
         return None
     return raw_bson.read_int64(document, element.value_start)
+
+
+def cursors_asked(document: bytes) -> list[int]:
+    """The cursor ids that a killCursors names; empty where it does not name them as it should."""
+    element = raw_bson.find(document, b"cursors")
+    if element is None or element.type != ARRAY:
+        return []
+    array = raw_bson.value(document, element)
+    listed = list(raw_bson.elements(array))
+    if any(each.type != INT64 for each in listed):
+        return []
+    return [raw_bson.read_int64(array, each.value_start) for each in listed]
+
+
+def sessions_ended(document: bytes) -> set[bytes]:
+    """The ids of the sessions that an endSessions or killSessions command lists, as ``ClientCommand.session``."""
+    listed = next(raw_bson.elements(document), None)
+    if listed is None or listed.type != ARRAY:
+        return set()
+    array = raw_bson.value(document, listed)
+    found = (raw_bson.find(array, b"id", each.value_start) for each in raw_bson.elements(array) if each.type == OBJECT)
+    return {array[each.value_start : each.end] for each in found if each is not None}
 
 
 def app_name_of(head: bytes) -> str | None:

@@ -18,29 +18,42 @@ from bson.errors import BSONError
 
 from tailrace import raw_bson
 from tailrace.cursor.aggregate import AggregateCommand
-from tailrace.cursor.get_more import GetMoreCommand, cursors_to_kill
-from tailrace.cursor.reply import kill_reply
-from tailrace.errors import ServerError, UsageError
+from tailrace.cursor.get_more import GetMoreCommand
+from tailrace.errors import InternalError, ServerError, UsageError
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.gateway import listing
 from tailrace.gateway.command import (
     FAIL_POINT,
     ClientCommand,
     cursor_asked,
-    is_ordinary,
+    cursors_asked,
     opens_stream,
+    sessions_ended,
     without_cursors,
 )
 from tailrace.gateway.connection import ClientConnection, ClosedConnection
 from tailrace.gateway.engine import Engine, Owner, ServedStream
 from tailrace.gateway.fail_points import FailPoints
+from tailrace.gateway.generic_fields import (
+    api_text,
+    has_plain_session,
+    is_plain_get_more,
+    is_plain_kill,
+    times_of,
+    transaction_of,
+)
 from tailrace.gateway.reading import aside
-from tailrace.gateway.replies import is_ok, merged_kills
+from tailrace.gateway.replies import code_of, is_ok, merged_kills
 from tailrace.gateway.rights import Identity, User
 from tailrace.oplog.namespace import Scope
 
 _UNAUTHORIZED: Final = 13
+_CURSOR_NOT_FOUND: Final = 43
 _UUID: Final = 4
+#: A collection that nobody has: what is read there is nothing.
+_NOWHERE: Final = "tailrace.nowhere"
+#: A client's cluster time that is so many seconds ahead is the server's to judge; it refuses a year.
+_FAR_S: Final = 86_400
 
 
 class Commands:
@@ -60,17 +73,29 @@ class Commands:
         if self._fail_points is not None and await self._is_struck(connection, command, self._fail_points):
             return True
         match command.name:
-            case b"aggregate":
-                return opens_stream(command.document) and await self._aggregate(connection, command)
-            case b"getMore":
-                return await self._get_more(connection, command)
+            case b"aggregate" | b"getMore":
+                return await self._of_a_stream(connection, command)
             case b"killCursors":
                 return await self._kill_cursors(connection, command)
             case b"killAllSessions" | b"killSessions" | b"killAllSessionsByPattern":
                 return await self._kill_sessions(connection, command)
+            case b"endSessions":
+                await self._end_sessions(connection, command)
             case listing.NAME if command.database == "admin":
                 return await self._list_streams(connection, command)
         return False
+
+    async def _of_a_stream(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        try:
+            if command.name == b"getMore":
+                return await self._get_more(connection, command)
+            is_ours = opens_stream(command.document, self._engine.version)
+            return is_ours and await self._aggregate(connection, command)
+        except asyncio.CancelledError:
+            if self._engine.stopping is not None:  # it waits for a server that does not answer
+                reply = self._engine.refused(self._engine.stopping)
+                await connection.reply(command, self._engine.stamped(reply))
+            raise
 
     async def _list_streams(self, connection: ClientConnection, command: ClientCommand) -> bool:
         await connection.answered()
@@ -89,7 +114,7 @@ class Commands:
                 points.configure(asked)
             await connection.reply(command, reply)
             return True
-        opens = command.name == b"aggregate" and opens_stream(command.document)
+        opens = command.name == b"aggregate" and opens_stream(command.document, self._engine.version)
         fault = points.on_command(command.name.decode(), connection.app_name, opens_stream=opens)
         if fault is None:
             return False
@@ -115,40 +140,102 @@ class Commands:
             may = identity.may_watch(scope)
         if not may:
             return False
+        if (refusal := await self._refused_times(connection, command)) is not None:
+            await connection.reply(command, refusal)
+            return True
         owner = Owner(identity.users, command.session)
         reply = await self._engine.aggregate(owner, command.database, command.document)
+        if reply is None:
+            return False
         await connection.reply(command, self._engine.stamped(reply))
         return True
+
+    async def _refused_times(self, connection: ClientConnection, command: ClientCommand) -> bytes | None:
+        """The server's error for the cluster times that a command brings, if it has to judge them: one that it may not
+        have reached, for which it waits, or one that is far ahead."""
+        times, known = times_of(command.document), self._engine.clock.time
+        is_far = times.cluster.seconds > known.seconds + _FAR_S
+        if command.name != b"aggregate" or times.after <= known:
+            if not is_far:
+                return None
+            question = _with_fields(bson.encode({"connectionStatus": 1, "$db": "admin"}), command, (b"$clusterTime",))
+        else:
+            found = raw_bson.find(command.document, b"aggregate")
+            is_named = found is not None and found.type == raw_bson.STRING
+            collection = _text(command.document, found) if is_named and found is not None else _NOWHERE
+            concern = {
+                "level": "majority",
+                "afterClusterTime": bson.Timestamp(times.after.seconds, times.after.increment),
+            }
+            find = {
+                "find": collection,
+                "filter": {"_id": None},
+                "limit": 1,
+                "singleBatch": True,
+                "readConcern": concern,
+            }
+            question = _with_fields(
+                bson.encode({**find, "$db": command.database}), command, (b"$clusterTime", b"maxTimeMS")
+            )
+        reply = await connection.ask(question, may_take_long=True)
+        return None if is_ok(reply) else reply
 
     async def _get_more(self, connection: ClientConnection, command: ClientCommand) -> bool:
         cursor_id = cursor_asked(command.document)
         stream = None if cursor_id is None else self._engine.streams.get(cursor_id)
-        if stream is None or not is_ordinary(command.document):
+        if stream is None:
             return False
         await connection.answered()
         identity = await connection.identity(self._rights_seconds)
         if not identity.users and not identity.may_all:
             return False  # logged out, or the user was dropped
-        try:
-            GetMoreCommand.parse(command.database, command.document)
-            _check_owner(stream, identity, command.session)
-        except (UsageError, ServerError) as error:
-            reply = self._engine.refused(error, in_stream=False)
-        else:
-            fault = None if self._fail_points is None else self._fail_points.on_get_more()
-            if fault is not None and fault.reply is not None:
-                self._engine.kill([stream])
-                await connection.reply(command, self._engine.stamped(fault.reply))
-                return True
-            reply = await self._engine.get_more(stream, command.database, command.document)
+        reply = await self._refused_get_more(connection, stream, identity, command)
+        if reply is not None:
+            await connection.reply(command, reply)
+            return True
+        fault = None if self._fail_points is None else self._fail_points.on_get_more()
+        if fault is not None and fault.reply is not None:
+            self._engine.kill([stream])
+            await connection.reply(command, self._engine.stamped(fault.reply))
+            return True
+        reply = await self._engine.get_more(stream, command.database, command.document)
         await connection.reply(command, self._engine.stamped(reply))
         return True
 
-    async def _kill_cursors(self, connection: ClientConnection, command: ClientCommand) -> bool:
+    async def _refused_get_more(
+        self, connection: ClientConnection, stream: ServedStream, identity: Identity, command: ClientCommand
+    ) -> bytes | None:
+        """The error reply to a getMore that does not come to its cursor.
+
+        Fields that are not as usual are shown to the server, which does not have the cursor: any error but that is its
+        judgement of the fields.
+        """
+        document, version = command.document, self._engine.version
+        error: UsageError | None = None
+        wanted: GetMoreCommand | None = None
         try:
-            wanted = cursors_to_kill(command.document)
-        except UsageError:
-            return False
+            wanted = GetMoreCommand.parse(command.database, document)
+        except UsageError as caught:
+            error = caught
+        if wanted is None or not is_plain_get_more(document, version):
+            theirs = await connection.ask(document)
+            if code_of(theirs) != _CURSOR_NOT_FOUND or not has_plain_session(document):
+                return theirs
+        if error is None and (refusal := await self._refused_times(connection, command)) is not None:
+            return refusal
+        try:
+            if error is not None or wanted is None:
+                raise error or InternalError("a command was neither understood nor refused")
+            if version < (5, 0) and identity.may_all and wanted.namespace != stream.namespace:
+                return None  # 4.4 looks at this first; whoever carries the command out refuses it
+            _check_owner(stream, identity, command.session, version)
+            _check_use(stream, wanted, document, version)
+        except (UsageError, ServerError) as caught:
+            return self._engine.stamped(self._engine.refused(caught, in_stream=False))
+        return None
+
+    async def _kill_cursors(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        wanted = cursors_asked(command.document)
         ours = [stream for stream in map(self._engine.streams.get, dict.fromkeys(wanted)) if stream is not None]
         if not ours:
             return False
@@ -156,24 +243,37 @@ class Commands:
         identity = await connection.identity(self._rights_seconds)
         if not identity.users and not identity.may_all:
             return False
-        if not all(_may_kill(identity, stream) for stream in ours):
-            text = spaced_document_text(command.document)
-            error = ServerError(f"not authorized on {command.database} to execute command {text}", code=_UNAUTHORIZED)
-            await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
-            return True
-        killed = {stream.cursor_id for stream in ours}
-        left = [one for one in wanted if one not in killed]
-        self._engine.kill(ours)
-        if left:
-            theirs = await connection.ask(without_cursors(command.document, left))
-            if not is_ok(theirs):
-                await connection.reply(command, theirs)
+        theirs: bytes | None = None
+        if not is_plain_kill(command.document, self._engine.version):
+            theirs = await connection.ask(command.document)  # it may refuse
+        if theirs is None or is_ok(theirs):
+            if not all(_may_kill(identity, stream) for stream in ours):
+                text = spaced_document_text(command.document)
+                error = ServerError(
+                    f"not authorized on {command.database} to execute command {text}", code=_UNAUTHORIZED
+                )
+                await connection.reply(command, self._engine.stamped(self._engine.refused(error, in_stream=False)))
                 return True
-            reply = merged_kills(wanted, killed, theirs)
-        else:
-            reply = kill_reply(wanted, [])
-        await connection.reply(command, self._engine.stamped(reply))
+            killed = {stream.cursor_id for stream in ours}
+            left = [one for one in wanted if one not in killed]
+            if left and theirs is None:
+                theirs = await connection.ask(without_cursors(command.document, left))
+        if theirs is not None and not is_ok(theirs):
+            await connection.reply(command, theirs)
+            return True
+        self._engine.kill(ours)
+        await connection.reply(command, self._engine.stamped(merged_kills(wanted, killed, theirs)))
         return True
+
+    async def _end_sessions(self, connection: ClientConnection, command: ClientCommand) -> None:
+        """Streams of sessions that a client ends are closed soon, as the server does when it next looks."""
+        ended = sessions_ended(command.document)
+        streams = [one for one in self._engine.streams.values() if one.owner.session in ended]
+        if streams:
+            await connection.answered()
+            identity = await connection.identity(self._rights_seconds)
+            for stream in streams:
+                stream.is_ended = stream.is_ended or stream.owner.users == identity.users
 
     async def _kill_sessions(self, connection: ClientConnection, command: ClientCommand) -> bool:
         """The server decides whether this is allowed and closes its cursors; then we close ours of these sessions."""
@@ -190,20 +290,54 @@ def _scope_of(command: ClientCommand) -> Scope:
     return AggregateCommand.parse(command.database, command.document).scope
 
 
-def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None) -> None:
+def _with_fields(question: bytes, command: ClientCommand, names: Iterable[bytes]) -> bytes:
+    """A question to the server with some of a command's fields as they came."""
+    found = (raw_bson.find(command.document, name) for name in names)
+    return raw_bson.encode_document(
+        question[4:-1], *(command.document[each.start : each.end] for each in found if each is not None)
+    )
+
+
+def _text(document: bytes, element: raw_bson.Element) -> str:
+    return raw_bson.read_string(document, element.value_start).decode()
+
+
+def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None, version: tuple[int, int]) -> None:
     """Raise ServerError 13 unless the cursor belongs to this user and session, and the user may still watch."""
     owner = stream.owner
     if owner.session != session or (session is not None and owner.users != identity.users):
-        raise _wrong_session(stream, session, identity)
+        raise _wrong_session(stream, session, identity, version)
     if owner.users != identity.users:
         raise ServerError(f"cursor id {stream.cursor_id} was not created by the authenticated user", code=_UNAUTHORIZED)
     if not identity.may_watch(stream.scope):
         raise ServerError(f"not authorized for getMore with cursor id {stream.cursor_id}", code=_UNAUTHORIZED)
 
 
-def _wrong_session(stream: ServedStream, session: bytes | None, identity: Identity) -> ServerError:
+def _check_use(stream: ServedStream, wanted: GetMoreCommand, document: bytes, version: tuple[int, int]) -> None:
+    """Raise ServerError for a getMore in a transaction, or with API parameters other than its cursor was opened with.
+    6.0 compares the namespace before these, older servers afterwards."""
+    transaction = transaction_of(document)
+    if transaction is not None:
+        raise ServerError(
+            f"Cannot run getMore on cursor {stream.cursor_id}, which was not created in a transaction, in transaction "
+            f"{transaction}",
+            code=50739,
+        )
+    asked = api_text(document)
+    if asked != stream.api and (version < (6, 0) or wanted.namespace == stream.namespace):
+        raise ServerError(
+            f"API parameter mismatch: getMore used params {asked}, the cursor-creating command used {stream.api}",
+            code=347,
+        )
+
+
+def _wrong_session(
+    stream: ServedStream, session: bytes | None, identity: Identity, version: tuple[int, int]
+) -> ServerError:
     """With users the server finds this while it checks rights; without, later and in other words."""
-    opened, asked = _session_text(stream.owner.session, stream.owner.users), _session_text(session, identity.users)
+    owner = stream.owner
+    opened = _session_text(owner.session, owner.users, version)
+    asked = _session_text(session, identity.users, version)
     if not identity.may_all:
         return ServerError(
             f"Cursor session id ({opened}) is not the same as the operation context's session id ({asked})",
@@ -221,14 +355,14 @@ def _may_kill(identity: Identity, stream: ServedStream) -> bool:
     return identity.users == stream.owner.users or identity.may_kill_any_cursor()
 
 
-def _session_text(session: bytes | None, users: Iterable[User]) -> str:
-    """As the server writes a session's id: the client's part, and a digest of its user."""
+def _session_text(session: bytes | None, users: Iterable[User], version: tuple[int, int]) -> str:
+    """As a server of ``version`` writes a session's id: the client's part, and a digest of its user."""
     if session is None:
         return "none"
     # Without a user the digest is that of nothing.
     name = "".join(f"{user}@{database}" for user, database in sorted(users))
     digest = base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
-    return f"{_uuid_text(session)} - {digest} -  - "
+    return f"{_uuid_text(session)} - {digest}" + (" -  - " if version >= (6, 0) else "")
 
 
 def _uuid_text(session: bytes) -> str:
@@ -249,13 +383,4 @@ def _is_meant(command: ClientCommand, stream: ServedStream, identity: Identity) 
             return True
         named = {(each.get("user"), each.get("db")) for each in listed if isinstance(each, dict)}
         return bool(stream.owner.users & named)
-    element = raw_bson.find(command.document, b"killSessions")
-    if element is None or stream.owner.session is None:
-        return False
-    array = raw_bson.value(command.document, element)
-    ids = set()
-    for each in raw_bson.elements(array):
-        found = raw_bson.find(array, b"id", each.value_start) if each.type == raw_bson.OBJECT else None
-        if found is not None:
-            ids.add(array[found.value_start : found.end])
-    return stream.owner.session in ids and stream.owner.users == identity.users
+    return stream.owner.session in sessions_ended(command.document) and stream.owner.users == identity.users

@@ -11,10 +11,12 @@ import itertools
 import logging
 import secrets
 import time
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 import bson
@@ -53,7 +55,7 @@ from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.reading import aside
 from tailrace.gateway.replies import ServerClock
-from tailrace.gateway.rights import Identity
+from tailrace.gateway.rights import Identity, User
 from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
 
 #: How much is read, and written, at a time.
@@ -62,6 +64,12 @@ _CHUNK: Final = 1 << 16
 _COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
 #: A server's reply may be a little longer than a message to it.
 _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
+
+#: While others wait for memory, a client has to take a large reply at this rate, in bytes a second, after this time.
+_SLOW_BYTES: Final = 1 << 20
+_SLOW_S: Final = 5.0
+#: Of so many sets of users the rights are remembered.
+_RIGHTS_MAX: Final = 1000
 
 _STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
 #: A command that only users who have logged in may run, if the deployment has access control.
@@ -102,6 +110,7 @@ class Surroundings:
     ``answer``        answers such a command; false if the command is the server's
     ``memory``        the bytes that large messages of clients take
     ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
+    ``rights``        what users may do, by the users of a connection, and when the server was asked
     """
 
     options: GatewayOptions
@@ -112,6 +121,7 @@ class Surroundings:
     answer: Callable[[ClientConnection, ClientCommand], Awaitable[bool]]
     memory: MemoryBudget
     reply_memory: MemoryBudget
+    rights: dict[frozenset[User], tuple[float, Identity]] = field(default_factory=dict)
 
 
 class ClientConnection:
@@ -196,7 +206,14 @@ class ClientConnection:
             case TailraceError():
                 _log.warning("connection %d was closed: %s", self.number, outcome)
             case _:
-                _log.error("connection %d was closed by a fault of the gateway", self.number, exc_info=outcome)
+                where = traceback.extract_tb(outcome.__traceback__)[-1:]
+                _log.error(
+                    "connection %d was closed by a fault of the gateway: %s%s",
+                    self.number,
+                    type(outcome).__name__,
+                    "".join(f" at {Path(each.filename).name}:{each.lineno}" for each in where),
+                    exc_info=outcome,
+                )
 
     # -- what the client sends --------------------------------------------------------------------------------------
 
@@ -378,12 +395,15 @@ class ClientConnection:
     # -- for what answers commands ----------------------------------------------------------------------------------
 
     async def send(self, frame: bytes) -> None:
-        """Send a whole message to the client, as fast as it takes it."""
+        """Send a whole message to the client, as fast as it takes it. A client that is slow with a large one is closed
+        if others wait for the memory that it takes."""
         self._shared.metrics.client_bytes_sent += len(frame)
+        is_counted = len(frame) >= COUNTED_BYTES_MIN
+        grace = time.monotonic() + _SLOW_S + len(frame) / _SLOW_BYTES if is_counted else None
         view = memoryview(frame)
         for start in range(0, len(frame), _CHUNK):
             self._client.writer.write(view[start : start + _CHUNK])
-            await self._drained()
+            await self._drained(grace)
 
     async def reply(self, command: ClientCommand, document: bytes) -> None:
         """Send our answer to a command of the client, unless it wants none."""
@@ -399,8 +419,11 @@ class ClientConnection:
         """Wait until the server has answered all that was passed on: replies come in the order of their commands."""
         await self._answered.wait()
 
-    async def ask(self, document: bytes) -> bytes:
-        """The server's reply to a command of the gateway, on the client's own connection."""
+    async def ask(self, document: bytes, *, may_take_long: bool = False) -> bytes:
+        """The server's reply to a command of the gateway, on the client's own connection.
+
+        ``may_take_long``  the server may wait before it answers, for as long as the client does
+        """
         await self.answered()
         if self._server_left:
             raise ClosedConnection("the server has left")
@@ -408,7 +431,7 @@ class ClientConnection:
         self._owe(_Awaited(answer=answer))
         self._upstream.writer.write(op_msg(document, request_id=self._next_id()))
         await self._upstream.writer.drain()
-        async with asyncio.timeout(self._shared.options.stall_seconds):
+        async with asyncio.timeout(None if may_take_long else self._shared.options.stall_seconds):
             reply = await answer
         self._shared.clock.saw_reply(reply)
         return reply
@@ -416,8 +439,14 @@ class ClientConnection:
     async def identity(self, age_seconds: float) -> Identity:
         """Who is logged in here and what they may do, from an answer of the server no older than this."""
         known = self._identity
-        if known is not None and (known.may_all or time.monotonic() - self._identity_time <= age_seconds):
-            return known
+        if known is not None:
+            if known.may_all or time.monotonic() - self._identity_time <= age_seconds:
+                return known
+            # What the same users may do was perhaps asked on another connection since.
+            told = self._shared.rights.get(known.users)
+            if told is not None and time.monotonic() - told[0] <= age_seconds:
+                self._identity_time, self._identity = told
+                return told[1]
         asked = time.monotonic()
         status = bson.decode(await self.ask(_STATUS))
         found = Identity.of_status(status)
@@ -426,20 +455,33 @@ class ClientConnection:
         if self._asks_nobody:
             found = Identity(found.users, may_all=True)
         self._identity, self._identity_time = found, asked
+        if found.users and not found.may_all:
+            if len(self._shared.rights) >= _RIGHTS_MAX:
+                self._shared.rights.clear()
+            self._shared.rights[found.users] = asked, found
         return found
 
     @staticmethod
     def _next_id() -> int:
         return secrets.randbits(31)
 
-    async def _drained(self) -> None:
-        try:
-            async with asyncio.timeout(self._shared.options.stall_seconds):
-                await self._client.writer.drain()
-        except TimeoutError:
-            # Closing would wait until the client takes what is left.
-            self._client.writer.transport.abort()
-            raise ClosedConnection("the client does not take its replies") from None
+    async def _drained(self, grace: float | None = None) -> None:
+        """``grace``: when a client is too slow for others that wait for the memory of its reply."""
+        stalled = time.monotonic() + self._shared.options.stall_seconds
+        while True:
+            if grace is not None and time.monotonic() > grace and self._shared.reply_memory.is_wanted:
+                break
+            limit = stalled - time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, limit if grace is None else min(limit, _SLOW_S))):
+                    await self._client.writer.drain()
+                return
+            except TimeoutError:
+                if time.monotonic() >= stalled:
+                    break
+        # Closing would wait until the client takes what is left.
+        self._client.writer.transport.abort()
+        raise ClosedConnection("the client does not take its replies")
 
 
 def _succeeded(reply: bytes) -> bool:

@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -18,12 +17,23 @@ from pymongo import MongoClient
 from tailrace import raw_bson
 from tailrace.client import kernel_loader
 from tailrace.cursor import Acting, Action, CursorRegistry, NeedStart
-from tailrace.cursor.reply import error_reply
+from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
 from tailrace.errors import InternalError, ServerError, TailraceError
 from tailrace.gateway.cluster_reading import ClusterReading
+from tailrace.gateway.generic_fields import api_text
 from tailrace.gateway.log import note
 from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.reading import INLINE_BYTES, Keeper, OplogReading, Reading, Waker, in_thread, now_ms
+from tailrace.gateway.reading import (
+    INLINE_BYTES,
+    Keeper,
+    OplogReading,
+    Reading,
+    Threads,
+    Waker,
+    aside_for,
+    in_thread,
+    now_ms,
+)
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.rights import User
 from tailrace.gateway.upstream import APP_NAME
@@ -41,9 +51,13 @@ _READ_THREADS: Final = 16
 #: How long the shared read goes on after the last stream was closed.
 _LINGER_S: Final = 30.0
 _EXPIRE_S: Final = 10.0
+_CLOSE_S: Final = 2.0
 
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
+_NOT_DONE: Final = 115
+#: The version whose errors we have word for word.
+_MEASURED: Final = (6, 0)
 
 _log = logging.getLogger("tailrace.gateway")
 
@@ -64,7 +78,9 @@ class ServedStream:
 
     ``opened``  when, seconds since 1970
     ``events``  how many were sent
+    ``api``      the API parameters with which it was opened, as text
     ``is_busy``  a command is working on it
+    ``is_ended``  its session has ended, and soon it will
     """
 
     cursor_id: int
@@ -72,10 +88,11 @@ class ServedStream:
     scope: Scope
     namespace: str
     reading: Reading
-    comment: Any = None
+    api: str = "{}"
     opened: float = field(default_factory=time.time)
     events: int = 0
     is_busy: bool = False
+    is_ended: bool = False
 
 
 class Engine:
@@ -100,8 +117,8 @@ class Engine:
         self.metrics = metrics
         self._cursors_max = cursors_max
         self._opening = 0
-        self._reading_pool: Executor = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="tailrace-read")
-        self._work_pool: Executor = ThreadPoolExecutor(_WORK_THREADS, thread_name_prefix="tailrace-work")
+        self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
+        self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
         self._waker = Waker(asyncio.get_running_loop())
         tails: Any = {"window_bytes": window_bytes, "on_read": kernel_loader.is_ready, "streams_min": 1}
         self._shared = SharedTail(client, **tails)
@@ -112,7 +129,10 @@ class Engine:
         self._idle_since: float | None = None
         self._registry: CursorRegistry | None = None
         self._minding: asyncio.Task[None] | None = None
-        self._stopping: TailraceError | None = None
+        #: Told to streams, once the gateway stops.
+        self.stopping: TailraceError | None = None
+        #: Of the server whose streams are given: its major and minor version.
+        self.version = _MEASURED
         self.streams: dict[int, ServedStream] = {}
         self.clock = ServerClock()
         self._seen_clocks: dict[MongoClient[Any], Any] = {}
@@ -120,7 +140,10 @@ class Engine:
     async def start(self) -> None:
         """Connect. Raises TailraceError if the deployment cannot be read."""
         version = await in_thread(self._reading_pool, self._connected)
-        self._registry = CursorRegistry(_new_ids(), profile_for(version), kernel=kernel_loader.is_ready)
+        profile = profile_for(version)
+        self.version = profile.version
+        self.clock.operation_time_first = profile.version < (5, 0)
+        self._registry = CursorRegistry(_new_ids(), profile, kernel=kernel_loader.is_ready)
         self._minding = asyncio.create_task(self._mind())
 
     def _connected(self) -> str:
@@ -133,16 +156,16 @@ class Engine:
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
-    async def aggregate(self, owner: Owner, database: str, command: bytes) -> bytes:
-        """Open a stream; the reply without the server's times."""
+    async def aggregate(self, owner: Owner, database: str, command: bytes) -> bytes | None:
+        """Open a stream; the reply without the server's times. ``None``: the server is to answer."""
         if len(self.streams) + self._opening >= self._cursors_max:
             return self.refused(
                 ServerError(
                     f"this gateway has {self._cursors_max} change streams open, which is its limit", code=_TOO_MANY
                 )
             )
-        if self._stopping is not None:
-            return self.refused(self._stopping)
+        if self.stopping is not None:
+            return self.refused(self.stopping)
         self._idle_since = None
         opening = _Opening(self)
         self._opening += 1
@@ -155,10 +178,15 @@ class Engine:
         finally:
             self._opening -= 1
         cursor = _cursor_of(reply)
+        if self._is_left(cursor.code, command):
+            opening.close()
+            return None
         if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
             opening.close()
         else:
-            stream = ServedStream(cursor.cursor_id, owner, opening.scope, cursor.namespace, opening.reading)
+            stream = ServedStream(
+                cursor.cursor_id, owner, opening.scope, cursor.namespace, opening.reading, api_text(command)
+            )
             self.streams[cursor.cursor_id] = stream
             self.metrics.streams_opened += 1
             note("stream opened", **_noted(stream))
@@ -167,8 +195,9 @@ class Engine:
 
     async def get_more(self, stream: ServedStream, database: str, command: bytes) -> bytes:
         """The next batch of a stream that the caller may read; the reply without the server's times."""
-        stream.reading.rest()
         was_busy, stream.is_busy = stream.is_busy, True
+        if not was_busy:  # or one that was told to hurry would wait on
+            stream.reading.rest()
         try:
             acting = self._cursors.run(database, command, now_ms())
             reply = await self._carried_out(acting, stream.reading, len(command))
@@ -225,13 +254,17 @@ class Engine:
 
     def stop(self) -> None:
         """End every stream with an error after which drivers resume; streams that wait end now."""
-        self._stopping = ServerError("the gateway is shutting down", code=SHUTTING_DOWN)
+        self.stopping = ServerError("the gateway is shutting down", code=SHUTTING_DOWN)
         for stream in self.streams.values():
-            stream.reading.ending = self._stopping
+            stream.reading.ending = self.stopping
             stream.reading.hurry()
 
+    def give_up(self) -> None:
+        """What still waits for the server is waited for no longer."""
+        self._reading_pool.given_up = self._work_pool.given_up = True
+
     async def close(self) -> None:
-        """Close everything. Takes as long as reads that are under way, a moment at most."""
+        """Close everything. Waits for no read that is under way."""
         if self._minding is not None:
             self._minding.cancel()
             with suppress(asyncio.CancelledError):
@@ -243,7 +276,7 @@ class Engine:
         self._shared.close()
         self._shard_tails.close()
         if self._cluster is not None:
-            await in_thread(self._reading_pool, self._cluster.close)
+            await aside_for(self._cluster.close, _CLOSE_S)
         self._work_pool.shutdown(wait=False, cancel_futures=True)
         self._reading_pool.shutdown(wait=False)
 
@@ -263,6 +296,15 @@ class Engine:
             )
         self._keep(self._client, self._shared)
         return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope)
+
+    def _is_left(self, code: int | None, command: bytes) -> bool:
+        """Whether the server is to answer a command that we refuse with ``code``: what is not done here works there,
+        and versions other than the measured one have words of their own. It never gets ``exchange``, which ends the
+        server's process."""
+        if code is None or code in RESUMABLE_CODES:
+            return False
+        exchange = raw_bson.find(command, b"exchange")
+        return (exchange is None or exchange.type == raw_bson.NULL) and (code == _NOT_DONE or self.version != _MEASURED)
 
     def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:
         if client not in self._kept:
@@ -318,6 +360,7 @@ class Engine:
         """Now and then, close streams that nobody asks for, and note the server's clock."""
         while True:
             await asyncio.sleep(_EXPIRE_S)
+            self.kill([stream for stream in self.streams.values() if stream.is_ended])
             gone = self._cursors.expire(now_ms())
             if gone:
                 self.metrics.cursors_expired += gone

@@ -18,6 +18,12 @@ class MemoryBudget:
         self._bytes_max = bytes_max
         self._held = 0
         self._changed = asyncio.Condition()
+        self._waiting = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a message waits for room."""
+        return self._waiting > 0
 
     @asynccontextmanager
     async def held(self, size: int) -> AsyncIterator[None]:
@@ -26,7 +32,11 @@ class MemoryBudget:
             yield
             return
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._held or self._held + size <= self._bytes_max)
+            self._waiting += 1
+            try:
+                await self._changed.wait_for(lambda: not self._held or self._held + size <= self._bytes_max)
+            finally:
+                self._waiting -= 1
             self._held += size
         try:
             yield

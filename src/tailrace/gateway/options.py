@@ -25,6 +25,7 @@ class GatewayOptions:
     ``handshake_seconds``  how long a client may take to send its first message
     ``stall_seconds``      how long a message, or a reply, may make no progress
     ``rights_seconds``     how old the server's answer about a client's rights may be
+    ``answer_seconds``     how long a stop waits for streams that wait for the server
     ``stop_seconds``       how long a stop waits for what is under way
     ``test_commands``      clients may set fail points for the commands that are answered here
     """
@@ -41,5 +42,6 @@ class GatewayOptions:
     handshake_seconds: float = 30.0
     stall_seconds: float = 60.0
     rights_seconds: float = 2.0
-    stop_seconds: float = 10.0
+    answer_seconds: float = 1.0
+    stop_seconds: float = 5.0
     test_commands: bool = False

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -46,6 +46,8 @@ OWN_AWAIT_MS: Final = 100
 #: A scope in which nothing ever happens: a stream that waits there keeps the shared reader going.
 _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
+#: How often a task that was cancelled looks whether its thread was given up.
+_GIVEN_UP_S: Final = 0.2
 
 _log = logging.getLogger("tailrace.gateway")
 _T = TypeVar("_T")
@@ -56,17 +58,23 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class Threads(ThreadPoolExecutor):
+    """Threads for work that waits for the server. ``given_up``: nobody waits for what they do any more."""
+
+    given_up = False
+
+
 async def in_thread(pool: Executor | None, work: Callable[..., _T], *args: Any) -> _T:
     """What ``work`` gives, done in a thread of ``pool``, or of the loop's own pool. A task that is cancelled waits for
-    it to end: what it works on has no other owner until then."""
+    it to end, unless the pool was given up: what it works on has no other owner until then."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        while not future.done():
+        while not future.done() and not (isinstance(pool, Threads) and pool.given_up):
             with suppress(asyncio.CancelledError):
-                await asyncio.wait([future])
-        if not future.cancelled():
+                await asyncio.wait([future], timeout=_GIVEN_UP_S)
+        if future.done() and not future.cancelled():
             future.exception()  # looked at, so that asyncio does not report it
         raise
 
@@ -74,6 +82,23 @@ async def in_thread(pool: Executor | None, work: Callable[..., _T], *args: Any) 
 async def aside(size: int, work: Callable[..., _T], *args: Any) -> _T:
     """What ``work`` gives, which looks at ``size`` bytes: in a thread where they are many, or all would wait."""
     return work(*args) if size <= INLINE_BYTES else await in_thread(None, work, *args)
+
+
+async def aside_for(work: Callable[[], object], seconds: float) -> None:
+    """Do ``work`` in a thread that nobody waits for longer than this: the process may end before it."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=run, name="tailrace-close", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await ended.wait()
 
 
 class Waker:

@@ -8,9 +8,8 @@ from tailrace import raw_bson
 from tailrace.cursor.reply import kill_reply
 from tailrace.errors import OplogFormatError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.raw_bson import ARRAY, BINARY, INT64, OBJECT, TIMESTAMP, encode_element
+from tailrace.raw_bson import ARRAY, BINARY, INT32, INT64, OBJECT, TIMESTAMP, encode_element
 
-_LISTS: Final = (b"cursorsKilled", b"cursorsNotFound")
 #: The key's number in a signature of nobody: deployments without keys send it, and so do others to those who may set
 #: the clock.
 _NO_KEY: Final = bytes(8)
@@ -27,8 +26,15 @@ class ServerClock:
 
     def __init__(self, *, signed: bool = False) -> None:
         self.signed = signed
+        #: An error of 4.4 has ``operationTime`` before ``ok``.
+        self.operation_time_first = False
         self._document: bytes | None = None
         self._time = ClusterTime(0)
+
+    @property
+    def time(self) -> ClusterTime:
+        """The newest time; 0 if none is known."""
+        return self._time
 
     def saw(self, document: bytes) -> None:
         """Note a ``$clusterTime`` document that the server sent."""
@@ -56,11 +62,11 @@ class ServerClock:
         if self._document is None:
             return reply
         time = min(operation_time, self._time) or self._time
-        return raw_bson.encode_document(
-            reply[4:-1],
-            encode_element(OBJECT, b"$clusterTime", self._document),
-            encode_element(TIMESTAMP, b"operationTime", time.to_bytes_le()),
-        )
+        reached = encode_element(TIMESTAMP, b"operationTime", time.to_bytes_le())
+        cluster = encode_element(OBJECT, b"$clusterTime", self._document)
+        if self.operation_time_first and (ok := raw_bson.find(reply, b"ok")) is not None and not is_ok(reply):
+            return raw_bson.encode_document(reply[4 : ok.start], reached, reply[ok.start : -1], cluster)
+        return raw_bson.encode_document(reply[4:-1], cluster, reached)
 
 
 def _is_signed(document: bytes) -> bool:
@@ -80,12 +86,22 @@ def is_ok(reply: bytes) -> bool:
     return element is not None and any(raw_bson.value(reply, element))
 
 
-def merged_kills(wanted: list[int], killed: set[int], theirs: bytes) -> bytes:
+def code_of(reply: bytes) -> int | None:
+    """An error's code; ``None`` if the reply is no error."""
+    code = None if is_ok(reply) else raw_bson.find(reply, b"code")
+    return None if code is None or code.type != INT32 else raw_bson.read_int32(reply, code.value_start)
+
+
+def merged_kills(wanted: list[int], killed: set[int], theirs: bytes | None) -> bytes:
     """The reply to a killCursors command of which ``killed`` were ours and the server has answered the rest."""
-    lists: dict[bytes, list[int]] = {}
-    for name in _LISTS:
-        element = raw_bson.find(theirs, name)
-        array = raw_bson.EMPTY_DOCUMENT if element is None or element.type != ARRAY else raw_bson.value(theirs, element)
-        lists[name] = [raw_bson.read_int64(array, each.value_start) for each in raw_bson.elements(array)]
-    gone = killed | set(lists[b"cursorsKilled"])
-    return kill_reply([one for one in wanted if one in gone], [one for one in wanted if one not in gone])
+    gone = set(killed)
+    killed_there = None if theirs is None else raw_bson.find(theirs, b"cursorsKilled")
+    if theirs is not None and killed_there is not None and killed_there.type == ARRAY:
+        array = raw_bson.value(theirs, killed_there)
+        gone |= {raw_bson.read_int64(array, each.value_start) for each in raw_bson.elements(array)}
+    done: list[int] = []
+    missing: list[int] = []
+    for one in wanted:  # one that is named twice is not found the second time
+        (done if one in gone else missing).append(one)
+        gone.discard(one)
+    return kill_reply(done, missing)

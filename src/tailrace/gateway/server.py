@@ -17,11 +17,14 @@ from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.reading import aside_for
 from tailrace.gateway.upstream import Address, Channel, Upstream
 from tailrace.source.uri import ConnectionString
 
 _BUFFER: Final = 1 << 16
 _BACKLOG: Final = 1024
+#: How long the parts of a gateway may take to close.
+_CLOSE_S: Final = 2.0
 
 _log = logging.getLogger("tailrace.gateway")
 
@@ -140,18 +143,25 @@ class Gateway:
         for connection in list(self._connections):
             connection.leave()
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=self.options.stop_seconds)
+            await asyncio.wait(set(self._tasks), timeout=self.options.answer_seconds)
+        # Streams that still wait for the server hear now that they end; what was passed on may take longer.
+        self.engine.give_up()
+        for connection in list(self._connections):
+            connection.client_left()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self.options.stop_seconds - self.options.answer_seconds)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.wait(set(self._tasks), timeout=_CLOSE_S)
         await self._close()
 
     async def _close(self) -> None:
         if self._server is not None:
             self._server.close()
+        self.engine.give_up()
         await self.engine.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.upstream.close)
+        await aside_for(self.upstream.close, _CLOSE_S)
 
 
 class _ClientReader(asyncio.StreamReader):

@@ -1,0 +1,284 @@
+"""What a command says beside its own fields: its session, API version, times, read preference, transaction. No I/O.
+
+The server checks these before it looks at the command. Those that any driver sends are recognised here; a command with
+others is the server's, or is shown to it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from tailrace import raw_bson
+from tailrace.event.bson_text import spaced_document_text
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.raw_bson import (
+    ARRAY,
+    BINARY,
+    BOOL,
+    DECIMAL128,
+    DOUBLE,
+    INT32,
+    INT64,
+    NULL,
+    OBJECT,
+    STRING,
+    TIMESTAMP,
+    Element,
+)
+
+_NUMBERS: Final = (INT32, INT64, DOUBLE, DECIMAL128)
+_API: Final = (b"apiVersion", b"apiStrict", b"apiDeprecationErrors")
+
+
+def is_ordinary(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
+    """Whether what a command says beside its own fields is in order and changes nothing here, for a server of
+    ``version``. Everything else is for the server, which checks such fields before it looks at the command."""
+    api = set()
+    for element in raw_bson.elements(document):
+        name = element.name
+        check = _GENERIC.get(name)
+        if name in _SERVERS_OWN or (check is not None and not check(document, element)):
+            return False
+        if name.startswith(b"api"):
+            api.add(name)
+        if version < _SINCE.get(name, version):
+            return False
+    return not api or b"apiVersion" in api
+
+
+def are_known(document: bytes, options: bytes, version: tuple[int, int]) -> bool:
+    """Whether a server of ``version`` knows the ``options`` of a ``$changeStream``; with ``apiStrict``, whether its API
+    has them. If not, it says so in its own words."""
+    names = {element.name for element in raw_bson.elements(options)}
+    strict = raw_bson.find(document, b"apiStrict")
+    if strict is not None and raw_bson.value(document, strict) == b"\x01" and not names <= _OF_THE_API:
+        return False
+    return version >= (6, 0) or names <= _OLD_OPTIONS
+
+
+def has_plain_session(document: bytes) -> bool:
+    """Whether a command's session, if it has one, is one of the client's own."""
+    lsid = raw_bson.find(document, b"lsid")
+    return lsid is None or _is_session(document, lsid)
+
+
+def is_plain_get_more(document: bytes, version: tuple[int, int]) -> bool:
+    """Whether a getMore says nothing that a server of ``version`` might refuse, apart from its own fields' values."""
+    if any(raw_bson.find(document, name) is not None for name in _RARE_IN_A_GET_MORE):
+        return False
+    size = raw_bson.find(document, b"batchSize") if version < (5, 0) else None
+    if size is not None and not any(raw_bson.value(document, size)):
+        return False  # 4.4 refuses null and 0
+    return is_ordinary(document, version)
+
+
+def transaction_of(document: bytes) -> int | None:
+    """The number of the transaction that a command is part of; ``None`` if it is part of none."""
+    number = raw_bson.find(document, b"txnNumber")
+    if number is None or number.type != INT64 or raw_bson.find(document, b"autocommit") is None:
+        return None
+    return raw_bson.read_int64(document, number.value_start)
+
+
+def is_plain_kill(document: bytes, version: tuple[int, int]) -> bool:
+    """Whether a killCursors says nothing that the server might refuse."""
+    name = raw_bson.find(document, b"killCursors")
+    if name is None or name.type != STRING or not raw_bson.read_string(document, name.value_start):
+        return False
+    names = {element.name for element in raw_bson.elements(document)}
+    return names <= _OF_A_KILL and is_ordinary(document, version)
+
+
+class Times(NamedTuple):
+    """Cluster times that a command brings; 0 where there is none.
+
+    ``after``    ``readConcern.afterClusterTime``: what the command has to see
+    ``cluster``  ``$clusterTime``: the newest that the client has heard of
+    """
+
+    after: ClusterTime
+    cluster: ClusterTime
+
+
+def times_of(document: bytes) -> Times:
+    """Of a command whose fields are ordinary."""
+    return Times(
+        _time_in(document, b"readConcern", b"afterClusterTime"), _time_in(document, b"$clusterTime", b"clusterTime")
+    )
+
+
+def _time_in(document: bytes, outer: bytes, name: bytes) -> ClusterTime:
+    found = raw_bson.find(document, outer)
+    inner = raw_bson.find(document, name, found.value_start) if found is not None and found.type == OBJECT else None
+    if inner is None or inner.type != TIMESTAMP:
+        return ClusterTime(0)
+    return ClusterTime.from_bytes_le(raw_bson.value(document, inner))
+
+
+def api_text(document: bytes) -> str:
+    """The API parameters of a command, as the server writes them."""
+    found = (raw_bson.find(document, name) for name in _API)
+    given = [document[each.start : each.end] for each in found if each is not None]
+    return spaced_document_text(raw_bson.encode_document(*given)) if given else "{}"
+
+
+def _is_session(document: bytes, element: Element) -> bool:
+    """``{id: UUID}`` and nothing else: a user may name sessions of others in ``uid`` where the server lets him."""
+    if element.type != OBJECT:
+        return element.type == NULL
+    inner = raw_bson.value(document, element)
+    fields = list(raw_bson.elements(inner))
+    return (
+        len(fields) == 1
+        and fields[0].name == b"id"
+        and fields[0].type == BINARY
+        and inner[fields[0].value_start : fields[0].value_start + 5] == _UUID_HEAD
+    )
+
+
+def _is_read_concern(document: bytes, element: Element) -> bool:
+    if element.type != OBJECT:
+        return False
+    inner = raw_bson.value(document, element)
+    return all(
+        (each.name == b"level" and each.type == STRING)
+        or (each.name == b"afterClusterTime" and each.type == TIMESTAMP and any(raw_bson.value(inner, each)))
+        for each in raw_bson.elements(inner)
+    )
+
+
+def _is_read_preference(document: bytes, element: Element) -> bool:
+    if element.type != OBJECT:
+        return False
+    inner = raw_bson.value(document, element)
+    mode = raw_bson.find(inner, b"mode")
+    if mode is None or mode.type != STRING:
+        return False
+    name = raw_bson.read_string(inner, mode.value_start)
+    others = [each for each in raw_bson.elements(inner) if each.name != b"mode"]
+    if name == b"primary" or name not in _MODES:
+        return name == b"primary" and not others
+    return all(
+        (each.name == b"tags" and each.type == ARRAY)
+        or (each.name == b"hedge" and each.type == OBJECT)
+        or (each.name == b"maxStalenessSeconds" and _staleness(inner, each) >= _STALENESS_MIN)
+        for each in others
+    )
+
+
+def _staleness(inner: bytes, element: Element) -> float:
+    if element.type == INT32:
+        return raw_bson.read_int32(inner, element.value_start)
+    if element.type == INT64:
+        return raw_bson.read_int64(inner, element.value_start)
+    return 0
+
+
+def _is_write_concern(document: bytes, element: Element) -> bool:
+    if element.type != OBJECT:
+        return False
+    inner = raw_bson.value(document, element)
+    fields = list(raw_bson.elements(inner))
+    return bool(fields) and all(
+        (each.name == b"w" and each.type in (INT32, INT64, STRING))
+        or (each.name == b"j" and each.type == BOOL)
+        or (each.name == b"wtimeout" and each.type in (INT32, INT64))
+        for each in fields
+    )
+
+
+def _is_time(document: bytes, element: Element) -> bool:
+    if element.type != OBJECT:
+        return False
+    names = {each.name for each in raw_bson.elements(raw_bson.value(document, element))}
+    return names == {b"clusterTime", b"signature"}
+
+
+def _is_api_version(document: bytes, element: Element) -> bool:
+    return element.type == STRING and raw_bson.read_string(document, element.value_start) == b"1"
+
+
+def _is_bool(document: bytes, element: Element) -> bool:
+    return element.type == BOOL
+
+
+def _is_flag(document: bytes, element: Element) -> bool:
+    return element.type == BOOL or element.type in _NUMBERS
+
+
+_UUID_HEAD: Final = b"\x10\x00\x00\x00\x04"
+#: Seconds; the server refuses less.
+_STALENESS_MIN: Final = 90
+_MODES: Final = frozenset((b"primary", b"primaryPreferred", b"secondary", b"secondaryPreferred", b"nearest"))
+_GENERIC: Final[dict[bytes, Callable[[bytes, Element], bool]]] = {
+    b"$clusterTime": _is_time,
+    b"$readPreference": _is_read_preference,
+    b"apiDeprecationErrors": _is_bool,
+    b"apiStrict": _is_bool,
+    b"apiVersion": _is_api_version,
+    b"bypassDocumentValidation": _is_flag,
+    b"lsid": _is_session,
+    b"readConcern": _is_read_concern,
+    b"writeConcern": _is_write_concern,
+}
+_RARE_IN_A_GET_MORE: Final = (b"readConcern", b"writeConcern", b"term", b"lastKnownCommittedOpTime")
+_OF_A_KILL: Final = frozenset((b"killCursors", b"cursors", b"$db", b"lsid", b"$clusterTime", b"$readPreference", *_API))
+#: Fields that older servers do not know, and the first version that does.
+_SINCE: Final[dict[bytes, tuple[int, int]]] = {
+    b"apiVersion": (5, 0),
+    b"let": (5, 0),
+    b"$_generateV2ResumeTokens": (6, 0),
+}
+#: The options of ``$changeStream`` that belong to version 1 of the API (6.0.27).
+_OF_THE_API: Final = frozenset(
+    (
+        b"allChangesForCluster",
+        b"fullDocument",
+        b"fullDocumentBeforeChange",
+        b"resumeAfter",
+        b"startAfter",
+        b"startAtOperationTime",
+    )
+)
+#: The options that servers before 6.0 know, and the engine.
+_OLD_OPTIONS: Final = frozenset(
+    (
+        b"allChangesForCluster",
+        b"allowToRunOnConfigDB",
+        b"allowToRunOnSystemNS",
+        b"fullDocument",
+        b"resumeAfter",
+        b"showMigrationEvents",
+        b"startAfter",
+        b"startAtOperationTime",
+    )
+)
+#: Of transactions, of other servers, and of what no change stream takes.
+_SERVERS_OWN: Final = frozenset(
+    (
+        b"$audit",
+        b"$client",
+        b"$configServerState",
+        b"$configTime",
+        b"$oplogQueryData",
+        b"$queryOptions",
+        b"$replData",
+        b"$topologyTime",
+        b"allowImplicitCollectionCreation",
+        b"autocommit",
+        b"clientOperationKey",
+        b"collectionUUID",
+        b"coordinator",
+        b"databaseVersion",
+        b"help",
+        b"hint",
+        b"maxTimeMSOpOnly",
+        b"serialization_context",
+        b"shardVersion",
+        b"startTransaction",
+        b"stmtId",
+        b"tracking_info",
+        b"txnNumber",
+    )
+)

@@ -1,0 +1,319 @@
+"""Commands with unusual fields, beside the server: they are answered alike, whoever of the two answers.
+
+Why nothing had caught the differences: fields were tried on 6.0 alone, and only those that a driver sends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import bson
+import pytest
+from bson.binary import Binary
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from tailrace.gateway import engine as gateway_engine
+from tests.differential.wire import ANY_VALUE, Wire
+from tests.gateway.running import eventually
+from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
+
+pytestmark = pytest.mark.mongod
+
+PIPELINE = [{"$changeStream": {}}]
+STREAM: dict[str, Any] = {"aggregate": "quiet", "pipeline": PIPELINE, "cursor": {}}
+API = {"apiVersion": "1"}
+STRICT = {**API, "apiStrict": True}
+_NOW = int(time.time())
+
+
+def session(number: int) -> dict[str, Any]:
+    return {"lsid": {"id": Binary(bytes([number]) * 16, 4)}}
+
+
+def cluster_time(seconds: int) -> dict[str, Any]:
+    signature = {"hash": bytes(20), "keyId": Int64(0)}
+    return {"$clusterTime": {"clusterTime": Timestamp(seconds, 1), "signature": signature}}
+
+
+def stage(**options: Any) -> dict[str, Any]:
+    return {"pipeline": [{"$changeStream": options}]}
+
+
+AGGREGATES: dict[str, dict[str, Any]] = {
+    "a first stage that is no document": {"pipeline": [{"$changeStream": 5}]},
+    "an option that nobody knows": stage(foo=1),
+    "an option of a wrong type": stage(fullDocument=5),
+    "a value that nobody knows": stage(fullDocument="bad"),
+    "pre-images": stage(fullDocumentBeforeChange="required"),
+    "expanded events": stage(showExpandedEvents=True),
+    "system events": stage(showSystemEvents=True),
+    "the cluster from a database": stage(allChangesForCluster=True),
+    "a token that is none": stage(resumeAfter=5),
+    "a token without data": stage(resumeAfter={"_data": "zz"}),
+    "a time that is none": stage(startAtOperationTime=5),
+    "a time before the oplog": stage(startAtOperationTime=Timestamp(1, 1)),
+    "a time and a token": stage(startAtOperationTime=Timestamp(1, 1), resumeAfter={"_data": "82"}),
+    "a time to come": stage(startAtOperationTime=Timestamp(_NOW + 100_000, 1)),
+    "a stage that nobody knows": {"pipeline": [*PIPELINE, {"$nothing": 1}]},
+    "a stage that writes": {"pipeline": [*PIPELINE, {"$out": "x"}]},
+    "a stage that is no document": {"pipeline": [*PIPELINE, 5]},
+    "a stage without a name": {"pipeline": [*PIPELINE, {}]},
+    "two streams": {"pipeline": PIPELINE * 2},
+    "a stream that comes second": {"pipeline": [{"$match": {}}, *PIPELINE]},
+    "no pipeline": {"pipeline": 5},
+    "no cursor": {"cursor": 5},
+    "an unknown field of the cursor": {"cursor": {"x": 1}},
+    "a batch size below zero": {"cursor": {"batchSize": -1}},
+    "a batch size that is no number": {"cursor": {"batchSize": "a"}},
+    "a collation that is none": {"collation": 5},
+    "a collation that nobody knows": {"collation": {"locale": "xx"}},
+    "variables": {"let": {"a": 1}},
+    "variables that are none": {"let": 5},
+    "a comment": {"comment": {"a": 1}},
+    "a limit below zero": {"maxTimeMS": -1},
+    "a limit that is null": {"maxTimeMS": None},
+    "an unknown field": {"unknown": 1},
+    "a flag that is a number": {"allowDiskUse": 1},
+    "a flag that is text": {"bypassDocumentValidation": "x"},
+    "needsMerge alone": {"needsMerge": True},
+    "tokens of version 2": {"$_generateV2ResumeTokens": True},
+    "a number in place of the collection": {"aggregate": 2},
+    "no collection": {"aggregate": None},
+    "an empty collection": {"aggregate": ""},
+    "a view": {"aggregate": "aView"},
+    "a system collection": {"aggregate": "system.js"},
+    "an API version": API,
+    "strict": STRICT,
+    "strict, with an option outside the API": {**STRICT, **stage(showExpandedEvents=True)},
+    "strict, with another": {**STRICT, **stage(showSystemEvents=True)},
+    "no deprecated things": {**API, "apiDeprecationErrors": True},
+    "a secondary": {"$readPreference": {"mode": "secondary"}},
+    "a primary with tags": {"$readPreference": {"mode": "primary", "tags": [{"a": "b"}]}},
+    "tags that are none": {"$readPreference": {"mode": "secondary", "tags": 5}},
+    "a secondary that is hardly behind": {"$readPreference": {"mode": "secondary", "maxStalenessSeconds": 5}},
+    "a secondary that is not far behind": {"$readPreference": {"mode": "secondary", "maxStalenessSeconds": 120}},
+    "hedged": {"$readPreference": {"mode": "nearest", "hedge": {"enabled": True}}},
+    "a primary, hedged": {"$readPreference": {"mode": "primary", "hedge": {"enabled": True}}},
+    "an empty read concern": {"readConcern": {}},
+    "a level that is none": {"readConcern": {"level": 5}},
+    "a level that nobody knows": {"readConcern": {"level": "nonsense"}},
+    "local": {"readConcern": {"level": "local"}},
+    "majority": {"readConcern": {"level": "majority"}},
+    "after a time that is past": {"readConcern": {"afterClusterTime": Timestamp(5, 5)}},
+    "after no time": {"readConcern": {"level": "majority", "afterClusterTime": Timestamp(0, 0)}},
+    "after a time to come": {"readConcern": {"level": "majority", "afterClusterTime": Timestamp(_NOW + 100_000, 1)}},
+    "after a time that the clock has but the oplog has not": {
+        **cluster_time(_NOW + 500),
+        "readConcern": {"level": "majority", "afterClusterTime": Timestamp(_NOW + 499, 1)},
+        "maxTimeMS": 300,
+    },
+    "a clock that is far ahead": cluster_time(0x7FFFFFFF),
+    "a clock that is ahead": cluster_time(_NOW + 600),
+    "a write concern": {"writeConcern": {"w": 1}},
+    "an empty write concern": {"writeConcern": {}},
+    "an unknown field of a write concern": {"writeConcern": {"x": 1}},
+    "a transaction": {**session(7), "txnNumber": Int64(1), "autocommit": False, "startTransaction": True},
+    "a retryable command": {**session(8), "txnNumber": Int64(1)},
+}
+#: What a cursor is opened with, and what its getMore says.
+GET_MORES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as usual": ({}, {}),
+    "in a session": ({}, session(1)),
+    "in no session": (session(1), {}),
+    "in another session": (session(1), session(2)),
+    "of another collection": ({}, {"collection": "other"}),
+    "of another collection in a session": ({}, {**session(1), "collection": "other"}),
+    "of another collection with an API version": ({}, {**API, "collection": "other"}),
+    "of a collection without a name": ({}, {"collection": ""}),
+    "of no collection": ({}, {"collection": None}),
+    "of a number": ({}, {"collection": 5}),
+    "a limit below zero": ({}, {"maxTimeMS": -1}),
+    "a limit that is text": ({}, {"maxTimeMS": "a"}),
+    "a limit that is too large": ({}, {"maxTimeMS": 1 << 40}),
+    "half a millisecond": ({}, {"maxTimeMS": 1.5}),
+    "no limit": ({}, {"maxTimeMS": None}),
+    "a size that is text": ({}, {"batchSize": "many"}),
+    "a size below zero": ({}, {"batchSize": -1}),
+    "a size of null": ({}, {"batchSize": None}),
+    "a size of 0": ({}, {"batchSize": 0}),
+    "an unknown field": ({}, {"unknown": 1}),
+    "a term": ({}, {"term": Int64(1)}),
+    "a term that is none": ({}, {"term": "x"}),
+    "a commit point that is none": ({}, {"lastKnownCommittedOpTime": 5}),
+    "a comment": ({}, {"comment": {"a": 1}}),
+    "with an API version": ({}, API),
+    "without its API version": (API, {}),
+    "with its API version": (API, API),
+    "stricter": (API, STRICT),
+    "less strict": (STRICT, {**API, "apiStrict": False}),
+    "with an API version that is none": ({}, {"apiVersion": "2"}),
+    "in a transaction of another session": (
+        {},
+        {**session(9), "txnNumber": Int64(1), "autocommit": False, "startTransaction": True},
+    ),
+    "in a transaction of its session": (
+        session(1),
+        {**session(1), "txnNumber": Int64(1), "autocommit": False, "startTransaction": True},
+    ),
+    "in a transaction that is not there": (session(1), {**session(1), "txnNumber": Int64(1), "autocommit": False}),
+    "a retryable command": (session(1), {**session(1), "txnNumber": Int64(1)}),
+    "no end of a transaction": ({}, {"autocommit": False}),
+    "a session that is none": ({}, {"lsid": 5}),
+    "majority": ({}, {"readConcern": {"level": "majority"}}),
+    "local": ({}, {"readConcern": {"level": "local"}}),
+    "a write concern": ({}, {"writeConcern": {"w": 1}}),
+    "a secondary": ({}, {"$readPreference": {"mode": "secondary"}}),
+    "a mode that nobody knows": ({}, {"$readPreference": {"mode": "x"}}),
+    "a clock that is far ahead": ({}, cluster_time(0x7FFFFFFF)),
+    "a clock that is none": ({}, {"$clusterTime": 5}),
+    "a hint": ({}, {"hint": 5}),
+    "help": ({}, {"help": True}),
+}
+KILLS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "twice": {"cursors": "twice"},
+    "with an API version": API,
+    "in a session": session(1),
+    "an unknown field": {"unknown": 1},
+    "of a number": {"killCursors": 5},
+    "of a collection without a name": {"killCursors": ""},
+    "of another collection": {"killCursors": "other"},
+    "ids that are none": {"cursors": 5},
+    "an id that is short": {"cursors": [5]},
+    "no id": {"cursors": []},
+    "in a transaction": {**session(1), "txnNumber": Int64(1), "autocommit": False},
+    "majority": {"readConcern": {"level": "majority"}},
+    "a write concern": {"writeConcern": {"w": 1}},
+    "a mode that nobody knows": {"$readPreference": {"mode": "x"}},
+    "a limit that is text": {"maxTimeMS": "a"},
+    "a limit below zero": {"maxTimeMS": -1},
+}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
+    with side_by_side(request.param) as made:
+        made.server.run("shop", {"create": "aView", "viewOn": "orders"})
+        insert = {"insert": "quiet", "documents": [{"_id": 0}], "writeConcern": {"w": "majority"}}
+        made.server.run("shop", insert)
+        yield made
+
+
+def answer(wire: Wire, command: Mapping[str, Any]) -> dict[str, Any]:
+    return bson.decode(wire.exchange(bson.encode({**command, "$db": "shop"})), ANY_VALUE)
+
+
+def in_order(reply: Mapping[str, Any], *ids: int) -> str:
+    """A reply's fields in their order, without what differs from one moment and cursor to the next."""
+    shown = {name: "T" if name in ("$clusterTime", "operationTime") else value for name, value in reply.items()}
+    if "cursor" in shown:
+        cursor = dict(shown["cursor"])
+        shown["cursor"] = {**cursor, "id": bool(cursor["id"]), "postBatchResumeToken": "P"}
+    text = str(shown)
+    for number, one in enumerate(ids):
+        text = text.replace(str(one), f"<id {number}>")
+    return re.sub(r"Timestamp\(\d+, \d+\)|\b1[78]\d{8,11}\b", "T", text)
+
+
+def renewed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A transaction's number may not be used twice."""
+    return {**fields, "txnNumber": Int64(time.time_ns() // 1_000_000)} if "txnNumber" in fields else dict(fields)
+
+
+def opened(wire: Wire, fields: Mapping[str, Any]) -> tuple[Int64 | None, dict[str, Any]]:
+    reply = answer(wire, {**STREAM, **fields})
+    return (Int64(reply["cursor"]["id"]) if reply["ok"] else None), reply
+
+
+def close(wire: Wire, cursor_id: Int64 | None) -> None:
+    if cursor_id:
+        answer(wire, {"killCursors": "quiet", "cursors": [cursor_id]})
+
+
+def test_an_aggregate_is_answered_as_by_the_server(sides: SideBySide) -> None:
+    found = {}
+    for name, fields in AGGREGATES.items():
+        replies = []
+        for wire in (sides.server, sides.gateway):
+            # In its own session: one transaction ends another.
+            own = {"lsid": {"id": Binary(uuid.uuid4().bytes, 4)}} if "lsid" in fields else {}
+            cursor_id, reply = opened(wire, {**renewed(fields), **own})
+            close(wire, cursor_id)
+            replies.append(in_order(reply))
+        if replies[0] != replies[1]:
+            found[name] = replies
+    assert found == {}
+
+
+def test_a_get_more_is_answered_as_by_the_server(sides: SideBySide) -> None:
+    found = {}
+    for name, (opening, reading) in GET_MORES.items():
+        replies = []
+        for wire in (sides.server, sides.gateway):
+            cursor_id, reply = opened(wire, opening)
+            if cursor_id is None:  # 4.4 has no API versions
+                replies.append(in_order(reply))
+                continue
+            read = {"getMore": cursor_id, "collection": "quiet", "maxTimeMS": 5, **renewed(reading)}
+            first = answer(wire, read)
+            after = answer(wire, {"getMore": cursor_id, "collection": "quiet", "maxTimeMS": 1, **opening})
+            replies.append(in_order(first, cursor_id) + f" and then {after['ok']}")
+            close(wire, cursor_id)
+        if replies[0] != replies[1]:
+            found[name] = replies
+    assert found == {}
+
+
+def test_a_kill_is_answered_as_by_the_server(sides: SideBySide) -> None:
+    found = {}
+    for name, fields in KILLS.items():
+        replies = []
+        for wire in (sides.server, sides.gateway):
+            cursor_id, _ = opened(wire, {})
+            assert cursor_id is not None
+            ids = [cursor_id, cursor_id] if fields.get("cursors") == "twice" else [cursor_id]
+            kill = {"killCursors": "quiet", **renewed(fields), "cursors": fields.get("cursors", ids)}
+            reply = answer(wire, {**kill, "cursors": ids} if kill["cursors"] == "twice" else kill)
+            after = answer(wire, {"getMore": cursor_id, "collection": "quiet", "maxTimeMS": 1})
+            replies.append(in_order(reply, cursor_id) + f" and then {after.get('code')}")
+            close(wire, cursor_id)
+        if replies[0] != replies[1]:
+            found[name] = replies
+    assert found == {}
+
+
+def test_what_is_not_done_here_is_left_to_the_server(sides: SideBySide) -> None:
+    """The gateway had refused, with 115 or on old servers with 40415, what works without it."""
+    image = stage(fullDocumentBeforeChange="whenAvailable")
+    cursor_id, reply = opened(sides.gateway, image)
+    assert reply["ok"] == 1
+    ours = sides.running.gateway.engine
+    assert sides.running.call(lambda: cursor_id in ours.streams) == (ours.version >= (6, 0))
+    assert answer(sides.gateway, {"getMore": cursor_id, "collection": "quiet", "maxTimeMS": 1})["ok"] == 1
+    close(sides.gateway, cursor_id)
+
+
+def test_a_session_that_ends_takes_its_streams_with_it(sides: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had stayed, for ten minutes. The server looks every five minutes, or when it is told to; we more often."""
+    monkeypatch.setattr(gateway_engine, "_EXPIRE_S", 0.1)
+    read = {"collection": "quiet", "maxTimeMS": 1, **session(5)}
+    found = []
+    for wire in (sides.server, sides.gateway):
+        cursor_id, _ = opened(wire, session(5))
+        other, _ = opened(wire, session(6))
+        assert answer(wire, {"getMore": cursor_id, **read})["ok"] == 1
+        wire.run("admin", {"endSessions": [session(5)["lsid"]]})
+        if wire is sides.server:
+            wire.run("admin", {"refreshLogicalSessionCacheNow": 1})
+        else:
+            ours, streams = cursor_id, sides.running.gateway.engine.streams
+            eventually(lambda ours=ours, streams=streams: ours not in streams, "it stays")  # type: ignore[misc]
+        kept = answer(wire, {"getMore": other, "collection": "quiet", "maxTimeMS": 1, **session(6)})
+        found.append((answer(wire, {"getMore": cursor_id, **read})["code"], kept["ok"]))
+        close(wire, other)
+    assert found == [(43, 1.0)] * 2
