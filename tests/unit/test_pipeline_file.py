@@ -71,7 +71,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         ("- 1", "the file must hold keys and values"),
         ("source: 3", "source must hold keys and values, not 3"),
         ("sourc: {}", "unknown key 'sourc'. Did you mean 'source'?"),
-        ("zzz: {}", "unknown key 'zzz'. Known are: source, lake, trigger, archive, limits, compaction, spark"),
+        ("zzz: {}", "unknown key 'zzz'. Known are: source, lake, trigger, archive, limits, compaction, tables, spark"),
         (
             LEAST + "limits: {maxEventPerTrigger: 3}",
             "unknown key 'limits.maxEventPerTrigger'. Did you mean 'limits.max",
@@ -91,6 +91,18 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "archive: {path: a, keep: ever}", "archive.keep must be a time such as"),
         (LEAST + "archive: {path: a, keepBytes: much}", "archive.keepBytes must be a number of bytes"),
         (LEAST + "archive: {path: 's3a://bucket/a'}", "archive.path is a URI that begins with 's3a:'"),
+        (LEAST + "tables: {collections: [shop.a]}", "tables.path is missing"),
+        (LEAST + "tables: {path: t}", "tables.collections must name collections"),
+        (LEAST + "tables: {path: t, collections: [shop]}", "'shop' names no collections for tables"),
+        (LEAST + "tables: {path: t, collections: [a.b], onMismatch: ignore}", "must be one of evolve, widen"),
+        (
+            LEAST + "tables: {path: t, collections: {a.b: {column: {}}}}",
+            "unknown key 'column' in tables.collections.a.b",
+        ),
+        (LEAST + "tables: {path: t, collections: {a.b: {columns: {n: money}}}}", "'money' is no type of a column"),
+        (LEAST + "tables: {path: t, collections: {a.b: {partitionBy: n}}}", "'n' is no declared column of a.b"),
+        (LEAST + "tables: {path: t, collections: [a.b], every: soon}", "tables.every must be a time such as"),
+        (LEAST + "tables: {path: t, collections: [a.b], targetBytes: big}", "tables.targetBytes must be a number"),
         ("source: {uri: x}\nlake: {path: 3}", "lake.path must be a text"),
         ("source: {uri: x, database: }\nlake: {path: p}", "'database' has no value that can be used"),
     ],
@@ -101,6 +113,20 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: s
         load(path, {})
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_tables_are_kept_as_the_file_says(tmp_path: Path) -> None:
+    text = "tables: {path: t, every: 5 seconds, retention: 2 days, targetBytes: 64m, collections: {shop.o*: {columns: "
+    text += "{total: 'decimal(18,2)', at: date}, partitionBy: at, zOrder: [total]}, 'shop.*': }}\n"
+    settings = load(written(tmp_path, LEAST + text)).tables
+    assert settings is not None
+    assert settings.root == tmp_path / "t"
+    assert (settings.every_s, settings.retention_h, settings.target_bytes) == (5.0, 48.0, 64 << 20)
+    rule = settings.rule("shop.orders")
+    assert [column.name for column in rule.schema.columns] == ["total", "at"]
+    assert (rule.partition_by, rule.z_order, rule.schema.policy) == (("at",), ("total",), "quarantine")
+    assert settings.rule("shop.x").schema.policy == "evolve"
+    assert load(written(tmp_path, LEAST)).tables is None
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

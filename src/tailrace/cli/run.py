@@ -129,6 +129,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     # PySpark looks at pandas when it is imported, which the pipeline does not use.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from tailrace.cli.run_archive import archiving, has_history  # noqa: PLC0415
+    from tailrace.cli.run_tables import tabling  # noqa: PLC0415
     from tailrace.lake.progress import GrowthWatch  # noqa: PLC0415
     from tailrace.spark.lake.failure import query_error  # noqa: PLC0415
     from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
@@ -143,6 +144,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     with (
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now),
+        tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now),
     ):
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config

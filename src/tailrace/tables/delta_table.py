@@ -117,6 +117,10 @@ class CollectionTable:
     def _ours_last(self) -> int:
         return next((one.version for one in delta_commit.stated(self.root)), -1)
 
+    def rows(self) -> int:
+        """How many rows the newest version has."""
+        return 0 if self._delta is None else int(self._delta.count())
+
     def files(self) -> Iterator[tuple[str, Partition]]:
         """The data files of the newest version: path relative to the table, partition values."""
         if self._delta is None:

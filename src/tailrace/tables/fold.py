@@ -16,6 +16,7 @@ from tailrace.errors import TailraceError
 from tailrace.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, first_elements
+from tailrace.tables.merge_updates import merged
 from tailrace.tables.names import Selection, sortable_key
 from tailrace.tables.oplogs import EntryRun, OplogWindow
 from tailrace.tables.state import TabledCollection
@@ -215,6 +216,8 @@ class Fold:
 def _applied(
     document: bytes | None, changes: list[tuple[int, bytes, int]], collection: TabledCollection, key: bytes
 ) -> bytes | None:
+    if len(changes) > 2 and (changes[0][2] & (2**64 - 1)) > collection.copied:
+        changes = _fewer(changes)
     for op, change, time in changes:
         again = (time & (2**64 - 1)) <= collection.copied
         try:
@@ -225,6 +228,15 @@ def _applied(
         except ImageMismatchError as error:
             raise _mismatch(error, collection, key, time) from None
     return document
+
+
+def _fewer(changes: list[tuple[int, bytes, int]]) -> list[tuple[int, bytes, int]]:
+    """The same with the updates behind the first change as one, if that can be."""
+    if any(op != _UPDATE for op, _, _ in changes[1:]):
+        return changes
+    first = 0 if changes[0][0] == _UPDATE else 1
+    one = merged([change for _, change, _ in changes[first:]])
+    return changes if one is None else [*changes[:first], (_UPDATE, one, changes[-1][2])]
 
 
 def _mismatch(error: TailraceError, collection: TabledCollection, key: bytes, time: int) -> StateMismatchError:

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -382,17 +383,36 @@ class TablesWriter:
                 for name in marks:
                     state.forget_mark(name)
 
-    def rebuild(self, namespace: str) -> None:
-        """Write one table anew from the state: after another program has changed it."""
-        marks = self._state.marks()
-        if namespace not in marks:
-            raise UsageError(f"{namespace} has no table in {self._settings.root}")
-        position = self._position()
-        with self._state.writing() as state:
-            mark = marks[namespace]
-            state.set_mark(TableMark(namespace, mark.collection, mark.batch, whole=True))
-            state.set_position(position.next_batch())
-        self._publish()
+
+@contextmanager
+def held_tables(root: Path) -> Iterator[list[str]]:
+    """The tables in ``root``, by namespace; no other process writes them meanwhile."""
+    descriptor = _lock(root)
+    try:
+        state = TableState(root / STATE / "state", readonly=True)
+        try:
+            found = sorted(state.marks())
+        finally:
+            state.close()
+        yield found
+    finally:
+        os.close(descriptor)
+
+
+def mark_for_rebuilding(root: Path, namespace: str) -> None:
+    """Let the next writer write a table anew from the state. Raises UsageError where there is no such table."""
+    with held_tables(root) as namespaces:
+        if namespace not in namespaces:
+            raise UsageError(f"{namespace} has no table in {root}")
+        state = TableState(root / STATE / "state")
+        try:
+            position, mark = state.position(), state.marks()[namespace]
+            with state.writing() as transaction:
+                transaction.set_mark(TableMark(namespace, mark.collection, mark.batch, whole=True))
+                if position is not None:
+                    transaction.set_position(position.next_batch())
+        finally:
+            state.close()
 
 
 class _RetypedError(Exception):

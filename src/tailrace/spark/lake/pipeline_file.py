@@ -20,6 +20,8 @@ from tailrace.lake.compaction_policy import CompactionPolicy
 from tailrace.lake.local_path import local_path
 from tailrace.source.uri import URI_VARIABLE, find_uri
 from tailrace.spark.source.options import KNOWN
+from tailrace.tables.section import KEYS, settings_of
+from tailrace.tables.settings import TableSettings
 
 _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 #: Options of the source that have a place of their own in the file.
@@ -31,6 +33,7 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
     "compaction": ("every", "targetBytes", "fanIn", "retention"),
+    "tables": KEYS,
     "spark": ("cores", "memory", "config"),
 }
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
@@ -65,6 +68,7 @@ class PipelineSettings:
     spark_config: dict[str, str]
     accept_gap: bool = False
     archive: ArchiveSettings | None = None
+    tables: TableSettings | None = None
 
 
 def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSettings:
@@ -139,6 +143,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
         accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
+        tables=settings_of(parts["tables"], base) if parts["tables"] else None,
     )
 
 

@@ -1,0 +1,165 @@
+"""How fast do changes of the oplog come into a Delta table that equals its collection?
+
+One million changes (a tenth inserts, eight tenths updates, a tenth deletes) over 200,000 documents of about 500 bytes,
+from the oplog of a mongod on this machine. On one side the tables; on the other the program that one writes without
+Tailrace: PyMongo's change stream with ``updateLookup``, folded by ``_id``, merged by ``deltalake``. That loop runs over
+a part of the changes (``--loop``), since it would take very long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import bson
+import bson.json_util
+import pyarrow as pa
+from bson.raw_bson import RawBSONDocument
+from deltalake import DeltaTable, write_deltalake
+from pymongo import DeleteOne, InsertOne, MongoClient, UpdateOne
+from pymongo.write_concern import WriteConcern
+
+from tailrace.embedded import ReplicaSet
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter
+
+_BATCH = 20_000
+#: Unordered writes are sent by kind, inserts first and deletes last: few commands, and not a wait for the journal each.
+_QUICKLY = WriteConcern(1, j=False)
+
+
+def document(number: int, chosen: random.Random) -> dict[str, Any]:
+    return {
+        "_id": number,
+        "customer": f"customer-{chosen.randrange(10_000):05d}",
+        "status": "new",
+        "total": chosen.random() * 1000,
+        "lines": [{"sku": f"sku-{chosen.randrange(1000)}", "quantity": 1 + line} for line in range(4)],
+        "address": {"town": "Porto", "street": "x" * 40, "zip": f"{chosen.randrange(99999):05d}"},
+        "note": "n" * 120,
+        "n": 0,
+    }
+
+
+def fill(collection: Any, documents: int) -> None:
+    chosen = random.Random(1)
+    for first in range(0, documents, 10_000):
+        collection.insert_many([document(number, chosen) for number in range(first, min(documents, first + 10_000))])
+
+
+def changes(collection: Any, count: int, documents: int, seed: int) -> None:
+    chosen = random.Random(seed)
+    alive = list(range(documents))
+    following = documents
+    done = 0
+    while done < count:
+        writes: list[Any] = []
+        for _ in range(min(10_000, count - done)):
+            what = chosen.random()
+            if what < 0.1:
+                writes.append(InsertOne(document(following, chosen)))
+                alive.append(following)
+                following += 1
+            elif what < 0.2:
+                place = chosen.randrange(len(alive))
+                alive[place], alive[-1] = alive[-1], alive[place]
+                writes.append(DeleteOne({"_id": alive.pop()}))
+            else:
+                change = {"$set": {"status": "paid", "total": chosen.random()}, "$inc": {"n": 1}}
+                writes.append(UpdateOne({"_id": chosen.choice(alive)}, change))
+        collection.with_options(write_concern=_QUICKLY).bulk_write(writes, ordered=False)
+        done += len(writes)
+
+
+def ours(uri: str, root: Path, write: Any) -> tuple[float, float]:
+    """Seconds for the changes, and for the copy before them."""
+    settings = TableSettings(root, (TableRule("bench.orders"),), every_s=0.0)
+    begun = time.monotonic()
+    with TablesWriter(uri, settings) as writer:
+        writer.run_to_present()
+        copied = time.monotonic() - begun
+        write()
+        begun = time.monotonic()
+        writer.run_to_present()
+        return time.monotonic() - begun, copied
+
+
+def loop(uri: str, root: Path, collection: Any, count: int, documents: int) -> float:
+    """Changes a second of the loop that one writes by hand."""
+    found = [bytes(one.raw) for one in collection.with_options(codec_options=_RAW).find()]
+    write_deltalake(str(root), _table(found))
+    with MongoClient[Any](uri) as client:
+        watched = client.bench.orders.with_options(codec_options=_RAW)
+        with watched.watch(full_document="updateLookup", batch_size=10_000) as stream:
+            changes(collection, count, documents, 3)
+            begun = time.monotonic()
+            latest: dict[Any, bytes | None] = {}
+            for number in range(1, count + 1):
+                event = stream.next()
+                after = event.get("fullDocument")
+                latest[event["documentKey"]["_id"]] = None if after is None else bytes(after.raw)
+                if number % _BATCH == 0 or number == count:
+                    _merge(root, latest)
+                    latest = {}
+            return count / (time.monotonic() - begun)
+
+
+_RAW: Any = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
+
+
+def _table(documents: list[bytes]) -> pa.Table:
+    rows = [bson.decode(one) for one in documents]
+    columns = {name: [row[name] for row in rows] for name in ("_id", "customer", "status", "total", "n")}
+    return pa.table({**columns, "json": [bson.json_util.dumps(row) for row in rows], "bson": documents})
+
+
+def _merge(root: Path, latest: dict[Any, bytes | None]) -> None:
+    there = _table([one for one in latest.values() if one is not None])
+    gone = [key for key, one in latest.items() if one is None]
+    there = there.append_column("gone", pa.array([False] * there.num_rows))
+    dead = pa.Table.from_pylist([{"_id": key, "gone": True} for key in gone], there.schema)
+    names = [name for name in there.column_names if name != "gone"]
+    (
+        DeltaTable(str(root))
+        .merge(pa.concat_tables([there, dead]), "t._id = s._id", source_alias="s", target_alias="t")
+        .when_matched_delete("s.gone")
+        .when_matched_update({name: f"s.{name}" for name in names})
+        .when_not_matched_insert({name: f"s.{name}" for name in names}, predicate="NOT s.gone")
+        .execute()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--loop", type=int, default=40_000, help="changes for the loop by hand (0: leave it out)")
+    parser.add_argument("--uri", help="a deployment that runs already")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory,
+        ReplicaSet(1, oplog_size_mb=4000) as members,
+    ):
+        client = MongoClient[Any](members.uri)
+        collection = client.bench.orders
+        fill(collection, args.documents)
+        seconds, copied = ours(
+            members.uri, Path(directory) / "ours", lambda: changes(collection, args.changes, args.documents, 2)
+        )
+        rate = args.changes / seconds
+        print(f"copy          {args.documents / copied:12,.0f} documents/s")
+        print(f"tables        {rate:12,.0f} changes/s ({args.changes:,} in {seconds:.1f} s)")
+        if args.loop:
+            collection.drop()
+            fill(collection, args.documents)
+            by_hand = loop(members.uri, Path(directory) / "theirs", collection, args.loop, args.documents)
+            print(f"loop by hand  {by_hand:12,.0f} changes/s ({args.loop:,} changes)")
+            print(f"ratio         {rate / by_hand:12.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Several deltas of one document as one, where they only set fields at its top that are there already.
+
+Such updates are the most frequent ones, and a document of a busy collection has many in a micro-batch: it is taken
+apart and put together once for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace import raw_bson
+
+#: ``{$v: 2, diff: {u: {...}}}`` up to the length of ``diff``, and from there to the length of ``u``.
+_HEAD: Final = b"\x10$v\x00\x02\x00\x00\x00\x03diff\x00"
+_SECTION: Final = b"\x03u\x00"
+_DIFF: Final = 4 + len(_HEAD)
+_UPDATED: Final = _DIFF + 4 + len(_SECTION)
+
+
+def updated_fields(change: bytes) -> int:
+    """Where the document of updated fields is in an update's ``o``, if that holds nothing else; -1 otherwise."""
+    if change[4:_DIFF] != _HEAD or change[_DIFF + 4 : _UPDATED] != _SECTION:
+        return -1
+    # Behind the section: its own end is the delta's last byte but one, and the change's last but two.
+    size = int.from_bytes(change[_UPDATED : _UPDATED + 4], "little")
+    return _UPDATED if _UPDATED + size + 2 == len(change) else -1
+
+
+def merged(changes: list[bytes]) -> bytes | None:
+    """One update's ``o`` in place of several, in their order; ``None`` where one of them does anything else."""
+    fields: dict[bytes, bytes] = {}
+    for change in changes:
+        start = updated_fields(change)
+        if start < 0:
+            return None
+        for element in raw_bson.elements(change, start):
+            fields[element.name] = change[element.start : element.end]
+    section = raw_bson.encode_document(*fields.values())
+    diff = raw_bson.encode_document(_SECTION + section)
+    return raw_bson.encode_document(_HEAD + diff)

@@ -1,0 +1,196 @@
+"""Tables and SIGKILL at any moment, two writers, others' changes, full disks, and schemas that change."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pymongo import MongoClient
+
+from tailrace import durable
+from tailrace.cli.main import main
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import SinkError
+from tailrace.tables.delta_commit import stated
+from tailrace.tables.names import folder_of
+from tailrace.tables.schema import TableSchema
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter, mark_for_rebuilding
+from tests.tables.equality import in_collection, in_table
+
+pytestmark = pytest.mark.mongod
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter
+uri, root, pattern = sys.argv[1:]
+with TablesWriter(uri, TableSettings(Path(root), (TableRule(pattern),), every_s=0.0, compact_every=2)) as writer:
+    print("begun", flush=True)
+    writer.run()
+"""
+
+
+@pytest.fixture
+def collection(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
+    name = request.node.name.split("[")[0][-50:]
+    with MongoClient[Any](replica_set.uri) as client:
+        client.drop_database(name)
+        yield client[name]["things"]
+        client.drop_database(name)
+
+
+def one_table(root: Path, collection: Any, **options: Any) -> TableSettings:
+    return TableSettings(root, (TableRule(collection.full_name, **options),), every_s=0.0)
+
+
+def brought_up(uri: str, settings: TableSettings) -> None:
+    with TablesWriter(uri, settings) as writer:
+        writer.run_to_present()
+
+
+def work(collection: Any, chosen: random.Random, count: int) -> None:
+    for _ in range(count):
+        number = chosen.randrange(50)
+        match chosen.randrange(4):
+            case 0:
+                collection.delete_one({"_id": number})
+            case 1:
+                collection.replace_one({"_id": number}, {"v": chosen.random()}, upsert=True)
+            case _:
+                collection.update_one({"_id": number}, {"$inc": {"n": 1}, "$push": {"l": number}}, upsert=True)
+
+
+def test_killed_at_any_moment_nothing_is_lost_or_twice(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path
+) -> None:
+    chosen = random.Random(4)
+    work(collection, chosen, 100)
+    root = tmp_path / "t"
+    for _ in range(4):
+        command = [sys.executable, "-c", _CHILD, replica_set.uri, str(root), collection.full_name]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"begun\n"
+        until = time.monotonic() + chosen.uniform(0.2, 2.5)
+        while time.monotonic() < until:
+            work(collection, chosen, 5)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    brought_up(replica_set.uri, one_table(root, collection))
+    assert in_table(root, collection.full_name) == in_collection(collection)
+
+
+@pytest.mark.parametrize("step", ["tables.state", "table.commit", "tables.done"])
+def test_a_crash_between_any_two_steps_is_made_good(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, step: str
+) -> None:
+    chosen = random.Random(5)
+    root = tmp_path / "t"
+    work(collection, chosen, 50)
+    brought_up(replica_set.uri, one_table(root, collection))
+
+    def die(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    for _ in range(3):
+        work(collection, chosen, 20)
+        durable.observe_steps(die)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                brought_up(replica_set.uri, one_table(root, collection))
+        finally:
+            durable.observe_steps(None)
+    brought_up(replica_set.uri, one_table(root, collection))
+    assert in_table(root, collection.full_name) == in_collection(collection)
+    batches = [one.batch for one in stated(root / folder_of(collection.full_name))]
+    assert len(set(batches)) == len(batches)
+
+
+def test_tables_have_one_writer_and_others_changes_are_told(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "t"
+    settings = one_table(root, collection)
+    collection.insert_many([{"_id": number, "v": number} for number in range(20)])
+    with TablesWriter(replica_set.uri, settings) as writer:
+        with pytest.raises(SinkError, match="another process writes the tables"):
+            TablesWriter(replica_set.uri, settings)
+        writer.run_to_present()
+    folder = root / folder_of(collection.full_name)
+    DeltaTable(str(folder)).optimize.compact()  # that changes no row
+    collection.update_one({"_id": 1}, {"$set": {"v": "one"}})
+    brought_up(replica_set.uri, settings)
+    DeltaTable(str(folder)).delete("v = '3'")
+    collection.update_one({"_id": 1}, {"$set": {"v": 11}})
+    with pytest.raises(SinkError, match="another program has changed the table"):
+        brought_up(replica_set.uri, settings)
+    mark_for_rebuilding(root, collection.full_name)
+    brought_up(replica_set.uri, settings)
+    assert in_table(root, collection.full_name) == in_collection(collection)
+    assert main(["tables", "status", str(root)]) == 0
+    assert f"{collection.full_name}: version" in capsys.readouterr().out
+    assert main(["tables", "compact", str(root)]) == 0
+    assert main(["tables", "expire", str(root), "--keep", "1h"]) == 0
+    assert in_table(root, collection.full_name) == in_collection(collection)
+
+
+def test_a_full_disk_stops_the_tables_and_they_go_on(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "t"
+    collection.insert_one({"_id": 1})
+    brought_up(replica_set.uri, one_table(root, collection))
+    collection.insert_one({"_id": 2})
+    sync = durable.sync_file
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(durable, "sync_file", full)
+    with pytest.raises(durable.LakeFullError, match="no room left to write"):
+        brought_up(replica_set.uri, one_table(root, collection))
+    monkeypatch.setattr(durable, "sync_file", sync)
+    brought_up(replica_set.uri, one_table(root, collection))
+    assert in_table(root, collection.full_name) == in_collection(collection)
+
+
+def test_documents_that_do_not_fit_are_in_quarantine_until_they_do(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path
+) -> None:
+    root = tmp_path / "t"
+    schema = TableSchema.declared({"n": "int", "day": "string"})
+    settings = one_table(root, collection, schema=schema, partition_by=("day",), z_order=("n",))
+    collection.insert_many([{"_id": number, "n": number, "day": "ab"[number % 2]} for number in range(10)])
+    brought_up(replica_set.uri, settings)
+    collection.update_one({"_id": 3}, {"$set": {"n": "three"}})
+    collection.update_one({"_id": 4}, {"$set": {"day": "c"}})
+    brought_up(replica_set.uri, settings)
+    table = in_table(root, collection.full_name)
+    truth = in_collection(collection)
+    assert table is not None
+    assert len(truth.keys() - table.keys()) == 1
+    assert all(truth[key] == document for key, document in table.items())
+    quarantine = DeltaTable(str(root / "_quarantine")).to_pyarrow_table().to_pylist()
+    assert [one["reason"] for one in quarantine] == ["'n' is string three, and its column is int"]
+    with collection.database.client.start_session() as session:
+        stream = collection.watch(resume_after={"_data": quarantine[0]["token"]}, session=session)
+        with stream:
+            assert stream.next()["updateDescription"]["updatedFields"] == {"n": "three"}
+    collection.update_one({"_id": 3}, {"$set": {"n": 33}})
+    brought_up(replica_set.uri, settings)
+    assert in_table(root, collection.full_name) == in_collection(collection)
+    found = DeltaTable(str(root / folder_of(collection.full_name)))
+    assert found.metadata().partition_columns == ["day"]
+    assert found.to_pyarrow_table(filters=[("n", "=", 33)]).column("day").to_pylist() == ["b"]
