@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -177,6 +178,23 @@ def test_a_document_that_is_not_known_is_an_error_or_null(
         assert raised.value.code == 47
 
 
+def test_a_start_before_the_state_begins_is_refused_and_harms_nothing(
+    replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
+) -> None:
+    orders = client[NAME]["early"]
+    earlier = client.admin.command("ping")["operationTime"]
+    orders.insert_one({"_id": 1, "n": 0})
+    modes = {"full_document": "exact", "full_document_before_change": "exact"}
+    with tailrace.connect(replica_set.uri, images=tmp_path) as ours:
+        with ours[NAME]["early"].watch(**modes) as stream:
+            token = stream.resume_token
+        with pytest.raises(ImageStateError, match="taken back to"):
+            ours[NAME]["early"].watch(**modes, start_at_operation_time=earlier)
+        orders.delete_one({"_id": 1})
+        with ours[NAME]["early"].watch(**modes, resume_after=token) as stream:
+            assert next(stream)["fullDocumentBeforeChange"] == {"_id": 1, "n": 0}
+
+
 def test_what_does_not_go_together_is_refused(replica_set: ReplicaSet, tmp_path: Path) -> None:
     with tailrace.connect(replica_set.uri) as ours, pytest.raises(UsageError, match=r"connect\(images=DIRECTORY"):
         ours[NAME]["orders"].watch(full_document="exact")
@@ -203,3 +221,57 @@ def test_the_command_line(replica_set: ReplicaSet, client: MongoClient[Any], tmp
     update = bson.decode_all(done.stdout)[1]
     assert update["fullDocument"] == {"_id": 1, "n": 1}
     assert update["fullDocumentBeforeChange"] == {"_id": 1, "n": 0}
+
+
+_READER = """
+import sys
+from bson import decode
+from bson.raw_bson import RawBSONDocument
+import tailrace
+uri, name, images, path, token = sys.argv[1:]
+out = open(path, "ab")
+known = open(path, "rb").read()
+last = None
+while known:
+    size = int.from_bytes(known[:4], "little")
+    if size > len(known):
+        break
+    last, known = known[:size], known[size:]
+out.truncate(out.tell() - len(known))
+client = tailrace.connect(uri, images=images, document_class=RawBSONDocument)
+start = {"resume_after": {"_data": token} if last is None else RawBSONDocument(last)["_id"]}
+modes = {"full_document": "exact", "full_document_before_change": "exact", "batch_size": 20}
+with client[name]["killed"].watch(**modes, **start) as stream:
+    print("ready", flush=True)
+    for event in stream:
+        out.write(event.raw)
+        out.flush()
+"""
+
+
+def test_a_reader_that_is_killed_again_and_again_gives_each_event_once(
+    replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
+) -> None:
+    """It goes on from the last event that it wrote down; the state may be ahead of that and is taken back."""
+    orders = client[NAME].create_collection("killed", changeStreamPreAndPostImages={"enabled": True})
+    path, rng = tmp_path / "events", docs.UniqueNames(17)
+    own = orders.watch(full_document="required", full_document_before_change="required")
+    token = own.resume_token["_data"]
+    command = [sys.executable, "-c", _READER, replica_set.uri, NAME, str(tmp_path / "images"), str(path), token]
+    for turn in range(8):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"ready\n"
+            write(orders, rng, 6, fresh=turn == 0)
+            if turn == 7:
+                orders.insert_one({"_id": "end"})
+                waited_until = time.monotonic() + 120
+                while b"end\0" not in path.read_bytes()[-600:] and time.monotonic() < waited_until:
+                    time.sleep(0.05)
+            else:
+                time.sleep(rng.random() * 0.3)
+            reader.kill()
+    with own:
+        expected = raw_events(own, "end")
+    assert path.read_bytes() == b"".join(expected)
+    assert len(expected) > 400

@@ -55,6 +55,7 @@ def seed(state: ImageState, client: MongoClient[Any], scope: Scope) -> ClusterTi
     begun = ClusterTime((time.time << 32) | time.inc)
     with state.batch(int(begun)):
         pass
+    state.settle()
     return begun
 
 

@@ -84,6 +84,7 @@ class ExactSource:
             self.state.clear()
             with self.state.batch(int(after)):
                 pass
+            self.state.settle()
             return after
         return self._source.operation_time() if after is None else after
 

@@ -229,16 +229,26 @@ class ImageState:
         while len(self._batches) - gone > _KEPT_BATCHES and total > self._undo_bytes * 3 // 4:
             total -= self._batches[gone][1]
             gone += 1
-        floor = self._batches[gone - 1][0]
+        self._forget(gone)
+        self._erase_dropped()
+
+    def settle(self) -> None:
+        """What is in the state now can be undone no longer: nothing goes back behind ``position``."""
+        self._forget(len(self._batches))
+
+    def _forget(self, count: int) -> None:
+        """Forget how to undo the first ``count`` batches."""
+        if not count:
+            return
+        floor = self._batches[count - 1][0]
         first = self._buckets[0]
         first.begin(0)
         meta: list[tuple[bytes, bytes | None]]
-        meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches[:gone]]
+        meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches[:count]]
         first.commit([*meta, (_FLOOR, floor.to_bytes(8, "big"))])
         for bucket in self._buckets:
             bucket.forget_until(floor)
-        self._batches, self._floor = self._batches[gone:], floor
-        self._erase_dropped()
+        self._batches, self._floor = self._batches[count:], floor
 
     def drop(self, uuid: bytes) -> None:
         """A collection is gone, and its UUID never comes again. Its documents go once the batches of now can no longer
