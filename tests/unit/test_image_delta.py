@@ -73,6 +73,12 @@ def delta(**sections: Any) -> bytes:
             id="4.4: numbers name items of arrays and fields of documents",
         ),
         pytest.param(
+            [("_id", 1), ("a", [1, 2])],
+            update({"$v": 1, "$set": {"a.01": 9}}),
+            [("_id", 1), ("a", [1, 9])],
+            id="4.4: a number with a zero in front names an item too",
+        ),
+        pytest.param(
             [("_id", 1), ("pad", "p")],
             update({"pad": "q", "_id": 1, "$v": "a field"}),
             [("_id", 1), ("pad", "q"), ("$v", "a field")],
@@ -109,7 +115,6 @@ def test_inserts_deletes_and_replacements_need_no_document() -> None:
         delta(u={"twice": 1}),
         update({"$v": 1, "$set": {"a.b": 1}}),
         update({"$v": 1, "$set": {"list.x": 1}}),
-        update({"$v": 1, "$set": {"list.01": 1}}),
         update({"$v": 1, "$unset": {"nowhere": True}}),
     ],
 )
@@ -139,6 +144,7 @@ def test_an_update_or_delete_of_an_unknown_document_is_an_error(entry: bytes) ->
         update({"$v": 1, "$push": {"a": 1}}),
         update({"$v": 1, "$set": 5}),
         update({"$v": 1, "$set": {"a": 1, "a.b": 2}}),
+        update({"$v": 1, "$set": {"l.1": 1, "l.01": 2}}),
         update({"$v": 1, "$set": {"a": 1}, "$unset": {"a": True}}),
         delta(sl={"a": True, "u2000000": 1}),
         delta(d={"a": False}, sa={"u": {"x": 1}}),

@@ -321,6 +321,8 @@ class _Old:
         """Unset items are null, and so are those between an array's end and one that is set behind it."""
         _check_depth(depth)
         changes = {_item_number(name): change for name, change in tree.items()}
+        if len(changes) < len(tree):
+            raise OplogFormatError("an update entry changes an array's item twice")
         old = list(raw_bson.elements(document, start))
         length = max(len(old), *(number + 1 for number, change in changes.items() if change is not None), 0)
         if length > len(old) + _PADDING_MAX:
@@ -343,6 +345,6 @@ class _Old:
 
 
 def _item_number(name: bytes) -> int:
-    if not name.isdigit() or (name[:1] == b"0" and len(name) > 1) or len(name) > 9:
+    if not name.isdigit() or len(name) > 9:  # "01" is item 1 (4.4.2)
         raise _mismatch("an update names an array's item", name)
     return int(name)
