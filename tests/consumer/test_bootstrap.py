@@ -14,6 +14,7 @@ import pytest
 
 import tailrace
 from tailrace.consumer import Change, Listener, MongoLeaseStore
+from tailrace.consumer.snapshots import oldest_time
 from tailrace.embedded import ReplicaSet
 
 pytestmark = pytest.mark.mongod
@@ -65,6 +66,16 @@ def handled(shop: Any, last: tuple[str, Any], start: Any) -> list[tuple[str, Any
     with Listener(shop["orders"], handle, resource="orders", store=store, start=start, lease_seconds=1):
         until(lambda: last in seen)
     return seen
+
+
+def test_the_oldest_entry_is_the_first_that_is_no_no_op(shop: Any) -> None:
+    """A replica set's oplog begins with the no-op of its initiation."""
+    oplog = shop.client["local"]["oplog.rs"]
+    begins = oplog.find_one({}, sort=[("$natural", 1)])
+    expected = oplog.find_one({"op": {"$ne": "n"}}, sort=[("$natural", 1)])
+    assert begins["op"] == "n"
+    assert begins["ts"] < expected["ts"]
+    assert oldest_time(shop.client) == expected["ts"]
 
 
 @pytest.mark.parametrize("start", ["oldest", "snapshot"])

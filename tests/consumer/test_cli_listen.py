@@ -196,6 +196,51 @@ def test_leases_are_listed_and_one_is_taken_away(commands: Commands, capsys: pyt
     assert re.search(r"(?m)^orders +free +1 ", capsys.readouterr().out)
 
 
+def test_the_lanes_of_two_processes_are_listed_and_one_is_taken_from_its_owner(
+    commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is listed was shown only of records that no listener had written."""
+    orders, uri = commands.database.orders, commands.environment["TAILRACE_URI"]
+    where = f"{commands.database.name}.leases"
+    processes = [commands.listen("politely", "--partitions", "4", "--lease-seconds", "20") for _ in range(2)]
+
+    def lanes() -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["leases", uri, "--store", where, "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return {line["resource"]: line for line in found if re.fullmatch(r"orders/1\.\d", line["resource"])}
+
+    def shared() -> bool:
+        owners = [line["owner"] for line in lanes().values() if line["state"] == "held"]
+        return sorted(map(owners.count, set(owners))) == [2, 2]
+
+    commands.until(shared, processes[0])
+    orders.insert_many([{"_id": number} for number in range(40)])
+    commands.until(lambda: len(commands.lines("done")) >= 40, processes[0])
+    commands.until(lambda: all(line["lag"] is not None for line in lanes().values()), processes[0])
+    before = lanes()
+    assert len(before) == 4
+    for line in before.values():
+        assert line["version"] >= 1
+        assert line["age"] >= 0
+        assert line["lag"] >= 0
+        assert line["position"].startswith("Timestamp(")
+        assert (line["gaps"], line["trouble"]) == (0, None)
+    assert main(["leases", uri, "--store", where]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"(?m)^RESOURCE +STATE +VERSION +AGE +LAG +POSITION +OWNER$", table)
+    assert all(re.search(rf"(?m)^{re.escape(name)} +held +\d+ +[\d.]+ s +\d+ s +Timestamp", table) for name in before)
+    assert main(["leases", "release", "orders/1.2", uri, "--store", where]) == 0
+    assert capsys.readouterr().out.startswith("released orders/1.2: it was held by ")
+    commands.until(lambda: lanes()["orders/1.2"]["version"] > before["orders/1.2"]["version"], processes[0])
+    orders.insert_many([{"_id": number} for number in range(40, 80)])
+    commands.until(lambda: set(commands.lines("done")) == {str(number) for number in range(80)}, processes[0])
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    assert {line["state"] for line in lanes().values()} == {"free"}
+
+
 WRONG: dict[str, tuple[list[str], str]] = {
     "an unknown resource": (["leases", "release", "nothing"], "there is no lease on 'nothing'"),
     "no resource": (["leases", "release"], "which lease is to be released?"),

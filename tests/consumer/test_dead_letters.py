@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,33 @@ def test_the_listener_ends_at_a_dead_letter_if_that_is_chosen(shop: Any) -> None
             ).run()
     assert [message.body for message in publisher.stored] == [b"one"]
     assert len(list(letters.letters())) == 1
+
+
+@pytest.mark.parametrize("then", ["skip", "stop"])
+def test_a_lane_goes_on_behind_its_poison_or_ends_with_all_of_them(shop: Any, then: Any) -> None:
+    """Dead letters had been tried without lanes alone."""
+    database, store = shop
+    fine = {"topic": "t", "payload": ""}
+    database.outbox.insert_many([{"_id": number, **({} if number == 7 else fine)} for number in range(80)])
+    publisher, letters = MemoryPublisher(), DeadLetters(database.letters, tries=2, then=then)
+    relay = MessageRelay(publisher, Outbox())
+    options: dict[str, Any] = {"resource": "outbox", "store": store, "on_error": letters, "partitions": 4}
+    listener = Listener(database.outbox, relay, **options)
+    if then == "stop":
+        with pytest.raises(HandlerFailed, match="MessageRefused"):
+            listener.run()
+        assert len(list(letters.letters())) == 1
+        assert all(lease.owner is None for lease in store.leases())
+        options["on_error"] = DeadLetters(database.letters, tries=1)
+        listener = Listener(database.outbox, relay, **options)
+    with listener:
+        deadline = time.monotonic() + 90
+        while len({message.id for message in publisher.stored}) < 79:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert len(publisher.stored) == 79, "nothing is published again where all was committed"
+    (letter,) = letters.letters()
+    assert letter.document_key == {"_id": 7}
 
 
 def test_a_broker_that_is_away_makes_no_dead_letter(shop: Any) -> None:

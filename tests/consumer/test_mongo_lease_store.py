@@ -13,7 +13,7 @@ from pymongo import MongoClient, WriteConcern, monitoring
 
 from tailrace.consumer import Lease, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable, MongoLeaseStore
 from tailrace.consumer.lease import LeaseCommit
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.testing import check_lease_store
 
@@ -84,7 +84,14 @@ def test_no_time_of_the_client_s_reaches_the_server(replica_set: ReplicaSet) -> 
                 yield from dates(inner)
 
     writes = [dict(command) for command in commands.sent if {"findAndModify", "update"} & set(command)]
-    assert len(writes) == 6
+    # acquire, commit and refresh; two commits in one request; a commit inside a transaction; release
+    assert [next(iter(command)) for command in writes] == [
+        *["findAndModify"] * 3,
+        "update",
+        "findAndModify",
+        "update",
+    ]
+    assert {command.get("upsert", False) for command in writes} == {True, False}
     assert list(dates(writes)) == []
     assert str(writes).count("$$NOW") >= 5
     concerns = [command["writeConcern"]["w"] for command in writes if "autocommit" not in command]
@@ -183,21 +190,34 @@ def test_commits_together_that_no_majority_has_are_not_known_to_be_done(leases: 
     assert store.read("orders").position == {"token": {"_data": "83"}}  # type: ignore[union-attr]
 
 
-def test_a_standalone_server_is_refused(replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, leases: Any) -> None:
-    """Asked of a replica set that says what a standalone server says: a mongod without a replica set is not started
-    here."""
+def test_a_standalone_server_is_refused() -> None:
+    with Mongod() as alone, MongoClient(alone.uri) as client:
+        store = MongoLeaseStore(client["check"]["leases"])
+        with pytest.raises(UsageError, match="standalone"):
+            store.acquire("orders", "a", 600)
+        assert client["check"]["leases"].find_one() is None
+
+
+@pytest.mark.parametrize("step", ["acquire", "refresh", "commit"])
+def test_what_no_majority_has_is_not_granted(step: str, leases: Any) -> None:
+    """The server carries the command out and says that it could not wait for the majority. That ended the listener, as
+    if asking again could not help; only commits together had been tried."""
     store = MongoLeaseStore(leases)
-    command = type(leases.database).command
-
-    def hello(self: Any, *arguments: Any, **options: Any) -> Any:
-        reply = dict(command(self, *arguments, **options))
-        reply.pop("setName", None)
-        return reply
-
-    monkeypatch.setattr(type(leases.database), "command", hello)
-    with pytest.raises(UsageError, match="standalone"):
-        store.acquire("orders", "a", 600)
-    assert leases.find_one() is None
+    lease = None if step == "acquire" else store.acquire("orders", "a", 600)
+    failure = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting for replication timed out"}
+    leases.database.client.admin.command(
+        "configureFailPoint",
+        "failCommand",
+        mode={"times": 1},
+        data={"failCommands": ["findAndModify"], "writeConcernError": failure, "namespace": leases.full_name},
+    )
+    calls: dict[str, Any] = {
+        "acquire": lambda: store.acquire("orders", "a", 600),
+        "refresh": lambda: store.refresh(lease, 600),  # type: ignore[arg-type]
+        "commit": lambda: store.commit(lease, {"token": {"_data": "82"}}, 600),  # type: ignore[arg-type]
+    }
+    with pytest.raises(LeaseStoreUnavailable, match="waiting for replication timed out"):
+        calls[step]()
 
 
 def test_a_server_that_is_away_is_asked_again_by_the_caller() -> None:

@@ -21,7 +21,13 @@ from pymongo import AsyncMongoClient, ReadPreference, ReturnDocument, WriteConce
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
+from pymongo.errors import (
+    ConnectionFailure,
+    DuplicateKeyError,
+    OperationFailure,
+    PyMongoError,
+    WriteConcernError,
+)
 from pymongo.read_concern import ReadConcern
 
 from tailrace.consumer.forward_query import forward
@@ -331,7 +337,7 @@ def _wrong_field(document: Mapping[str, Any]) -> str | None:
 
 def _store_error(message: str, error: PyMongoError) -> TailraceError:
     """LeaseStoreUnavailable where it is worth asking again."""
-    unanswered = error.timeout or isinstance(error, ConnectionFailure) or is_transient(error)
+    unanswered = error.timeout or isinstance(error, (ConnectionFailure, WriteConcernError)) or is_transient(error)
     if unanswered or error.has_error_label(_TRANSIENT) or error.has_error_label("RetryableWriteError"):
         return LeaseStoreUnavailable(message)
     code = error.code if isinstance(error, OperationFailure) else None

@@ -13,6 +13,7 @@ from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.listener import Listener
 from tailrace.consumer.views.upkeep import BATCH, ViewUpkeep
 from tailrace.consumer.views.view import View
+from tailrace.errors import UsageError
 
 _BEGIN_S: Final = 120.0
 _STEP_S: Final = 0.05
@@ -46,7 +47,12 @@ class ViewKeeper:
         self.upkeep = ViewUpkeep(client, view, batch=batch)
         self._store = store
         name = resource or f"view {view.name} of {view.target}"
-        # After lost history nobody knows which sources have changed: the targets are copied through again.
+        if options.get("on_history_lost") == "snapshot":
+            # A copy of the source does not show which of its documents were deleted.
+            raise UsageError(
+                "lost history of a view is not healed by a copy of its source",
+                hint="After error 286, start it under another resource: the targets are then copied through again",
+            )
         shared: dict[str, Any] = {"store": store, "on_invalidate": "resume", "commit_every": 100, **options}
         shared.setdefault("commit_interval", 1.0)
         self._source = Listener(
