@@ -35,7 +35,9 @@ _ENDLESS_S: Final = 1.0
 _ENDLESS: Final = re.compile(r"tailrace (watch|run|listen|gateway|archive (?!status|verify))|python ")
 _ENDS: Final = re.compile(r"--(until|available-now|once|compact|verify|help)")
 _LIMIT_S: Final = 400.0
-_EXTRAS: Final = frozenset({"spark", "archive", "icu", "gateway", "embedded", "redis", "nats", "kafka", "dev"})
+_EXTRAS: Final = frozenset(
+    {"spark", "archive", "tables", "icu", "gateway", "embedded", "redis", "nats", "kafka", "dev"}
+)
 
 
 class Interpreter:

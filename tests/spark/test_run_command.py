@@ -197,6 +197,8 @@ def test_the_demo_crashes_goes_on_and_finds_no_difference(tmp_path: Path) -> Non
     assert "Killed the Spark process (SIGKILL)" in out
     assert "went on from the checkpoint with micro-batch" in out
     assert "differences: 0 in " in out
+    assert "differences: 0 between the tables and their collections" in out
+    assert "shop.orders held 20 documents, as the server had then" in out
     assert f"lake = deltalake.DeltaTable('{directory}/lake').to_pyarrow_dataset()" in out
     assert verify(directory / "lake").problems == []
     query = out[out.index("SELECT") :].partition(";")[0]

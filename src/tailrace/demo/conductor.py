@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import subprocess
@@ -22,6 +23,7 @@ from tailrace.demo.comparison import Comparison, compare, lake_events, native_ev
 from tailrace.demo.lag import Lag, lag_of
 from tailrace.demo.pipeline_process import PipelineProcess, start_child, write_pipeline
 from tailrace.demo.shop import DATABASE
+from tailrace.demo.tables_act import TablesResult, compare_tables, record, wait_for_tables
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError
 from tailrace.lake.commit_log import CommitLog
@@ -75,12 +77,14 @@ class DemoResult:
     commits: int
     wanted_crash: bool
     crash: Crash | None = None
+    tables: TablesResult | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         crashed = self.crash is not None and self.crash.happened
-        return self.comparison.differences == 0 and self.report.sound and (crashed or not self.wanted_crash)
+        equal = self.comparison.differences == 0 and (self.tables is None or self.tables.good)
+        return equal and self.report.sound and (crashed or not self.wanted_crash)
 
 
 class Demo:
@@ -102,6 +106,7 @@ class Demo:
                 raise TailraceError(f"{self._directory} is not empty", hint="Give the demo a directory of its own")
             self._directory.mkdir(parents=True, exist_ok=True)
         self._lake = self._directory / "lake"
+        self._tables = self._directory / "tables"
 
     def run(self) -> DemoResult:
         """The whole course. Raises TailraceError where a part of it is not available on this machine or fails."""
@@ -114,6 +119,7 @@ class Demo:
             path = write_pipeline(self._directory, database=DATABASE, since=f"{since.time},{since.inc}")
             self._say("Compiling the batch kernel (once on a machine)")
             kernel.warm_up()
+            importlib.import_module("tailrace.kernel.change_rows")
             watch = GrowthWatch(self._lake)
             self._say("Starting the Spark pipeline while the shop fills its shelves")
 
@@ -126,12 +132,15 @@ class Demo:
             shop = self._open_shop(members.uri, stack)
             self._wait_for_first(running, watch)
             self._say("The first changes are in the lake; the shop opens its doors")
+            wait_for_tables(self._tables, Timestamp(1, 0), _PATIENCE_S, running.check)
+            recorded = record(client, DATABASE, "orders")
             began = time.monotonic()
             _open_doors(shop)
             running = self._watch_shop(shop, running, watch, pipeline)
             work = _words(shop)
             until = self._close_shop(client)
             self._wait_for(until, running, watch)
+            wait_for_tables(self._tables, until, _PATIENCE_S, running.check)
             self._say("Stopping the pipeline")
             if running.stop() != 0:
                 raise TailraceError("the pipeline did not end well", hint=f"See {self._directory / 'pipeline.log'}")
@@ -139,6 +148,8 @@ class Demo:
             self._say("Comparing the lake with the server's own change stream")
             native = native_events(members.uri, DATABASE, since=since, until=until)
             comparison = compare(native, lake_events(self._lake))
+            self._say("Comparing the tables with the collections")
+            tables = compare_tables(self._tables, client, DATABASE, recorded, members.uri)
         return DemoResult(
             lake=self._lake,
             comparison=comparison,
@@ -149,6 +160,7 @@ class Demo:
             commits=watch.batches,
             wanted_crash=self._settings.crash,
             crash=self._crash,
+            tables=tables,
         )
 
     def _open_shop(self, uri: str, stack: ExitStack) -> subprocess.Popen[bytes]:

@@ -27,6 +27,10 @@ lake:
   documents: json
 compaction:
   every: 32
+tables:
+  path: tables
+  collections: ["{database}.*"]
+  every: 2 seconds
 """
 
 

@@ -43,9 +43,25 @@ def print_summary(result: DemoResult) -> None:
     console.print(
         f"[bold {colour}]differences: {comparison.differences}[/] in {comparison.events:,} events, byte for byte"
     )
+    _print_tables(console, result)
     console.print(f"lake          {result.lake}")
     console.print(f"look at it    lake = deltalake.DeltaTable('{result.lake}').to_pyarrow_dataset()", markup=False)
     console.print(f'              duckdb.sql("{SQL}")', markup=False)
+
+
+def _print_tables(console: Console, result: DemoResult) -> None:
+    """The tables beside their collections, and the query of the past with its answer."""
+    tables = result.tables
+    if tables is None:
+        return
+    rows = ", ".join(f"{name} {count:,}" for name, count in tables.rows.items())
+    colour = "green" if tables.differences == 0 else "red"
+    console.print(f"tables        rows: {rows}")
+    console.print(f"[bold {colour}]differences: {tables.differences}[/] between the tables and their collections")
+    recorded = tables.recorded
+    said = "as the server had then" if tables.as_of_equal else f"[red]the server had {len(recorded.documents):,}[/]"
+    when = f"when the doors opened ({recorded.time.seconds},{recorded.time.increment})"
+    console.print(f"as of         {when}, {recorded.namespace} held {tables.answered:,} documents, {said}")
 
 
 def _table(result: DemoResult) -> Table:
