@@ -71,6 +71,7 @@ class KernelSettings:
 
     @property
     def flags(self) -> int:
+        """The settings as the bits of a job. ``UsageError`` for a version of resume tokens that is not 1 or 2."""
         if self.token_version not in (1, 2):
             raise UsageError(f"the kernel writes resume tokens of version 1 and 2, not {self.token_version}")
         flags = {
@@ -137,6 +138,7 @@ class KernelBatch:
 
     @property
     def end(self) -> Offsets:
+        """For each event the place in the buffer behind it."""
         return self.column(event_record.END)
 
     def entry(self, index: int) -> bytes:
@@ -358,6 +360,7 @@ class _Job:
         self._place(np.empty(2 * self.events.size, np.uint8), 2 * len(self._records), *self._written())
 
     def made(self) -> KernelBatch:
+        """The events that were written so far, as a batch; its buffers are these, not copies."""
         size, count = self._written()
         starts = self._starts - address(self._data)
         return KernelBatch(self._data, self.kind, starts[:-1], starts[1:], self.events[:size], self._records[:count])

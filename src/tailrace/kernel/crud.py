@@ -129,12 +129,14 @@ _LETTER_U = 0x75
 
 @inner
 def put_fragment(out: int, job: int, fragment: tuple[int, int]) -> int:
+    """Copy one of the job's fragments, ``(offset, size)``, to ``out``; gives the place behind it."""
     copy(out, load64(job + FRAGMENTS) + fragment[0], fragment[1])
     return out + fragment[1]
 
 
 @inner
 def put_document_value(out: int, document: int) -> int:
+    """Copy the document at ``document`` to ``out``; gives the place behind it."""
     size = load32(document)
     copy(out, document, size)
     return out + size

@@ -178,6 +178,7 @@ class Field(NamedTuple):
 
     @classmethod
     def absent(cls, count: int) -> Field:
+        """The field of ``count`` events, none of which has it."""
         return cls(_NOTHING, np.full(count, -1, np.int64), np.full(count, -1, np.int64))
 
     @classmethod

@@ -60,6 +60,7 @@ _TWO_TO_256 = 2.0**256
 
 @inner
 def writer_open(writer: int, target: int) -> None:
+    """Begin a key string at ``target``, with no bits of types yet."""
     store64(writer + _NEXT, target)
     store64(writer + _BITS, 0)
     store64(writer + _BIT_COUNT, 0)
@@ -73,6 +74,7 @@ def writer_next(writer: int) -> int:
 
 @inner
 def put_byte(writer: int, value: int) -> None:
+    """Append one byte."""
     target = load64(writer + _NEXT)
     store8(target, value)
     store64(writer + _NEXT, target + 1)
@@ -88,6 +90,7 @@ def put_bits(writer: int, bits: int, count: int) -> None:
 
 @inner
 def put_bytes(writer: int, source: int, size: int) -> None:
+    """Append ``size`` bytes from ``source``."""
     target = load64(writer + _NEXT)
     copy(target, source, size)
     store64(writer + _NEXT, target + size)

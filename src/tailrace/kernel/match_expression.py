@@ -69,6 +69,7 @@ _LONGEST_HEAD = 32  # of an array's element: its type, its number, and the closi
 
 @inner
 def push(values: int, type_: int, value: int, end: int) -> int:
+    """Put a value of ``type_``, from ``value`` to ``end``, on the stack; gives the new end of the stack."""
     store64(values, type_)
     store64(values + 8, value)
     store64(values + 16, end)

@@ -72,6 +72,7 @@ def reset_lookups(memory: int, first: int, count: int, document: int, end: int) 
 
 @inner
 def found_lookup(lookup: int, type_: int, value: int, end: int) -> None:
+    """Note that the path leads to a value of ``type_``, from ``value`` to ``end``."""
     store64(lookup + _STATUS, _THERE)
     store64(lookup + _TYPE, type_)
     store64(lookup + LOOKUP_VALUE, value)

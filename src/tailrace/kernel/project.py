@@ -182,6 +182,7 @@ def put_index(state: int, out: int, index: int) -> int:
 
 @inner
 def open_document(state: int, out: int) -> int:
+    """Leave room for a document's length; gives where its elements begin, or ``NO_ROOM``."""
     return NO_ROOM if load64(state + OUT_END) - out < 8 else out + 4
 
 

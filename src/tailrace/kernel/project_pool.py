@@ -18,6 +18,7 @@ class Pool:
         self._pointers: list[int] = []
 
     def bytes(self, data: bytes) -> int:
+        """Keep a name or a value; gives its place in the pool."""
         place = len(self._data)
         # Names are compared by eight bytes at a time, so that many must be there.
         self._data += data + bytes(-len(data) % 8 + 8)
@@ -37,6 +38,7 @@ class Pool:
         return self.words(flat, [width * row + one for row in range(len(rows)) for one in pointers])
 
     def placed(self) -> Bytes:
+        """The pool as one array, whose pointers are addresses in it."""
         array: Bytes = np.frombuffer(bytearray(self._data), np.uint8)
         base = address(array)
         for place in self._pointers:

@@ -63,6 +63,7 @@ def signed32(value: int) -> int:
 
 @inner
 def load_signed32(address: int) -> int:
+    """The signed 32-bit number at an address."""
     return signed32(load32(address))
 
 
