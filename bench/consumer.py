@@ -7,7 +7,9 @@ The loop is what people write: ``for change in collection.watch(resume_after=tok
 and 4 partitions, with a commit after every change and after every 100, whose handler does nothing, or one small write
 (``update_one`` by ``_id``, write concern 1), plain or with the commit in one transaction. Each case is a fresh process
 over the same ``--changes`` inserts (ten times as many where commits are rare), counted from the moment when a quarter
-is handled. Sides take turns, ``--rounds`` times; medians are printed, and the ratio to the loop with the same handler.
+is handled. Beside them four threads of PyMongo, each of which takes the next change of one stream and keeps a token of
+its own, in whatever order: what lanes that commit separately could reach at best. Sides take turns, ``--rounds`` times;
+medians are printed, and the ratio to the loop with the same handler.
 
 The last line is about the reading alone: events a second that one process reads and divides into lanes when all but one
 of 1024 lanes belong to others. It says what a handler would have to keep up with before reading in parallel paid.
@@ -34,7 +36,8 @@ from pymongo import WriteConcern
 
 
 class Case(NamedTuple):
-    """``partitions`` 0: the loop. ``work``: nothing, write, transaction."""
+    """``partitions`` 0: the loop; below 0: so many threads that share the loop's stream. ``work``: nothing, write,
+    transaction."""
 
     partitions: int
     every: int
@@ -44,11 +47,13 @@ class Case(NamedTuple):
 
 CASES: Final = {
     "nothing, loop": Case(0, 1, "nothing"),
+    "nothing, 4 threads on the loop's stream": Case(-4, 1, "nothing"),
     "nothing, 1 partition": Case(1, 1, "nothing"),
     "nothing, 4 partitions": Case(4, 1, "nothing", 3),
     "nothing, 1 partition, commits of 100": Case(1, 100, "nothing", 10),
     "nothing, 4 partitions, commits of 100": Case(4, 100, "nothing", 10),
     "write, loop": Case(0, 1, "write"),
+    "write, 4 threads on the loop's stream": Case(-4, 1, "write"),
     "write, 1 partition": Case(1, 1, "write"),
     "write, 4 partitions": Case(4, 1, "write", 3),
     "write, 1 partition, commits of 100": Case(1, 100, "write"),
@@ -72,7 +77,7 @@ def main() -> int:
     from tailrace.embedded import ReplicaSet  # noqa: PLC0415  the children must not pay for it
 
     load_kernel()
-    cases = {name: case for name, case in CASES.items() if args.cases in name or case.partitions == 0}
+    cases = {name: case for name, case in CASES.items() if args.cases in name or case.partitions <= 0}
     with ReplicaSet(1, oplog_size_mb=2048) as members:
         fill(members.uri, args.changes)
         found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
@@ -158,33 +163,49 @@ def run_child(job: dict[str, Any]) -> dict[str, float]:
     with pymongo.MongoClient[Any](job["uri"]) as client:
         client["effects"].drop_collection("customers")
         client["effects"].create_collection("customers")
-        (run_loop if case.partitions == 0 else run_listener)(client, collection, case, meter, job)
+        (run_loop if case.partitions <= 0 else run_listener)(client, collection, case, meter, job)
     return meter.result
 
 
 def run_loop(client: pymongo.MongoClient[Any], collection: str, case: Case, meter: Meter, job: dict[str, Any]) -> None:
-    tokens = client["tailrace"].get_collection("tokens", write_concern=WriteConcern("majority"))
-    effects = client["effects"]["customers"]
-    query, first = {"_id": job["name"]}, client["local"]["oplog.rs"].find_one({"ns": f"shop.{collection}"})
-    tokens.update_one(query, {"$set": {"token": None}}, upsert=True)
+    first = client["local"]["oplog.rs"].find_one({"ns": f"shop.{collection}"})
     assert first is not None
     with client["shop"][collection].watch(start_at_operation_time=first["ts"]) as stream:
-        for change in stream:
-            key = change["documentKey"]["_id"]
-            if case.work == "transaction":
-                with (
-                    client.start_session() as session,
-                    session.start_transaction(write_concern=WriteConcern("majority")),
-                ):
-                    effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True, session=session)
-                    client["tailrace"]["tokens"].update_one(query, {"$set": {"token": change["_id"]}}, session=session)
-            else:
-                if case.work == "write":
-                    effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True)
-                tokens.update_one(query, {"$set": {"token": change["_id"]}})
-            meter.count()
-            if meter.ended.is_set():
-                return
+        if case.partitions == 0:
+            for change in stream:
+                handle_in_loop(client, case, change, job["name"])
+                meter.count()
+                if meter.ended.is_set():
+                    return
+        turn = threading.Lock()
+
+        def work(name: str) -> None:
+            for _ in range(job["changes"] // -case.partitions):
+                with turn:
+                    change = next(stream)
+                handle_in_loop(client, case, change, name)
+                meter.count()
+
+        threads = [threading.Thread(target=work, args=(f"{job['name']}.{n}",)) for n in range(-case.partitions)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def handle_in_loop(client: pymongo.MongoClient[Any], case: Case, change: Any, name: str) -> None:
+    """The work, and the token kept under ``name``."""
+    effects, query = client["effects"]["customers"], {"_id": name}
+    key, token = change["documentKey"]["_id"], {"$set": {"token": change["_id"]}}
+    if case.work == "transaction":
+        with client.start_session() as session, session.start_transaction(write_concern=WriteConcern("majority")):
+            effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True, session=session)
+            client["tailrace"]["tokens"].update_one(query, token, upsert=True, session=session)
+        return
+    if case.work == "write":
+        effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True)
+    tokens = client["tailrace"].get_collection("tokens", write_concern=WriteConcern("majority"))
+    tokens.update_one(query, token, upsert=True)
 
 
 def run_listener(
