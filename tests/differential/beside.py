@@ -171,7 +171,7 @@ def streams_at(
                 continue
             client = stack.enter_context(connect(flavour, at, **options))
             if flavour == "shared":
-                opened |= dict(_sharing(client["failing"][collection], client, stack, watching))
+                opened |= dict(sharing(client["failing"][collection], client, stack, watching))
             else:
                 opened[flavour] = stack.enter_context(client["failing"][collection].watch(**watching))
         yield Streams(opened)
@@ -193,7 +193,7 @@ async def _opened(flavour: str, uri: str, options: dict[str, Any]) -> Any:
     return tailrace.AsyncClient(uri, engine=flavour, **options)  # type: ignore[arg-type]
 
 
-def _sharing(watched: Any, client: Any, stack: ExitStack, watching: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def sharing(watched: Any, client: Any, stack: ExitStack, watching: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Streams of one client that are joined: one read feeds them."""
     streams = [stack.enter_context(watched.watch(**watching)) for _ in range(SHARING)]
 

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from typing import Any
 
 import pytest
 
-from tailrace.embedded import Mongod, ReplicaSet
+from tailrace.client import AsyncClient
+from tailrace.embedded import Mongod, ReplicaSet, find_mongod
 from tailrace.source.mongod import MongodSource
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
+from tests.differential.beside import connect, event_loop, kind, on, outcome
 
 pytestmark = pytest.mark.mongod
 
@@ -53,6 +57,33 @@ def test_a_standalone_server_is_named_as_one() -> None:
         assert done.returncode == 1
         assert b"FAIL  replica set" in done.stdout
         assert done.stderr == b""
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_a_standalone_server_is_refused_by_watch_as_pymongo_s_is(version: str) -> None:
+    """With the server's code, whatever is watched, and before the first read."""
+
+    async def awaited(watched: Any) -> Any:
+        return await watched.watch()
+
+    async def opened(uri: str) -> Any:
+        return AsyncClient(uri)
+
+    with Mongod(find_mongod(version)) as standalone:
+        uri = f"mongodb://{standalone.host}/"
+        codes: dict[str, list[Any]] = {}
+        for way in ("pymongo", "server", "oplog", "async"):
+            if way == "async":
+                with event_loop() as loop:
+                    client: Any = on(loop, opened(uri))
+                    watched = (client, client.a, client.a.b)
+                    outcomes = [outcome(partial(on, loop, awaited(one))) for one in watched]
+                    on(loop, client.close())
+            else:
+                with connect(way, uri) as client:
+                    outcomes = [outcome(one.watch) for one in (client, client.a, client.a.b)]
+            codes[way] = [kind(each) for each in outcomes]
+        assert codes == {way: [("OperationFailure", 40573)] * 3 for way in codes}
 
 
 def test_an_unreachable_host_is_named_without_the_password() -> None:

@@ -85,6 +85,7 @@ HABITS |= {
     "full_document that nobody knows": _watching(full_document="maybe"),
     "negative batch_size": _watching(batch_size=-1),
     "batch_size that is no number": _watching(batch_size="x"),
+    "batch_size that is a number as text": _watching(batch_size="2"),
     "max_await_time_ms that is no number": _watching(max_await_time_ms="x"),
     "collation that is none": _watching(collation=5),
     "session that is none": _watching(session=5),
@@ -99,6 +100,7 @@ HABITS |= {
     "stage that is none": _watching(pipeline=[{}]),
     "comment that is no BSON": _watching(comment=object()),
     "pipeline that is no BSON": _watching(pipeline=[{"$match": {"x": object()}}]),
+    "a read concern that is none": _of_collection(lambda c: c.with_options(read_concern=ReadConcern("x")).watch()),
     "read concern": _of_collection(lambda c: c.with_options(read_concern=ReadConcern("local")).watch()),
 }
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 
 import tailrace
 from tailrace.client.patience import try_next_patiently
@@ -113,3 +117,36 @@ def test_a_shard_that_steps_down_again_and_again_costs_nothing(
                 expected.append(number + offset)
         for stream in streams:
             assert [event["documentKey"]["_id"] for event in take(stream, len(expected))] == expected
+
+
+@pytest.mark.parametrize(("streams_of_one_client", "code"), [(1, 237), (3, 237), (1, 11601)])
+def test_what_somebody_kills_while_it_waits_ends_the_stream_and_names_the_shard(
+    sharded_cluster: ShardedCluster, streams_of_one_client: int, code: int
+) -> None:
+    """A mongos passes on what a shard's cursor ends with. Ours opened the read again, and nobody heard of it."""
+    shard = sharded_cluster.shards["shard1"]
+    with tailrace.connect(sharded_cluster.uri) as client, MongoClient[Any](shard.uri) as admin, ExitStack() as stack:
+        streams = [stack.enter_context(client["killed"].watch()) for _ in range(streams_of_one_client)]
+        if streams_of_one_client > 1:
+            wait_for(lambda: client.tail_statistics.joined == 4 * streams_of_one_client, "they do not read together")
+
+        def waiting() -> list[Any]:
+            operations = admin.admin.aggregate([{"$currentOp": {"allUsers": True}}])
+            return [one for one in operations if one.get("cursor", {}).get("tailable") and "planSummary" in one]
+
+        assert [stream.try_next() for stream in streams] == [None] * streams_of_one_client
+        wait_for(lambda: bool(waiting()), "nothing waits")
+        with ThreadPoolExecutor(streams_of_one_client) as pool:
+            waited = [pool.submit(stream.next) for stream in streams]
+            time.sleep(1.5)  # they are in their calls
+            for one in waiting():
+                if code == 237:
+                    admin.local.command("killCursors", "oplog.rs", cursors=[one["cursor"]["cursorId"]])
+                else:
+                    admin.admin.command("killOp", op=one["opid"])
+            for stream, each in zip(streams, waited, strict=True):
+                error = each.exception(90)
+                assert isinstance(error, OperationFailure)
+                assert error.code == code
+                assert "shard1" in str(error)
+                assert not stream.alive

@@ -107,8 +107,6 @@ def test_14_closing_ends_the_server_s_cursor_and_an_invalidation_is_its_end(depl
 
 
 def test_15_all_commands_of_a_stream_run_in_its_session(deployment: Deployment) -> None:
-    if deployment.reads_oplog:
-        pytest.skip("the oplog is read without the session: the page says so")
     commands = Commands()
     with deployment.connect(event_listeners=[commands]) as client:
         session = client.start_session()

@@ -12,7 +12,7 @@ from typing import Any
 import bson
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
@@ -326,6 +326,51 @@ def test_what_the_reader_fails_with_is_told_once_and_after_what_came_before() ->
         shared.promised(reader, time_of(2))
         assert waited.result(60) == OplogBatch(b"", time_of(2))
     assert shared.poll(other) is not None
-    assert shared.failure(other) is None, "it is over"
+    assert shared.failure(other) is first, "it is over, and the stream was not asked meanwhile"
+    assert shared.failure(other) is None
     late = shared.enter(Scope.parse("shop.items"), time_of(1))
     assert shared.failure(late) is None
+
+
+def test_a_failure_that_is_over_is_told_before_what_came_after_it() -> None:
+    """A stream that was not asked while the read failed never learned of it."""
+    shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
+    reader: Any = object()
+    shared._reader = reader
+    shared.begun(reader, START)
+    one = shared.enter(Scope.parse("shop.orders"), START)
+    first = AutoReconnect("the first")
+    for error in (first, AutoReconnect("the second")):
+        shared.failed(reader, error)
+    shared.received(reader, segment([entry(1)], START))
+    assert shared.failure(one) is first, "one that opens the read again would not have met the second"
+    shared.expect(one)
+    batch = shared.wait(one, 0.0, hears=True)
+    assert batch is not None
+    assert batch.raw == entry(1)
+    shared.failed(reader, first)
+    assert shared.failure(one) is first
+    shared.failed(reader, first)
+    shared.promised(reader, time_of(2))
+    assert shared.failure(one) is None, "its next try is one that works"
+    assert shared.wait(one, 1e9, hears=True) == OplogBatch(b"", time_of(2)), "a cursor's first reply comes at once"
+
+
+def test_what_somebody_kills_concerns_those_who_wait_for_it() -> None:
+    shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
+    reader: Any = object()
+    shared._reader = reader
+    shared.begun(reader, START)
+    scope = Scope.parse("shop.orders")
+    for code in (237, 11601):
+        waits, between, idle = (shared.enter(scope, START) for _ in range(3))
+        killed = OperationFailure("operation was interrupted", code)
+        for place in (waits, between):
+            place.begin_wait()
+        between._waited_from -= 60.0
+        between.end_wait()  # and comes back in a moment, which is shorter
+        shared.failed(reader, killed)
+        shared.promised(reader, time_of(code))
+        assert shared.failure(waits) is killed
+        assert shared.failure(between) is killed
+        assert shared.failure(idle) is None

@@ -23,6 +23,7 @@ from tailrace.client.block_events import BlockEvents
 from tailrace.client.commands import StreamCommands, commands_of, telling_refusals
 from tailrace.client.oplog_resume import OplogResume
 from tailrace.client.request import WatchRequest
+from tailrace.client.session import StreamSession, known_clock
 from tailrace.client.statistics import StreamStatistics
 from tailrace.client.turn import Turn
 from tailrace.errors import TailraceError, UsageError
@@ -177,6 +178,7 @@ class BlockChangeStream(ChangeStream):
         self._last: EventBlock | None = None
         self._has_given_before = False
         self._refilling = threading.RLock()
+        self._session = StreamSession(request.session)
         #: Told of the commands that the server's stream would have sent; ``None`` if nobody listens.
         self._commands = commands_of(request)
         #: The events that listeners are told the command under way has given.
@@ -247,6 +249,8 @@ class BlockChangeStream(ChangeStream):
         if not self._refill():
             with self._turn, self._time_limit():
                 try:
+                    if self._last is None:
+                        self._session.check_open()
                     last = self._look() if self._commands is None else self._told_look(self._commands)
                     self._turn.check()
                 except BaseException as error:
@@ -379,7 +383,11 @@ class OplogChangeStream(BlockChangeStream):
         with telling_refusals(request):
             if scope.database is not None and scope.collection is not None:
                 source.refuse_view(scope.database, scope.collection)
-            plan = self._begun(self._planned(options, profile or profile_for(source.server_version)))
+            session = StreamSession(request.session)
+            session.check_snapshot(lambda: source.server_version)
+            plan = self._planned(options, profile or profile_for(source.server_version))
+            self._not_before = session.time or ClusterTime(0)
+            plan = self._begun(plan)
             stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
@@ -429,7 +437,7 @@ class OplogChangeStream(BlockChangeStream):
             self._source.confirm_readable(database, collection)
         if plan.read_after is None:
             # The server begins one tick after what it has applied, committed or not.
-            return plan.start_after(self._source.operation_time())
+            return plan.start_after(max(self._source.operation_time(), self._not_before))
         plan.confirm_history(*oldest)
         return plan
 
@@ -453,6 +461,7 @@ class OplogChangeStream(BlockChangeStream):
 
     def _read_more(self, left_s: float) -> bool:
         check_time_limit(self._source.name)
+        self._session.check_get_more()
         self._stream.feed(ONE_OPLOG, self._read())
         return not self._resume.has_resumed  # rule 22: an aggregate's reply is not followed by a getMore in one call
 
@@ -480,6 +489,7 @@ class OplogChangeStream(BlockChangeStream):
                 self._open.clear()
             raise
         self._read_up_to = batch.high_water
+        self._session.advance(batch.high_water, [known_clock(self._source.client)])
         self._batch = batch
         return batch
 

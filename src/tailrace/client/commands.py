@@ -20,6 +20,7 @@ from pymongo.errors import OperationFailure
 
 from tailrace.client.request import STAGE_NAMES, WatchRequest
 from tailrace.client.resume import get_more_wait_ms
+from tailrace.client.session import StreamSession, known_clock
 from tailrace.errors import TailraceError
 from tailrace.source.time_limit import TimeLimitError, limit_s, remaining_s
 
@@ -37,6 +38,7 @@ class StreamCommands:
         self._request = request
         self._address: tuple[str, int | None] = ("", None)
         self._cursor_id = 0
+        self._session = StreamSession(request.session)
         self._under_way: tuple[str, int, float] | None = None
 
     @property
@@ -150,6 +152,10 @@ class StreamCommands:
         return command
 
     def _start(self, name: str, command: dict[str, Any]) -> None:
+        command["lsid"] = self._session.identity  # rule 15
+        clock = known_clock(self._request.client)
+        if clock is not None:
+            command["$clusterTime"] = clock
         number = random.randint(1, (1 << 31) - 1)
         self._under_way = (name, number, time.monotonic())
         self._listeners.publish_command_start(

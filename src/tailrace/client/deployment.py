@@ -17,6 +17,7 @@ from tailrace.client.commands import telling_refusals
 from tailrace.client.exact_request import asks_for_exact, with_server_names
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
+from tailrace.client.session import StreamSession
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.errors import ChangeStreamHistoryLost, ServerError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -117,6 +118,7 @@ class WatchedDeployment:
             if exact:
                 request = with_server_names(request)
             with telling_refusals(request):
+                StreamSession(request.session).check_aggregate()
                 checked_options(request)  # what is wrong with the call is said without connecting
             readers = self.readers(client, request.read_preference)
             if exact:
@@ -205,10 +207,15 @@ class WatchedDeployment:
 
 
 def check_read_concern(target: Any) -> None:
-    """Raises ServerError 72, as the server does, where the read concern of what is watched is not majority."""
+    """Raises what the server does where the read concern of what is watched is not majority: ServerError 72, and 9 for
+    a level that there is not."""
     level = None if target is None else target.read_concern.level
     if level in (None, "majority"):
         return
+    if level not in ("local", "available", "linearizable", "snapshot"):
+        raise ServerError(
+            "readConcern.level must be either 'local', 'majority', 'linearizable', 'available', or 'snapshot'", code=9
+        )
     raise ServerError(
         f'Command aggregate does not support {{ readConcern: {{ level: "{level}", provenance: "clientSupplied" }} }} '
         ":: caused by :: Aggregation stage $changeStream cannot run with a readConcern other than 'majority'. Current "

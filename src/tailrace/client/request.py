@@ -66,6 +66,9 @@ class WatchRequest:
             raise refused(f"the pipeline must be a list of stages, not {type(self.pipeline).__name__}", TypeError)
         if self.full_document is not None and not isinstance(self.full_document, str):
             raise refused(f"full_document must be a string, not {type(self.full_document).__name__}", TypeError)
+        size: Any = self.batch_size
+        if isinstance(size, str) and size.isdecimal():
+            object.__setattr__(self, "batch_size", int(size))  # PyMongo takes it so too
         for name in ("max_await_time_ms", "batch_size", "timeout_ms"):
             value = getattr(self, name)
             if value is None:

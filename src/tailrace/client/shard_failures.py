@@ -9,18 +9,20 @@ the client waits for one (``serverSelectionTimeoutMS``). The caller is told of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import bson
 from pymongo import MongoClient
-from pymongo.errors import ServerSelectionTimeoutError
+from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from tailrace.client.commands import StreamCommands
 from tailrace.client.failure import failure_of_read
 from tailrace.client.request import WatchRequest
 from tailrace.client.resume import Next, ResumeProcess, SaidStart
-from tailrace.errors import on_shard
+from tailrace.errors import ServerError, on_shard
 from tailrace.source.shard_reader import ShardReader
 
 
@@ -42,6 +44,8 @@ class ShardFailures:
         self._reopens = False
         #: The last error that has left the stream open.
         self.kept: BaseException | None = None
+        #: When the caller's last look began and ended, by the monotonic clock.
+        self._looked_from = self._looked_until = 0.0
 
     def opened(self, token: bytes) -> None:
         """The stream was opened; ``token`` is its resume token."""
@@ -62,6 +66,9 @@ class ShardFailures:
     def check(self, readers: Iterable[ShardReader], token: bytes, *, has_given: bool) -> None:
         """Raises the error of a resume that has failed; its shard is named, and the stream stays open."""
         for reader in readers:
+            killed, reader.killed = reader.killed, None
+            if killed is not None:
+                self._end(killed, reader.name)
             error, count = reader.failed, reader.failed_in_a_row
             if error is None:
                 self._heard.pop(reader.name, None)
@@ -80,6 +87,26 @@ class ShardFailures:
                 self.kept = on_shard(reader.failed_as, reader.name)
                 raise self.kept
             self._tell_aggregate(self._start_options(token, has_given=has_given))
+
+    @contextmanager
+    def looking(self, readers: list[ShardReader]) -> Iterator[None]:
+        """Inside, the caller waits. What somebody has killed while nobody waited is opened again, and nobody hears of
+        it; a pause that is shorter than the wait before it is none."""
+        begun = time.monotonic()
+        if begun - self._looked_until >= self._looked_until - self._looked_from:
+            for reader in readers:
+                reader.killed = None
+        try:
+            yield
+        finally:
+            self._looked_from, self._looked_until = begun, time.monotonic()
+
+    def _end(self, error: OperationFailure, shard: str) -> NoReturn:
+        """Rule 25: as a mongos passes on what a shard's cursor ends with."""
+        if self._commands is not None:
+            self._commands.failed(error)
+        message = str((error.details or {}).get("errmsg") or error)
+        raise on_shard(ServerError(message, code=error.code), shard) from None
 
     def _start_options(self, token: bytes, *, has_given: bool) -> Mapping[str, Any]:
         """Rule 28."""

@@ -14,6 +14,7 @@ from tailrace.client import kernel_loader
 from tailrace.client.change_stream import BlockChangeStream, checked_options, collections_read
 from tailrace.client.commands import StreamCommands, telling_refusals
 from tailrace.client.request import WatchRequest
+from tailrace.client.session import StreamSession
 from tailrace.client.shard_failures import ShardFailures
 from tailrace.client.statistics import StreamStatistics
 from tailrace.errors import SourceError, TailraceError, on_shard
@@ -36,6 +37,7 @@ from tailrace.source.drive import answer_request, drive
 from tailrace.source.membership import Beginning, beginning
 from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
+from tailrace.source.shard_reader import ShardReader
 from tailrace.source.sharded import ShardedSource, SharedReads
 from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
@@ -103,6 +105,7 @@ class ShardedChangeStream(BlockChangeStream):
     ) -> None:
         options = checked_options(request)
         with telling_refusals(request):
+            StreamSession(request.session).check_snapshot(cluster.server_version)
             refuse_view_in(cluster, options.scope)
             plan = build_plan(options, profile or profile_for(cluster.server_version()))
             view = cluster.open_view()
@@ -150,6 +153,15 @@ class ShardedChangeStream(BlockChangeStream):
 
     def _leaves_open(self, error: BaseException) -> bool:
         return super()._leaves_open(error) or error is self._failures.kept
+
+    def _look(self) -> bytes | None:
+        with self._failures.looking(self._readers()):
+            found = super()._look()
+        self._session.advance(self._merged.high_water, [reader.clock_document for reader in self._readers()])
+        return found
+
+    def _readers(self) -> list[ShardReader]:
+        return [reader for name in self._parts if (reader := self._source.reader(name)) is not None]
 
     def _tell_look(self, commands: StreamCommands) -> None:
         self._failures.looks(self._token_given(), has_given=self._has_given)
@@ -214,10 +226,10 @@ class ShardedChangeStream(BlockChangeStream):
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def _read_more(self, left_s: float) -> bool:
+        self._session.check_get_more()
         again_s = self._request_promises()
         check_time_limit("the cluster")
-        readers = [reader for name in self._parts if (reader := self._source.reader(name)) is not None]
-        self._failures.check(readers, self._token_given(), has_given=self._has_given)
+        self._failures.check(self._readers(), self._token_given(), has_given=self._has_given)
         self._wait(min(seconds for seconds in (left_s, again_s, remaining_s()) if seconds is not None))
         return True
 

@@ -6,7 +6,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pymongo import MongoClient
 from pymongo.errors import (
@@ -30,6 +30,7 @@ TRANSIENT_CODES: Final = frozenset(
     {6, 7, 43, 50, 63, 89, 91, 112, 133, 134, 136, 150, 175, 189, 202, 211, 234, 237, 246, 262, 384}
     | {9001, 10058, 10107, 11600, 11601, 11602, 13435, 13436}
 )
+_KILLED: Final = (237, 11601)
 _AUTHENTICATION_FAILED: Final = 18
 _UNAUTHORIZED: Final = 13
 _MAJORITY_OFF: Final = 148
@@ -73,6 +74,12 @@ def is_transient(error: PyMongoError) -> bool:
     if isinstance(error, OperationFailure):
         return error.code in TRANSIENT_CODES
     return isinstance(error, ConnectionFailure)
+
+
+def is_killed(error: PyMongoError) -> TypeGuard[OperationFailure]:
+    """Whether somebody has ended the operation: by ``killCursors``, by ``killOp``, or with its session. It concerns who
+    waits for it, whose stream is over then; who does not has lost a cursor and gets another one."""
+    return isinstance(error, OperationFailure) and error.code in _KILLED
 
 
 def source_error(error: PyMongoError, client: MongoClient[Any]) -> SourceError:

@@ -50,6 +50,10 @@ class _Position(NamedTuple):
     reached: bool
 
 
+class _AnotherPrimary(Exception):  # noqa: N818  no error: the read goes on at another member
+    """Another member is primary than the one that is read."""
+
+
 class MongodSource:
     """One replica set's oplog, and the images and documents beside it.
 
@@ -234,6 +238,8 @@ class MongodSource:
                             if seen > position.after:
                                 position = _Position(seen, None, reached=True)
                             yield OplogBatch(b"", position.after)
+            except _AnotherPrimary:
+                continue  # nothing has failed, and nobody is told
             except PyMongoError as error:
                 self._after(error, backoff, on_error)
                 yield OplogBatch(b"", after if position is None else position.after)
@@ -391,7 +397,7 @@ class MongodSource:
             idle = not raw
             # A member that was voted out and then cut off would answer for ever that nothing is new.
             if idle and self._connection.reads_primary and self.client.primary not in (None, cursor.address):
-                raise AutoReconnect("another member is primary now")
+                raise _AnotherPrimary
 
     def _await_ms_max(self) -> int:
         options = self.client.options

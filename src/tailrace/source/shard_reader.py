@@ -9,12 +9,12 @@ from collections import deque
 from contextlib import closing
 from typing import Any, Final
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
-from tailrace.source.failure import Backoff, is_transient, source_error
+from tailrace.source.failure import Backoff, is_killed, is_transient, source_error
 from tailrace.source.mongod import MongodSource
 
 #: A shard of which this much waits is read no further. One reply more may come, of 16 MiB at most.
@@ -53,6 +53,8 @@ class ShardReader:
         self.failed: PyMongoError | None = None
         self.failed_as: TailraceError | None = None
         self.failed_in_a_row = 0
+        #: Somebody has ended a read on the server; until the stream has looked at it.
+        self.killed: OperationFailure | None = None
         #: When entries last came, by the monotonic clock.
         self.last_entry_s = 0.0
         self._changed = changed
@@ -138,6 +140,8 @@ class ShardReader:
             with self._changed:
                 self.failed_as = source_error(error, self._source.client)
                 self.failed, self.failed_in_a_row = error, self.failed_in_a_row + 1
+                if is_killed(error):
+                    self.killed = error
                 self._changed.notify_all()
         self._source.endure(error, self._backoff)
         self._reopens = True

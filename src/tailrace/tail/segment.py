@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
+
+from pymongo.errors import PyMongoError
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.batch import entry_time
@@ -90,23 +93,64 @@ class TailPlace:
     ``has_fallen``  it was joined before, and was too slow
     ``pending``   segments that hold something for it, in order
     ``awaits``    a cluster time: when everything up to it was read, the stream wants to know
-    ``heard``     how many of the reader's failures the stream knows of
+    ``unheard``   a failure of the reader's that concerns the stream, and that it was not told of
+    ``reopens``   it was told of one, and has taken nothing since
     ``on_ready``  called, without the lock, when something has come for a stream that had nothing
     """
 
-    __slots__ = ("awaits", "has_fallen", "heard", "joined", "key", "on_ready", "pending", "position", "waiter")
+    __slots__ = (
+        "_waited_from",
+        "_waited_until",
+        "awaits",
+        "has_fallen",
+        "joined",
+        "key",
+        "on_ready",
+        "pending",
+        "position",
+        "reopens",
+        "unheard",
+        "waiter",
+    )
 
     def __init__(self, key: bytes, position: ClusterTime, on_ready: Callable[[], None] | None) -> None:
         self.key = key
         self.position = position
         self.joined = False
         self.has_fallen = False
-        self.heard = 0
+        self.forget_failures()
         self.pending: list[Segment] = []
         self.awaits: ClusterTime | None = None
         self.on_ready = on_ready
         #: A lock that the waiting thread wants to acquire.
         self.waiter: threading.Lock | None = None
+        #: When the last wait began and ended, by the monotonic clock.
+        self._waited_from = self._waited_until = 0.0
+
+    def forget_failures(self) -> None:
+        """What the reader failed with until now does not concern the stream."""
+        self.unheard: PyMongoError | None = None
+        self.reopens = False
+
+    def begin_wait(self) -> threading.Lock:
+        """The stream's thread waits from now on: until it can acquire this lock."""
+        self._waited_from = time.monotonic()
+        self.waiter = threading.Lock()
+        self.waiter.acquire()
+        return self.waiter
+
+    def end_wait(self) -> None:
+        """The stream's thread waits no longer."""
+        self.waiter = None
+        self._waited_until = time.monotonic()
+
+    @property
+    def is_waited_at(self) -> bool:
+        """Whether somebody waits for the stream's entries: its thread does, or did until a moment ago, less than it
+        had waited, and is about to wait again."""
+        if self.waiter is not None:
+            return True
+        return time.monotonic() - self._waited_until < self._waited_until - self._waited_from
 
     def wake(self) -> None:
         """Let the thread that waits go on, if one does."""

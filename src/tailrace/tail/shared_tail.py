@@ -17,6 +17,7 @@ from pymongo.errors import PyMongoError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.request import OplogBatch
+from tailrace.source.failure import is_killed
 from tailrace.tail.interest import key_of
 from tailrace.tail.reader import TailReader
 from tailrace.tail.segment import Segment, TailPlace
@@ -105,9 +106,8 @@ class SharedTail:
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
         self._not_before = 0.0
-        #: The reader's error, while it has not read since; and how often it has failed.
+        #: The reader's error, while it has not read since.
         self._failure: PyMongoError | None = None
-        self._failures = 0
         self._reads = self._entries = self._bytes = 0
         #: What was read since a stream was joined last.
         self._unused_bytes = 0
@@ -119,7 +119,6 @@ class SharedTail:
         place = TailPlace(key_of(scope), position, on_ready)
         with self._lock:
             self._places.add(place)
-            place.heard = self._failures
             self._window.join(place)
         return place
 
@@ -141,7 +140,7 @@ class SharedTail:
         is joined from here on."""
         with self._lock:
             place.position = position
-            place.heard = self._failures
+            place.forget_failures()
             if place not in self._places:  # after a fork
                 self._places.add(place)
             if self._window.join(place):
@@ -173,39 +172,44 @@ class SharedTail:
         """As ``poll``, but waits for entries, so many seconds at most, and ``limit_s`` whatever happens.
 
         ``hears``  the wait also ends when the reader has failed (``failure`` says so then). While the reader cannot
-                   read, the wait is for its next try, however long that takes
+                   read, the wait is for its next try, however long that takes. After a failure that is over, what has
+                   come is given at once, as a cursor's first reply
         """
         waiter = None
         with self._lock:
             if not place.joined:
                 return None
-            if hears and self._failure is not None and not place.pending:
-                seconds = math.inf if place.heard == self._failures else 0.0
+            if hears and self._failure is None:
+                seconds = 0.0 if place.reopens else seconds
+                place.reopens = False
+            elif hears and not place.pending:
+                seconds = math.inf if place.unheard is None else 0.0
             if seconds > 0 and not self._window.owes(place):
-                waiter = place.waiter = threading.Lock()
-                waiter.acquire()
+                waiter = place.begin_wait()
         if waiter is not None:
             seconds = max(0.0, seconds if limit_s is None else min(seconds, limit_s))
             waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
             with self._lock:
-                place.waiter = None
+                place.end_wait()
+                place.reopens = place.reopens and self._failure is not None
         return self.poll(place)
 
     def failure(self, place: TailPlace) -> PyMongoError | None:
-        """The reader's error, if the stream does not know of it yet: once, and only while the reader cannot read. The
-        caller takes first what has come for the stream before."""
-        if self._failure is None:
+        """The reader's error, once, if it concerns the stream: also where it is over by now, and the stream was not
+        asked meanwhile. While the reader cannot read, the caller takes first what has come for the stream before."""
+        if place.unheard is None:
             return None
         with self._lock:
-            if not place.joined or place.pending or place.heard == self._failures:
+            if not place.joined or (place.pending and self._failure is not None):
                 return None
-            place.heard = self._failures
-            return self._failure
+            found, place.unheard = place.unheard, None
+            place.reopens = True
+            return found
 
     def expect(self, place: TailPlace) -> None:
         """The stream tries again: it wants the outcome of the reader's next try, not of earlier ones."""
         with self._lock:
-            place.heard = self._failures
+            place.unheard = None
 
     def await_time(self, place: TailPlace, until: ClusterTime | None) -> None:
         """Wake the stream when everything up to ``until`` was read, too."""
@@ -264,18 +268,24 @@ class SharedTail:
 
     def failed(self, reader: TailReader, error: PyMongoError) -> None:
         with self._lock:
-            if self._reader is reader:
-                self._failure = error
-                self._failures += 1
-                self._wake_all()
+            if self._reader is not reader:
+                return
+            self._failure = error
+            was_killed = is_killed(error)
+            for place in self._places:
+                # Who did not wait has lost nothing but its cursor, and would have got another one in silence.
+                is_concerned = place.joined and (not was_killed or place.is_waited_at)
+                if is_concerned and (place.unheard is None or place.reopens):
+                    place.unheard = error
+                place.wake()
 
     def _recovered(self) -> None:
-        if self._failure is not None:
-            self._failure = None
-            self._wake_all()
-
-    def _wake_all(self) -> None:
+        if self._failure is None:
+            return
+        self._failure = None
         for place in self._places:
+            if place.reopens:
+                place.unheard = None  # its next try is the first that it makes
             place.wake()
 
     def ended(self, reader: TailReader) -> None:
@@ -357,7 +367,8 @@ _tails: weakref.WeakSet[SharedTail] = weakref.WeakSet()
 def _after_fork() -> None:
     for tail in list(_tails):
         for place in tail._places:
-            place.joined, place.heard, place.pending, place.waiter = False, 0, [], None
+            place.joined, place.pending, place.waiter = False, [], None
+            place.forget_failures()
         tail._begin()
 
 

@@ -122,10 +122,14 @@ class TailedSource(MongodSource):
         """What comes for the stream, until it falls out of the window."""
         hears = on_error is not None
         while True:
-            batch = self._shared.wait(place, await_s, limit_s=remaining_s(), hears=hears)
-            if batch is None:
-                return
-            error = self._shared.failure(place) if hears and not batch.raw else None
+            error = self._shared.failure(place) if hears else None
+            batch = OplogBatch(b"", place.position)
+            if error is None:
+                found = self._shared.wait(place, await_s, limit_s=remaining_s(), hears=hears)
+                if found is None:
+                    return
+                batch = found
+                error = self._shared.failure(place) if hears and not batch.raw else None
             if on_error is not None and error is not None:
                 on_error(error)
                 yield batch

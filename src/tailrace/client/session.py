@@ -1,0 +1,95 @@
+"""The caller's session with a stream that is made of the oplog: the oplog is read without it, and a program that uses
+it sees what it would see of the server's stream (rule 15)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from bson.binary import UUID_SUBTYPE, Binary
+from pymongo.errors import ConfigurationError, InvalidOperation
+
+from tailrace.client.arguments import refused
+from tailrace.errors import ServerError
+from tailrace.oplog.cluster_time import ClusterTime
+
+_IN_TRANSACTION: Final = 263
+_INVALID_OPTIONS: Final = 72
+
+
+class StreamSession:
+    """``session``: PyMongo's of either flavour; ``None``: the stream has one of its own, as it would with PyMongo."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._identity: Mapping[str, Any] | None = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The ``lsid`` of the stream's commands."""
+        found = self._identity
+        if found is None:
+            own = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
+            found = self._identity = own if self._session is None else self._session.session_id
+        return found
+
+    @property
+    def time(self) -> ClusterTime | None:
+        """The server would begin no stream of the session before this time; ``None`` where any time will do."""
+        session = self._session
+        if session is None or not session.options.causal_consistency or session.operation_time is None:
+            return None
+        return ClusterTime.from_timestamp(session.operation_time)
+
+    def check_open(self) -> None:
+        """Raises as PyMongo does once the session has ended."""
+        if self._session is not None and self._session.has_ended:
+            raise refused("Cannot use ended session", InvalidOperation, "End it after the stream")
+
+    def check_aggregate(self) -> None:
+        """Raises what the server's ``aggregate`` answers inside a transaction."""
+        if self._session is not None and self._session.in_transaction:
+            raise ServerError(
+                "Operation not permitted in transaction :: caused by :: Aggregation stage $changeStream cannot run "
+                "within a multi-document transaction",
+                code=_IN_TRANSACTION,
+                hint="Watch before the transaction begins, or in another session",
+            )
+
+    def check_snapshot(self, server_version: Callable[[], str]) -> None:
+        """Raises what comes of a session for snapshot reads, which no stream is: on 4.4 PyMongo's own refusal."""
+        if self._session is not None and self._session.options.snapshot:
+            if server_version().startswith("4."):
+                raise refused("Snapshot reads require MongoDB 5.0 or later", ConfigurationError)
+            raise ServerError(
+                "a change stream does not support the read concern snapshot, which this session asks for",
+                code=_INVALID_OPTIONS,
+                hint="Watch in another session",
+            )
+
+    def check_get_more(self) -> None:
+        """Raises what the server's getMore answers where a transaction was begun in the session meanwhile."""
+        if self._session is not None and self._session.in_transaction:
+            raise ServerError(
+                "a transaction was begun in the stream's session, and the stream cannot be read inside it",
+                code=_INVALID_OPTIONS,
+                hint="Use another session for the transaction",
+            )
+
+    def advance(self, time: ClusterTime, clocks: Iterable[Mapping[str, Any] | None]) -> None:
+        """Everything up to ``time`` was read: what the session reads from now on is not older. ``clocks`` are the
+        ``$clusterTime`` of the replies, as the servers sent them: who asks for a time has to show one."""
+        if self._session is None:
+            return
+        known = [clock for clock in clocks if clock is not None]
+        if time and known:
+            for clock in known:
+                self._session.advance_cluster_time(clock)
+            self._session.advance_operation_time(time.to_timestamp())
+
+
+def known_clock(client: Any) -> Mapping[str, Any] | None:
+    """The newest ``$clusterTime`` that a PyMongo client was sent; it has no public name for it."""
+    found: Mapping[str, Any] | None = client._topology.max_cluster_time()
+    return found
