@@ -226,9 +226,11 @@ async def read(task: dict[str, Any]) -> int:
             for event in await stream.batch():
                 delays.append(delay_ms(event))
 
-    streams = await asyncio.gather(*(opened(number) for number in range(task["streams"])))
-    following = [asyncio.create_task(follow(stream)) for stream in streams]
-    await asyncio.sleep(1.0 + len(streams) / 2000)
+    async def watched(number: int) -> asyncio.Task[None]:
+        return asyncio.create_task(follow(await opened(number)))  # it waits as soon as it is open, as a driver's does
+
+    following = await asyncio.gather(*(watched(number) for number in range(task["streams"])))
+    await asyncio.sleep(1.0 + len(following) / 2000)
     print("ready", flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

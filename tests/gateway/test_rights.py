@@ -245,3 +245,12 @@ def test_signed_times_are_passed_on_and_taken_back(guarded: Guarded) -> None:
         assert seen["signature"]["keyId"] != 0
         # The server takes back what it has signed.
         client.shop.orders.find_one({}, session=session)
+
+
+def test_a_client_that_has_logged_in_keeps_its_connection_to_the_server(guarded: Guarded) -> None:
+    """Only the client could log in again. Without users a client whose stream waits does without one."""
+    with guarded.at_gateway("reader") as client, client.shop.orders.watch(max_await_time_ms=1) as stream:
+        for _ in range(4):
+            stream.try_next()
+        gateway = guarded.running.gateway
+        assert not guarded.running.call(lambda: any(one.is_parked for one in gateway._connections))

@@ -110,12 +110,15 @@ def _leave_threads(result: int) -> None:
 
 
 async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | None) -> int:
+    from tailrace.gateway.process import raise_file_limit, settle  # noqa: PLC0415
     from tailrace.gateway.server import Gateway  # noqa: PLC0415
 
+    raise_file_limit()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     gateway = Gateway(uri, options)
     await gateway.start()
+    settle()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     print(f"tailrace: listening at {gateway.address}", file=sys.stderr, flush=True)

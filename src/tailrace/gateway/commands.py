@@ -198,6 +198,7 @@ class Commands:
             self._engine.kill([stream])
             await connection.reply(command, self._engine.stamped(fault.reply))
             return True
+        connection.rest()
         reply = await self._engine.get_more(stream, command.database, command.document)
         await connection.reply(command, self._engine.stamped(reply))
         return True

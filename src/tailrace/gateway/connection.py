@@ -140,6 +140,13 @@ class ClientConnection:
         self._awaited: deque[_Awaited] = deque()
         self._answered = asyncio.Event()
         self._answered.set()
+        #: The client's first message, if it is a hello and nothing else has passed: the server can be told it again.
+        self._handshake: bytes | None = None
+        self._passed = 0
+        self._rests = 0
+        #: It does without the connection to the server for the time being.
+        self.is_parked = False
+        self._connected_again = asyncio.Event()
         self._identity: Identity | None = None
         self._identity_time = 0.0
         self._asks_nobody: bool | None = None
@@ -245,6 +252,9 @@ class ClientConnection:
         if not self._is_for_us(seen, header.length):
             await self._pass_on(seen, head, header.length, limit)
             return
+        if len(head) == header.length:  # small, as nearly every one is: nothing more to read, and nothing to count
+            await self._whole_request(seen, head, head, None, limit)
+            return
         async with self._room(header.length, limit):
             head += await self._rest(head, header.length)
             await self._whole_request(seen, head, head, None, limit)
@@ -300,6 +310,10 @@ class ClientConnection:
 
     async def _pass_on(self, seen: MessageOutline, head: bytes, length: int, limit: asyncio.Timeout) -> None:
         """Send a message to the server as it came: the part that is here, and what follows."""
+        await self._connect_again()
+        self._passed += 1
+        is_first_hello = self._passed == 1 and seen.name in HELLO_NAMES and not seen.exhaust
+        self._handshake = head if is_first_hello and len(head) == length else None
         if seen.answered:
             self._owe(_Awaited(is_hello=seen.name in HELLO_NAMES, exhaust=seen.exhaust))
         if seen.name in LOGIN_NAMES or seen.name in HELLO_NAMES:
@@ -329,7 +343,13 @@ class ClientConnection:
 
     async def _replies(self) -> None:
         try:
-            await self._each_reply()
+            while True:
+                try:
+                    await self._each_reply()
+                except (EOFError, OSError):
+                    if not self.is_parked:
+                        raise
+                await self._connected_again.wait()
         finally:
             self._server_left = True
             self._answered.set()
@@ -412,6 +432,9 @@ class ClientConnection:
         frame = op_msg(document, request_id=self._next_id(), response_to=command.message.header.request_id)
         if command.compressor is not None and command.compressor != "noop":
             frame = await aside(len(frame), compress, frame, command.compressor)
+        if len(frame) < COUNTED_BYTES_MIN:
+            await self.send(frame)
+            return
         async with self._shared.reply_memory.held(len(frame)):
             await self.send(frame)
 
@@ -425,6 +448,7 @@ class ClientConnection:
         ``may_take_long``  the server may wait before it answers, for as long as the client does
         """
         await self.answered()
+        await self._connect_again()
         if self._server_left:
             raise ClosedConnection("the server has left")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -460,6 +484,37 @@ class ClientConnection:
                 self._shared.rights.clear()
             self._shared.rights[found.users] = asked, found
         return found
+
+    # -- without a connection to the server -------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """A stream's getMore is answered here. From the second one on the server hears nothing of this client, and does
+        without the connection, if that is as good as new: the deployment has no users, and only a hello has passed."""
+        self._rests += 1
+        is_new = self._handshake is not None and not self._awaited and self._asks_nobody
+        if is_new and self._rests > 1 and not self.is_parked and not self._server_left and not self._leaving:
+            self.is_parked = True
+            self._connected_again.clear()
+            self._upstream.writer.close()
+
+    async def _connect_again(self) -> None:
+        """Give the client its connection to the server back, if it is without one."""
+        if not self.is_parked or self._handshake is None:
+            return
+        address, channel = await self._shared.upstream.connect()
+        try:
+            if address != self.upstream_address:
+                raise ClosedConnection("another member takes writes now")
+            channel.writer.write(self._handshake)
+            async with asyncio.timeout(self._shared.options.stall_seconds):
+                header = parse_header(await channel.reader.readexactly(HEADER_SIZE), limit=_REPLY_SIZE_MAX)
+                await channel.reader.readexactly(header.length - HEADER_SIZE)
+        except BaseException:
+            channel.writer.close()
+            raise
+        self._upstream = channel
+        self.is_parked = False
+        self._connected_again.set()
 
     @staticmethod
     def _next_id() -> int:

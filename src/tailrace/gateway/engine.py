@@ -25,6 +25,7 @@ from tailrace.gateway.log import note
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import (
     INLINE_BYTES,
+    AheadRoom,
     Keeper,
     OplogReading,
     Reading,
@@ -123,6 +124,7 @@ class Engine:
         tails: Any = {"window_bytes": window_bytes, "on_read": kernel_loader.is_ready, "streams_min": 1}
         self._shared = SharedTail(client, **tails)
         self._shard_tails = ShardTails(**tails)
+        self._ahead_room = AheadRoom()
         self._cluster: Cluster | None = None
         #: The tails that are kept going, by the client that reads them.
         self._kept: dict[MongoClient[Any], tuple[SharedTail, Keeper]] = {}
@@ -295,7 +297,7 @@ class Engine:
                 self._reading_pool, self._waker, self._cluster, self._shard_tails, scope, keep=self._keep
             )
         self._keep(self._client, self._shared)
-        return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope)
+        return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room)
 
     def _is_left(self, code: int | None, command: bytes) -> bool:
         """Whether the server is to answer a command that we refuse with ``code``: what is not done here works there,

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -43,6 +43,9 @@ from tailrace.tail.tailed_source import TailedSource
 INLINE_BYTES: Final = 1 << 15
 #: One wait of a stream's own read: how long a thread is taken at most before the stream is joined.
 OWN_AWAIT_MS: Final = 100
+#: A stream that reads as much at a time is far behind.
+_AHEAD_BYTES_MIN: Final = 1 << 20
+_AHEAD_MAX: Final = 4
 #: A scope in which nothing ever happens: a stream that waits there keeps the shared reader going.
 _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
@@ -207,13 +210,29 @@ class Reading(ABC):
         """Read no more. Does not wait."""
 
 
+class AheadRoom:
+    """How many streams may hold a batch that was read before they asked for it: each takes up to 16 MB."""
+
+    def __init__(self, streams_max: int = _AHEAD_MAX) -> None:
+        self.free = streams_max
+
+
 class OplogReading(Reading):
-    """The reads over a replica set."""
+    """The reads over a replica set. A stream that is far behind reads a batch while the last one is worked on."""
 
     def __init__(
-        self, pool: Executor, waker: Waker, client: MongoClient[Any], shared: SharedTail, scope: Scope
+        self,
+        pool: Executor,
+        waker: Waker,
+        client: MongoClient[Any],
+        shared: SharedTail,
+        scope: Scope,
+        *,
+        ahead: AheadRoom,
     ) -> None:
         super().__init__(pool, waker)
+        self._ahead_room = ahead
+        self._ahead: Future[OplogBatch] | None = None
         self._source = TailedSource(client, shared, scope)
         self._source.on_ready(self._wake)
         self._scope = scope
@@ -231,26 +250,66 @@ class OplogReading(Reading):
         return OldestEntry(*await in_thread(self.pool, self._source.oldest))
 
     async def _next(self, action: ReadOplog) -> OplogRead:
-        batch = self._source.poll()
+        batch = await self._taken_ahead() if self._ahead is not None else self._source.poll()
         if batch is None:
             if self._batches is None:
                 self._batches = self._source.tail(action.after, await_ms=OWN_AWAIT_MS)
             own: OplogBatch = await in_thread(self.pool, next, self._batches)
             batch = own
+        if len(batch.raw) >= _AHEAD_BYTES_MIN and self._batches is not None and not self._source.is_joined:
+            self._read_ahead(self._batches)
         return OplogRead(batch, not batch.raw, now_ms())
+
+    def _read_ahead(self, batches: Generator[OplogBatch, None, None]) -> None:
+        if self._ahead_room.free > 0:
+            self._ahead_room.free -= 1
+            self._ahead = self.pool.submit(next, batches)
+
+    async def _taken_ahead(self) -> OplogBatch:
+        ahead = self._ahead
+        assert ahead is not None
+        await _ended(ahead)
+        self._forget_ahead()
+        return ahead.result()
+
+    def _forget_ahead(self) -> Future[OplogBatch] | None:
+        ahead, self._ahead = self._ahead, None
+        self._ahead_room.free += ahead is not None
+        return ahead
 
     def _is_joined(self, action: ReadOplog) -> bool:
         return self._source.is_joined
 
     async def _look_up(self, need: Need) -> Any:
+        if self._ahead is not None:  # a source is for one thread at a time
+            await _ended(self._ahead)
         return await in_thread(self.pool, answer_request, need.request, self._source)
 
     def close(self) -> None:
         self._source.interrupt()
         batches, self._batches = self._batches, None
+        ahead = self._forget_ahead()
         if batches is not None:
             with suppress(RuntimeError):  # the pool has ended, and with it every read
-                self.pool.submit(batches.close)
+                self.pool.submit(_close, batches, ahead)
+
+
+def _close(batches: Generator[OplogBatch, None, None], ahead: Future[OplogBatch] | None) -> None:
+    if ahead is not None:
+        wait([ahead])
+    batches.close()
+
+
+async def _ended(work: Future[Any]) -> None:
+    """Wait for work in a thread, whose outcome is looked at elsewhere."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(ended.set)
+
+    work.add_done_callback(tell)
+    await ended.wait()
 
 
 class Keeper:

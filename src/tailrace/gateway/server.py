@@ -17,6 +17,7 @@ from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.process import files_for_connections
 from tailrace.gateway.reading import aside_for
 from tailrace.gateway.upstream import Address, Channel, Upstream
 from tailrace.source.uri import ConnectionString
@@ -59,6 +60,8 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._stopping = False
+        self._files = files_for_connections()
+        self._said_full = False
 
     async def start(self) -> None:
         """Connect to the server, and listen. Raises SourceError if the deployment cannot be read, and SinkError if the
@@ -96,7 +99,7 @@ class Gateway:
         return asyncio.StreamReaderProtocol(reader, self._connected)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopping or len(self._connections) >= self.options.connections_max:
+        if self._stopping or len(self._connections) >= self.options.connections_max or self._files_run_out():
             self.metrics.connections_refused += 1
             writer.close()
             return
@@ -104,6 +107,18 @@ class Gateway:
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _files_run_out(self) -> bool:
+        """Whether another client would take the last open files: who cannot be served is told so at once."""
+        if 2 * len(self._tasks) < self._files:
+            return False
+        used = len(self._tasks) + sum(not connection.is_parked for connection in self._connections)
+        if used + 2 <= self._files:
+            return False
+        if not self._said_full:
+            self._said_full = True
+            _log.warning("clients are refused: the process may open no more files (ulimit -n, LimitNOFILE=)")
+        return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = ClientConnection(

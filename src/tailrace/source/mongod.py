@@ -35,6 +35,8 @@ from tailrace.source.window import Window
 AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
 _AWAIT_MS_MAX: Final = 10_000
+#: PyMongo's flag for an exhaust cursor; none of its cursor types has this beside awaitData.
+_EXHAUST: Final = 64
 _SAME_MEMBER_TRIES: Final = 10
 
 #: Decides what follows a failed command.
@@ -61,6 +63,8 @@ class MongodSource:
     ``retry_seconds``  how long a read is tried again without progress; ``tail`` never gives up once it has begun
     ``waits``          whether that is so where no member can be reached, too: otherwise the client's own patience is
                        all, and the SourceError has the label of what may be resumed
+    ``pushed``         at the end of the oplog the server sends each reply without being asked (an exhaust cursor): less
+                       work on both sides, but the connection is this reader's own
     ``options``        PyMongo's client options, for a URI
 
     Connects at first use; a deployment that cannot be read then is a SourceError. Not for several threads at a time.
@@ -72,8 +76,10 @@ class MongodSource:
         *,
         retry_seconds: float = RETRY_SECONDS,
         waits: bool = True,
+        pushed: bool = False,
         **options: Any,
     ) -> None:
+        self._pushed = pushed
         self._connection = Connection(deployment, retry_seconds=retry_seconds, waits=waits, options=options)
         self._tailing: RawBatchCursor[Any] | None = None
 
@@ -343,6 +349,8 @@ class MongodSource:
             with closing(RawReplyCursor(self._oplog(), query, **options)) as cursor:
                 if await_ms is not None:
                     cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
+                    if self._pushed:
+                        cursor.add_option(_EXHAUST)
                 first: bytes = next(cursor, b"")
                 end = raw_bson.document_end(first) if first else 0
                 if first and entry_time(first) == position.after and position.entry in (None, first[:end]):

@@ -57,7 +57,7 @@ class TailReader:
     """
 
     def __init__(self, client: MongoClient[Any], receiver: Receiver, on_read: Callable[[int], object]) -> None:
-        self.source = MongodSource(client)
+        self.source = MongodSource(client, pushed=True)
         self._receiver = receiver
         self._on_read = on_read
         self._backoff = Backoff(give_up_s=None, wait_s_max=_PAUSE_S)
