@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 import time
 import traceback
 from collections import deque
@@ -87,6 +86,8 @@ _PROBE: Final = bson.encode(
 _log = logging.getLogger("tailrace.gateway")
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
+#: Of our own messages; a connection has one under way at a time.
+_request_ids = itertools.count(1)
 
 
 class ClosedConnection(Exception):  # noqa: N818  no error: one of the two has gone
@@ -518,7 +519,7 @@ class ClientConnection:
 
     @staticmethod
     def _next_id() -> int:
-        return secrets.randbits(31)
+        return next(_request_ids) & 0x7FFFFFFF
 
     async def _drained(self, grace: float | None = None) -> None:
         """``grace``: when a client is too slow for others that wait for the memory of its reply."""

@@ -1,0 +1,79 @@
+"""A stream that is far behind has its next batch read while the last one is worked on: the same events, in order, and
+what was read ahead is given up with the stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pymongo
+import pytest
+from bson.raw_bson import RawBSONDocument
+
+from tailrace.embedded import ReplicaSet
+from tests.gateway.gateways import RunningGateway, running_gateway
+
+pytestmark = pytest.mark.mongod
+
+_LIMIT_S = 90.0
+_DOCUMENTS = 400
+_TEXT = "x" * 100_000  # a reply of the oplog holds 160 of them
+
+
+class Behind(NamedTuple):
+    running: RunningGateway
+    server: str
+    token: Any
+
+
+@pytest.fixture(scope="module")
+def behind(replica_set: ReplicaSet) -> Iterator[Behind]:
+    """A gateway, and a token from before 40 MB of writes."""
+    with pymongo.MongoClient[Any](replica_set.uri) as client, running_gateway(replica_set.uri) as running:
+        database = client.gatewayAhead
+        with database.c.watch() as stream:
+            token = stream.resume_token
+        for begin in range(0, _DOCUMENTS, 50):
+            database.c.insert_many([{"_id": number, "text": _TEXT} for number in range(begin, begin + 50)])
+        database.c.update_many({"_id": {"$gte": _DOCUMENTS - 20}}, {"$set": {"seen": True}})
+        database.c.delete_many({"_id": {"$lt": 20}})
+        yield Behind(running, replica_set.uri, token)
+        client.drop_database("gatewayAhead")
+
+
+def events(uri: str, token: Any, **options: Any) -> list[bytes]:
+    with pymongo.MongoClient[RawBSONDocument](uri, document_class=RawBSONDocument) as client:
+        collection = client.gatewayAhead.c
+        with collection.watch(resume_after=token, full_document="updateLookup", **options) as stream:
+            return [next(stream).raw for _ in range(_DOCUMENTS + 40)]
+
+
+def room(running: RunningGateway) -> int:
+    return running.call(lambda: running.gateway.engine._ahead_room.free)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 7}], ids=["large replies", "small replies"])
+def test_the_events_are_the_server_s(behind: Behind, options: dict[str, Any]) -> None:
+    native = events(behind.server, behind.token, **options)
+    assert events(behind.running.uri(), behind.token, **options) == native
+    until(lambda: room(behind.running) == 4)
+
+
+def test_what_was_read_ahead_is_given_up_with_the_stream(behind: Behind) -> None:
+    with pymongo.MongoClient[Any](behind.running.uri()) as client:
+        streams = [client.gatewayAhead.c.watch(resume_after=behind.token, batch_size=3) for _ in range(6)]
+        for stream in streams:
+            assert next(stream)["operationType"] == "insert"
+        assert room(behind.running) == 0  # and two streams do without
+        for stream in streams:
+            stream.close()
+        until(lambda: room(behind.running) == 4)
+    assert len(events(behind.running.uri(), behind.token)) == _DOCUMENTS + 40
