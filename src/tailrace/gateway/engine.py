@@ -53,6 +53,9 @@ _READ_THREADS: Final = 16
 _LINGER_S: Final = 30.0
 _EXPIRE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
+#: A smaller batch, of some sixteen entries, takes the compiled code longer than the plain stages: what surrounds it is
+#: done for each batch. Most batches of a gateway are one entry.
+_KERNEL_BYTES_MIN: Final = 8_192
 
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
@@ -145,7 +148,7 @@ class Engine:
         profile = profile_for(version)
         self.version = profile.version
         self.clock.operation_time_first = profile.version < (5, 0)
-        self._registry = CursorRegistry(_new_ids(), profile, kernel=kernel_loader.is_ready)
+        self._registry = CursorRegistry(_new_ids(), profile, kernel=_kernel_works_on)
         self._minding = asyncio.create_task(self._mind())
 
     def _connected(self) -> str:
@@ -407,6 +410,10 @@ class _Cursor(NamedTuple):
     namespace: str
     events: int
     code: int | None
+
+
+def _kernel_works_on(size: int) -> bool:
+    return kernel_loader.is_ready(size) and size >= _KERNEL_BYTES_MIN
 
 
 def _cursor_of(reply: bytes) -> _Cursor:
