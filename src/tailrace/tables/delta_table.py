@@ -11,8 +11,10 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +34,11 @@ FILE_BYTES: Final = 256 << 20
 #: A checkpoint of the log each so many versions.
 CHECKPOINT_EVERY: Final = 50
 _NAMESPACE: Final = "tailrace.namespace"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_US, _LAST_US = (
+    (datetime(*day, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+    for day in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999_999))
+)
 _OPEN_MAX: Final = 64
 
 Partition = Mapping[str, str | None]
@@ -122,7 +129,7 @@ class CollectionTable:
         return 0 if self._delta is None else int(self._delta.count())
 
     def files(self) -> Iterator[tuple[str, Partition]]:
-        """The data files of the newest version: path relative to the table, partition values."""
+        """The data files of the newest version: path relative to the table as the log has it, partition values."""
         if self._delta is None:
             return
         for one in pa.table(self._delta.get_add_actions()).to_pylist():
@@ -171,7 +178,8 @@ class CollectionTable:
     def _without(self, path: str, keys: pa.Array, low: bytes, high: bytes) -> pa.Table | None:
         """A file's rows but those with the keys; ``None`` where it has none of them."""
         try:
-            with pq.ParquetFile(self.root / path) as file:
+            # Delta's log has paths as URIs: what deltalake names after a partition's value is escaped in it.
+            with pq.ParquetFile(self.root / unquote(path)) as file:
                 known = self._ranges.setdefault(path, _key_range(file))
                 if known is not None and (known[0] > high or known[1] < low):
                     return None
@@ -188,23 +196,26 @@ class CollectionTable:
         fields = delta_commit.delta_fields(schema.columns)
         if self._delta is None or json.loads(self._delta.schema().to_json())["fields"] != fields:
             table_id = str(uuid.uuid4()) if self._delta is None else str(self._delta.metadata().id)
-            actions.metadata = delta_commit.metadata_action(table_id, fields, self._partition_by, self._configuration())
+            configuration = self._configuration(schema.columns)
+            actions.metadata = delta_commit.metadata_action(table_id, fields, self._partition_by, configuration)
             if self._delta is None:
                 actions.kind = "create"
         with durable.writing(self.root):
             (self.root / "_delta_log").mkdir(parents=True, exist_ok=True)
-        delta_commit.publish(self.root, self.version + 1, self._app, batch, actions)
+        number = self.version + 1
+        delta_commit.publish(self.root, number, self._app, batch, actions)
         if self._delta is None:
             self._delta = DeltaTable(self.root.absolute().as_uri())
         else:
             self._delta.update_incremental()
-        self._seen = self._delta.version()
+        self._seen = number  # another program may have come behind it already
         if self._seen and self._seen % CHECKPOINT_EVERY == 0:
             self._checkpoint()
 
-    def _configuration(self) -> dict[str, str]:
+    def _configuration(self, columns: Sequence[Column]) -> dict[str, str]:
         # deltalake takes a bound that is missing for NULL, and leaves the file out of whatever is filtered by it.
-        stats = {"delta.dataSkippingStatsColumns": ",".join(self._bounds)} if self._bounds else {}
+        bounds = [one.name for one in columns if one.name in self._bounds and _bounded(one.arrow)]
+        stats = {"delta.dataSkippingStatsColumns": ",".join(bounds)} if bounds else {}
         return {
             _NAMESPACE: self.namespace,
             "delta.enableExpiredLogCleanup": "false",
@@ -332,7 +343,7 @@ class _File:
         self._path = root / self._name
         self._partition = partition
         self._schema = schema
-        self._bounds = [name for name in bounds if name in schema.names]
+        self._bounds = [name for name in bounds if name in schema.names and _bounded(schema.field(name).type)]
         self._stats: dict[str, list[Any]] = {name: [None, None, 0] for name in self._bounds}
         self.size = 0
         self._rows = 0
@@ -359,9 +370,7 @@ class _File:
         self._rows += table.num_rows
         for name, found in self._stats.items():
             column = table.column(name)
-            bounds = pc.min_max(column).as_py()
-            for place, choose in ((0, min), (1, max)):
-                value = bounds["min" if place == 0 else "max"]
+            for place, (choose, value) in enumerate(zip((min, max), _least_and_greatest(column), strict=True)):
                 if value is not None:
                     found[place] = value if found[place] is None else choose(found[place], value)
             found[2] += column.null_count
@@ -386,6 +395,30 @@ class _File:
                 "nullCount": {name: found[2] for name, found in self._stats.items()},
             }
         return NewFile(self._name, self._partition, self._path.stat().st_size, self._rows, stats)
+
+
+def _bounded(type_: pa.DataType) -> bool:
+    """Whether a column of that type can have bounds in the log: JSON has no decimals, no bytes, and no infinity."""
+    test = pa.types
+    return bool(
+        test.is_string(type_)
+        or test.is_integer(type_)
+        or test.is_boolean(type_)
+        or test.is_date(type_)
+        or test.is_timestamp(type_)
+    )
+
+
+def _least_and_greatest(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    found = pc.min_max(column)
+    if pa.types.is_timestamp(column.type):
+        # A time that no reader has a literal for counts as the last or the first that there is one for.
+        found = {name: found[name].cast(pa.int64()).as_py() for name in ("min", "max")}
+        return tuple(  # type: ignore[return-value]
+            None if value is None else _EPOCH + timedelta(microseconds=min(max(value, _FIRST_US), _LAST_US))
+            for value in found.values()
+        )
+    return found["min"].as_py(), found["max"].as_py()
 
 
 def _stat(value: Any) -> Any:

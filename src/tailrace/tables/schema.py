@@ -37,6 +37,8 @@ _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _INT32, _INT64, _EXACT = 2**31, 2**63, 2**53
 _MICROSECONDS: Final = (2**63 - 1) // 1000
 _DAY_MS: Final = 86_400_000
+#: The years 1 to 9999: the dates that every reader of Delta knows.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 
 
 class MisfitError(ValueError):
@@ -261,7 +263,7 @@ def _timestamp(value: Any) -> int:
 
 def _date(value: Any) -> int:
     """Days."""
-    if isinstance(value, DatetimeMS) and -(2**31) <= int(value) // _DAY_MS < 2**31:
+    if isinstance(value, DatetimeMS) and _FIRST_DAY <= int(value) // _DAY_MS <= _LAST_DAY:
         return int(value) // _DAY_MS
     raise MisfitError
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from tailrace.errors import UsageError
 from tailrace.tables.names import Selection
 from tailrace.tables.schema import TableSchema
+
+
+#: The types whose values can name a partition: as text each of them is read back by everybody.
+_DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,17 @@ class TableRule:
 
     def __post_init__(self) -> None:
         if self.partition_by or self.z_order:
-            names = {column.name for column in self.schema.columns}
+            names = {column.name: column.type for column in self.schema.columns}
             for name in (*self.partition_by, *self.z_order):
                 if name not in names:
                     raise UsageError(
                         f"'{name}' is no declared column of {self.pattern}", hint="Declare it under columns"
+                    )
+            for name in self.partition_by:
+                if names[name] not in _DIVIDING:
+                    raise UsageError(
+                        f"'{name}' cannot divide {self.pattern}: its type is {names[name]}",
+                        hint=f"Partition by {', '.join(_DIVIDING)}",
                     )
 
 
