@@ -105,7 +105,7 @@ def test_bounds_of_any_type_hide_no_row(tmp_path: Path, type_: str, values: list
 
 
 def _above(name: str, value: Any) -> Any:
-    import pyarrow.dataset as ds  # noqa: PLC0415
+    import pyarrow.dataset as ds
 
     return ds.field(name) > value
 
@@ -122,3 +122,24 @@ def test_types_that_are_no_partitions_are_refused(type_: str) -> None:
     # The page names the types; nothing had held the code to it, and bytes were written as b'...'.
     with pytest.raises(UsageError, match="'c' cannot divide shop"):
         TableRule("shop.*", TableSchema.declared({"c": type_}), partition_by=("c",))
+
+
+def test_a_table_is_written_anew_under_another_declaration(tmp_path: Path) -> None:
+    # Rules had never been changed under a table that was there: its own columns counted, and the partitions of new
+    # files were others than those of the log.
+    before, after = TableSchema.declared({"c": "int"}), TableSchema.declared({"c": "string", "d": "long"})
+    table = CollectionTable(tmp_path / "t", "shop.orders", declared=before.declaration)
+    table.write_whole(batch(0), before, [rows(before, [{"_id": 1, "c": 1}])], "whole")
+    again = CollectionTable(tmp_path / "t", "shop.orders", declared=before.declaration)
+    assert not again.redeclared
+    divided = CollectionTable(tmp_path / "t", "shop.orders", declared=before.declaration, partition_by=("c",))
+    assert divided.redeclared
+    other = CollectionTable(tmp_path / "t", "shop.orders", declared=after.declaration, partition_by=("c",))
+    assert other.redeclared
+    assert other.schema(after) == after
+    other.write_whole(batch(1), after, [rows(after, [{"_id": 1, "c": "one", "d": 5}])], "whole")
+    assert not other.redeclared
+    found = DeltaTable(str(tmp_path / "t"))
+    assert found.metadata().partition_columns == ["c"]
+    assert found.to_pyarrow_table(columns=["c", "d"]).to_pylist() == [{"c": "one", "d": 5}]
+    assert DeltaTable(str(tmp_path / "t"), version=0).to_pyarrow_table(columns=["c"]).to_pylist() == [{"c": 1}]

@@ -100,7 +100,7 @@ def time_of(text: object) -> ClusterTime:
 
 
 def token_of(time: ClusterTime) -> str:
-    """The ``_data`` of a token that a stream can be resumed after, to go on behind ``time``."""
+    """The ``_data`` of a token that a stream can be resumed after, to begin with the changes of ``time``."""
     return str(bson.decode(encode_high_water_mark(int(time)))["_data"])
 
 
@@ -238,7 +238,7 @@ def _commit_info(batch: Batch, actions: Actions) -> dict[str, Any]:
             "engineInfo": f"tailrace/{version()}",
             TIME: time_text(batch.until),
             AFTER: time_text(batch.after),
-            TOKEN: token_of(batch.until),
+            TOKEN: token_of(ClusterTime(batch.until + 1)),
             BATCH: str(batch.number),
             KIND: actions.kind,
             UUID: batch.collection or "",

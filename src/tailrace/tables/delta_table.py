@@ -34,11 +34,11 @@ FILE_BYTES: Final = 256 << 20
 #: A checkpoint of the log each so many versions.
 CHECKPOINT_EVERY: Final = 50
 _NAMESPACE: Final = "tailrace.namespace"
+_DECLARED: Final = "tailrace.declared"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST_US, _LAST_US = (
-    (datetime(*day, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-    for day in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999_999))
-)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _OPEN_MAX: Final = 64
 
 Partition = Mapping[str, str | None]
@@ -56,15 +56,23 @@ class CollectionTable:
 
     ``partition_by``  names of typed columns
     ``bounds``        names of typed columns whose least and greatest value are kept for each file
+    ``declared``      the declaration of the columns (``TableSchema.declaration``), which the table keeps
     """
 
     def __init__(
-        self, root: Path, namespace: str, *, partition_by: Sequence[str] = (), bounds: Sequence[str] = ()
+        self,
+        root: Path,
+        namespace: str,
+        *,
+        partition_by: Sequence[str] = (),
+        bounds: Sequence[str] = (),
+        declared: str | None = None,
     ) -> None:
         self.root = root
         self.namespace = namespace
         self._partition_by = tuple(partition_by)
         self._bounds = tuple(name for name in bounds if name not in partition_by)
+        self._declared = declared
         self._app = f"tailrace/{namespace}"
         self._ranges: dict[str, tuple[bytes, bytes] | None] = {}
         self._seen = -1
@@ -95,11 +103,22 @@ class CollectionTable:
         return -1 if found is None else found
 
     def schema(self, given: TableSchema) -> TableSchema:
-        """The columns that the table has, under the rules given; those that are declared come from the declaration."""
-        if self._delta is None:
+        """The columns that the table has, under the rules given; where it was made from another declaration, those
+        that are given."""
+        if self._delta is None or self.redeclared:
             return given
         fields = json.loads(self._delta.schema().to_json())["fields"]
         return given.with_columns(delta_commit.columns_of(fields))
+
+    @property
+    def redeclared(self) -> bool:
+        """Whether the table was made from another declaration or divided by other columns than are given now."""
+        if self._delta is None or self._declared is None:
+            return False
+        metadata = self._delta.metadata()
+        if tuple(metadata.partition_columns) != self._partition_by:
+            return True
+        return bool(metadata.configuration.get(_DECLARED, self._declared) != self._declared)
 
     def refresh(self) -> None:
         """Look at what the log says now. Raises SinkError where others have changed rows."""
@@ -194,7 +213,7 @@ class CollectionTable:
 
     def _commit(self, batch: Batch, schema: HasColumns, actions: Actions) -> None:
         fields = delta_commit.delta_fields(schema.columns)
-        if self._delta is None or json.loads(self._delta.schema().to_json())["fields"] != fields:
+        if self._delta is None or self.redeclared or json.loads(self._delta.schema().to_json())["fields"] != fields:
             table_id = str(uuid.uuid4()) if self._delta is None else str(self._delta.metadata().id)
             configuration = self._configuration(schema.columns)
             actions.metadata = delta_commit.metadata_action(table_id, fields, self._partition_by, configuration)
@@ -218,6 +237,7 @@ class CollectionTable:
         stats = {"delta.dataSkippingStatsColumns": ",".join(bounds)} if bounds else {}
         return {
             _NAMESPACE: self.namespace,
+            **({} if self._declared is None else {_DECLARED: self._declared}),
             "delta.enableExpiredLogCleanup": "false",
             **(stats or {"delta.dataSkippingNumIndexedCols": "0"}),
         }
@@ -259,6 +279,19 @@ class CollectionTable:
             raise SinkError(f"old versions of {self.root} cannot be taken away: {error}") from error
         self._seen = self._delta.version()
         return list(gone)
+
+
+def tables_in(root: Path) -> dict[str, int]:
+    """The tables in ``root`` that can be read, by namespace, with the last micro-batch that each has taken over."""
+    found = {}
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if not (folder / "_delta_log").is_dir():
+            continue
+        with contextlib.suppress(DeltaError, OSError, ValueError):
+            namespace = DeltaTable(folder.absolute().as_uri()).metadata().configuration.get(_NAMESPACE)
+            if namespace is not None:
+                found[namespace] = CollectionTable(folder, namespace).batch
+    return found
 
 
 _REBUILD: Final = "`tailrace tables rebuild` writes the table anew from its state"
@@ -415,7 +448,7 @@ def _least_and_greatest(column: pa.ChunkedArray) -> tuple[Any, Any]:
         # A time that no reader has a literal for counts as the last or the first that there is one for.
         found = {name: found[name].cast(pa.int64()).as_py() for name in ("min", "max")}
         return tuple(  # type: ignore[return-value]
-            None if value is None else _EPOCH + timedelta(microseconds=min(max(value, _FIRST_US), _LAST_US))
+            None if value is None else _EPOCH + min(max(value, _FIRST_US), _LAST_US) * _MICROSECOND
             for value in found.values()
         )
     return found["min"].as_py(), found["max"].as_py()

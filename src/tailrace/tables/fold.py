@@ -138,6 +138,8 @@ class Fold:
         if code == _UPDATE:
             self._changes.setdefault(place, []).append(change)
         else:
+            # Behind those of an equal number: all changes of a transaction have one time.
+            self._changes.pop(place, None)
             self._changes[place] = [change]
 
     def _command(self, entry: OplogEntry, number: Callable[[], int]) -> None:

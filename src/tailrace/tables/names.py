@@ -17,7 +17,11 @@ from tailrace.oplog.namespace import Scope
 KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
 OURS: Final = (KEY, BSON, JSON, CHANGED)
 
-_SYSTEM: Final = re.compile(r"(admin|config|local)\.|[^.]+\.(system\.|\$|tmp)")
+#: What is the server's own, also the names that it uses in passing: for ``$out``, mapReduce, conversions, renames.
+_SYSTEM: Final = re.compile(
+    r"(admin|config|local)\.|"
+    r"[^.]+\.(system\.|\$|tmp\.(agg_out|mr)\.|tmp[0-9A-Za-z]{5}\.(convertToCapped|renameCollection))"
+)
 _FOLDER_MAX: Final = 200
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-.")
 #: LMDB takes keys of 511 bytes; the collection's number and its own need some of them.

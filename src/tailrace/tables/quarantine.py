@@ -15,7 +15,6 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace.errors import SinkError
-from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables.delta_commit import Batch, token_of
 from tailrace.tables.rows import CLUSTER_TIME, Misfitting, changed_at
 from tailrace.tables.state import TabledCollection
@@ -60,7 +59,7 @@ class Quarantine:
                 "_key": one.document.key,
                 "reason": one.reason,
                 "cluster_time": changed_at(one.document.time) if one.document.time else None,
-                "token": token_of(ClusterTime(one.document.time - 1)) if one.document.time else None,
+                "token": token_of(one.document.time) if one.document.time else None,
                 "_bson": one.document.document,
                 "noticed": now,
             }

@@ -5,6 +5,7 @@ Nothing hangs on them: ``_bson`` holds every document byte for byte. They are th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ _MICROSECONDS: Final = (2**63 - 1) // 1000
 _DAY_MS: Final = 86_400_000
 #: The years 1 to 9999: the dates that every reader of Delta knows.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+
+
+class DocumentMisfitError(SinkError):
+    """A document does not fit its table, and the policy is ``fail``."""
 
 
 class MisfitError(ValueError):
@@ -77,6 +82,11 @@ class TableSchema:
             path = (given[1:-1],) if len(given) > 2 and given[0] == given[-1] == "`" else tuple(given.split("."))
             found.append(Column(free_name("_".join(path), [one.name for one in found]), path, type_.replace(" ", "")))
         return cls(tuple(found), inferred=False, policy=policy)
+
+    @property
+    def declaration(self) -> str:
+        """The columns as a text that tells declarations apart; empty where they are inferred."""
+        return "" if self.inferred else json.dumps([[column.path, column.type] for column in self.columns])
 
     def with_columns(self, columns: Iterable[Column]) -> TableSchema:
         """The same rules with other columns."""
@@ -143,9 +153,9 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
     if misfits and schema.policy == "fail":
         number, why = next(iter(sorted(misfits.items())))
         identifier = (rows[number] or {}).get("_id")
-        raise SinkError(
+        raise DocumentMisfitError(
             f"a document does not fit its table's columns: {why} (_id {str(identifier)[:80]})",
-            hint="Change the declared columns, or the policy onMismatch: widen, evolve or quarantine",
+            hint="Change the document, the declared columns, or the policy onMismatch: widen, evolve or quarantine",
         )
     if schema.policy in ("evolve", "widen"):
         misfits = {}

@@ -11,7 +11,6 @@ from tailrace.errors import UsageError
 from tailrace.tables.names import Selection
 from tailrace.tables.schema import TableSchema
 
-
 #: The types whose values can name a partition: as text each of them is read back by everybody.
 _DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
 

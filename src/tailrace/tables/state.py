@@ -32,6 +32,7 @@ _FORMAT: Final = 1
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
 _POSITION: Final = b"position"
+_SELECTION: Final = b"selection"
 _COLLECTION: Final = b"collection/"
 _TABLE: Final = b"table/"
 
@@ -121,6 +122,11 @@ class TableState:
             raise SinkError(f"{self._path} was written by another version of Tailrace (format {found.get('format')})")
         times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
         return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2])
+
+    def selection(self) -> tuple[str, ...] | None:
+        """The patterns whose collections are there; ``None`` where that is not known."""
+        found = self._read(_SELECTION)
+        return None if found is None else tuple(found["patterns"])
 
     def collections(self) -> list[TabledCollection]:
         """The collections that have tables."""
@@ -248,6 +254,10 @@ class StateTransaction:
         times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
         known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
         self._put(_POSITION, {**known, **times})
+
+    def set_selection(self, patterns: Iterable[str]) -> None:
+        """All collections that these patterns select are there."""
+        self._put(_SELECTION, {"patterns": list(patterns)})
 
     def _put(self, key: bytes, value: Mapping[str, Any]) -> None:
         self._transaction.put(key, json.dumps(value).encode(), db=self._meta)

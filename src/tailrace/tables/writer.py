@@ -13,9 +13,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -30,13 +30,13 @@ from tailrace.snapshot.state import key_ranges
 from tailrace.source.connection import RETRY_SECONDS, open_client
 from tailrace.source.topology import Cluster
 from tailrace.tables.delta_commit import Batch
-from tailrace.tables.delta_table import CollectionTable
+from tailrace.tables.delta_table import CollectionTable, tables_in
 from tailrace.tables.fold import Fold
 from tailrace.tables.names import folder_of, sortable_key
 from tailrace.tables.oplogs import Oplogs
 from tailrace.tables.quarantine import Quarantine
 from tailrace.tables.rows import Misfitting, Rows, chunks, make_rows
-from tailrace.tables.schema import TableSchema
+from tailrace.tables.schema import DocumentMisfitError, TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.state import (
     StateTransaction,
@@ -50,6 +50,8 @@ from tailrace.tables.state import (
 
 STATE: Final = "_tailrace"
 _POLL_S: Final = 0.1
+#: The number of no collection: a table has rows of one that the state does not know.
+_UNKNOWN: Final = 0
 _COPY_BYTES: Final = 32 << 20
 
 _Waiting: TypeAlias = list[tuple[bytes, StoredDocument | None]]
@@ -143,7 +145,15 @@ class TablesWriter:
         if self._state.position() is None:
             self._copy_all()
         self._forget_unselected()
-        self._publish()
+        self._copy_newly_selected()
+        self._note_redeclared()
+        before = self._position().batch
+        try:
+            self._publish()
+        except DocumentMisfitError:
+            self.step(at_once=True)  # what comes next may be the change that mends the document
+            if self._position().batch == before:
+                raise
 
     def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> bool:
         """One micro-batch, if there is anything for one. ``at_once``: also where nothing happened."""
@@ -181,23 +191,49 @@ class TablesWriter:
         """Every selected collection into the state; the position is set at the end, so a crash begins anew."""
         with self._state.writing() as state:
             state.clear_all()
+        start = self._now()
+        copied = self._copy_selected()
+        # Where the state was lost the tables are still there: they begin anew too, and those of what has gone end.
+        held = tables_in(self._settings.root)
+        batch = 1 + max(held.values(), default=-1)
+        hold = self._now()
+        with self._state.writing() as state:
+            for collection in copied:
+                state.set_collection(replace(collection, copied=int(hold)))
+            for namespace in filter(self._selection.has, held):
+                state.set_mark(TableMark(namespace, _UNKNOWN, -1, whole=True))
+            state.set_selection(self._selection.patterns)
+            state.set_position(TablesPosition(batch, start, self._oplogs.members, hold))
+
+    def _copy_newly_selected(self) -> None:
+        """Collections that were there before a pattern was: their past is not in the oplog."""
+        patterns = self._selection.patterns
+        if self._state.selection() == patterns:
+            return
+        copied = self._copy_selected()
+        with self._state.writing() as state:
+            if copied:
+                hold = self._now()
+                for collection in copied:
+                    state.set_collection(replace(collection, copied=int(hold)))
+                state.set_position(replace(self._position(), hold=hold))
+            state.set_selection(patterns)
+
+    def _copy_selected(self) -> list[TabledCollection]:
+        """Copy the selected collections that the state does not have. What they are is for the caller to note."""
         places = places_of(self._oplogs.deployment, RETRY_SECONDS)
-        start = places.now()
+        known = {one.uuid for one in self._state.collections()}
         found = [one for scope in self._selection.scopes for one in places.collections(scope)]
         selected = {one.uuid: one.namespace for one in found if self._selection.has(one.namespace)}
         copied: list[TabledCollection] = []
         for uuid, namespace in selected.items():
+            if uuid.hex() in known:
+                continue
             with self._state.writing() as state:
                 collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
             if self._copy(collection):
                 copied.append(collection)
-        hold = places.now()
-        with self._state.writing() as state:
-            for collection in copied:
-                state.set_collection(
-                    TabledCollection(collection.uuid, collection.number, collection.namespace, int(hold))
-                )
-            state.set_position(TablesPosition(0, start, self._oplogs.members, hold))
+        return copied
 
     def _copy(self, collection: TabledCollection) -> bool:
         """The documents of one collection, in transactions of bounded size. Whether it was there to the end."""
@@ -337,14 +373,12 @@ class TablesWriter:
         """The table anew from the state, once more where a column had to become wider on the way."""
         given = schema or table.schema(self._rule(collection.namespace).schema)
         while True:
-            misfits: list[Misfitting] = []
-            rows = _Widening(given, misfits)
+            rows = _Widening(given, lambda misfits: self._quarantine.add(collection, batch, misfits))
             try:
                 table.write_whole(batch, rows, rows.batches(self._state.documents(collection.number)), "whole")
             except _RetypedError as error:
                 given = error.schema
                 continue
-            self._quarantine.add(collection, batch, misfits)
             return
 
     def _rule(self, namespace: str) -> TableRule:
@@ -355,7 +389,10 @@ class TablesWriter:
         if table is None:
             rule = self._rule(namespace)
             root = self._settings.root / folder_of(namespace)
-            table = CollectionTable(root, namespace, partition_by=rule.partition_by, bounds=rule.z_order)
+            declared = rule.schema.declaration
+            table = CollectionTable(
+                root, namespace, partition_by=rule.partition_by, bounds=rule.z_order, declared=declared
+            )
             self._tables[namespace] = table
         return table
 
@@ -371,6 +408,20 @@ class TablesWriter:
                 table.expire(self._settings.retention_h)
             except TailraceError as error:
                 _log.warning("%s: %s", mark.namespace, error)  # the next turn tries again
+
+    def _note_redeclared(self) -> None:
+        """Tables whose declared columns or partitions are others than before are written anew."""
+        marks = [
+            mark
+            for mark in self._state.marks().values()
+            if mark.collection is not None and self._selection.has(mark.namespace)
+            if self._table(mark.namespace).redeclared and not mark.whole
+        ]
+        if marks:
+            with self._state.writing() as state:
+                for mark in marks:
+                    state.set_mark(replace(mark, whole=True))
+                state.set_position(self._position().next_batch())
 
     def _forget_unselected(self) -> None:
         """Collections that have no rule any more: their tables stay as they are."""
@@ -424,11 +475,12 @@ class _RetypedError(Exception):
 
 
 class _Widening:
-    """A schema that grows while the rows of a whole table are made."""
+    """A schema that grows while the rows of a whole table are made. ``quarantine`` is given the documents that do not
+    fit before the table is committed: a crash in between leaves none of them in neither place."""
 
-    def __init__(self, schema: TableSchema, misfits: list[Misfitting]) -> None:
+    def __init__(self, schema: TableSchema, quarantine: Callable[[Sequence[Misfitting]], None]) -> None:
         self.schema = schema
-        self._misfits = misfits
+        self._quarantine = quarantine
 
     @property
     def columns(self) -> Any:
@@ -436,14 +488,16 @@ class _Widening:
 
     def batches(self, documents: Iterator[StoredDocument]) -> Iterator[pa.RecordBatch]:
         wrote = False
+        misfits: list[Misfitting] = []
         for piece in chunks(documents):
             found: Rows = make_rows(self.schema, piece)
             if found.retyped and wrote:
                 raise _RetypedError(found.schema)
             self.schema = found.schema
-            self._misfits += found.misfits
+            misfits += found.misfits
             wrote = True
             yield found.batch
+        self._quarantine(misfits)
 
 
 def _key_of(document: bytes) -> bytes:
