@@ -7,14 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pymongo import MongoClient
 
 from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables.as_of import as_of
+from tailrace.tables.schema import TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.writer import TablesWriter
 from tests.differential.execute import note
@@ -86,3 +89,51 @@ def test_as_of_equals_what_was_recorded(replica_set: ReplicaSet, tmp_path: Path)
         as_of(tmp_path / "t", "tables_as_of.things", datetime.now(UTC) + timedelta(hours=1))
     with pytest.raises(UsageError, match="no zone"):
         as_of(tmp_path / "t", "tables_as_of.things", datetime.now())
+
+
+def test_as_of_on_the_command_line(replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The command had never been run; a column that became wider, a document in quarantine, and files that have gone
+    # had never been asked for.
+    client: Any = MongoClient(replica_set.uri)
+    collection, strict = client["tables_as_of_cli"]["things"], client["tables_as_of_cli"]["strict"]
+    root = tmp_path / "t"
+    rules = (
+        TableRule("tables_as_of_cli.strict", TableSchema.declared({"n": "int"})),
+        TableRule("tables_as_of_cli.*"),
+    )
+
+    def brought_up() -> None:
+        with TablesWriter(replica_set.uri, TableSettings(root, rules)) as writer:
+            writer.run_to_present()
+
+    def at(time: Any, namespace: str = collection.full_name, *more: str) -> tuple[int, str, str]:
+        status = main(["tables", "as-of", str(root), namespace, f"{time.time},{time.inc}", *more])
+        return status, *capsys.readouterr()
+
+    with client, client.start_session() as session:
+        client.drop_database("tables_as_of_cli")
+        strict.insert_one({"_id": 1, "n": "one"})
+        collection.insert_many([{"_id": 1, "n": 1}, {"_id": 2, "n": 2}])
+        brought_up()
+        collection.update_one({"_id": 2}, {"$set": {"n": "two"}}, session=session)
+        strict.update_one({"_id": 1}, {"$set": {"m": 1}}, session=session)
+        inside = session.operation_time
+        collection.delete_one({"_id": 1})
+        strict.update_one({"_id": 1}, {"$set": {"n": 1}})
+        brought_up()
+        assert at(inside)[0] == 1
+        status, out, err = at(inside, collection.full_name, "--uri", replica_set.uri)
+        assert (status, out.splitlines()) == (0, ['{"_id": 1, "n": 1}', '{"_id": 2, "n": "two"}'])
+        assert "2 rows (version 0, and 1 changes of the oplog)" in err
+        status, _, err = at(inside, strict.full_name, "--uri", replica_set.uri)
+        assert (status, "in quarantine is not in the versions of its table" in err) == (1, True)
+        out_file = str(tmp_path / "rows.parquet")
+        assert at(inside, collection.full_name, "--uri", replica_set.uri, "--out", out_file)[:2] == (0, "")
+        assert pq.read_table(out_file).column("n").to_pylist() == ["1", '"two"']
+        assert main(["tables", "rebuild", str(root), collection.full_name]) == 0
+        brought_up()
+        assert main(["tables", "expire", str(root), "--keep", "0s"]) == 0
+        capsys.readouterr()
+        status, _, err = at(inside, collection.full_name, "--uri", replica_set.uri)
+        assert (status, "tables.retention" in err) == (1, True)
+        client.drop_database("tables_as_of_cli")

@@ -127,7 +127,7 @@ def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
         pq.write_table(found.rows, args.out)
         return 0
     for text in found.rows.column("_json").to_pylist():
-        print(text)
+        print("null" if text is None else text)  # bytes that are no document for the codec: they are in _bson
     return 0
 
 

@@ -8,7 +8,7 @@ exact: then the oplog's entries up to the time, from an archive or the deploymen
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,8 +27,8 @@ from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
 from tailrace.tables import delta_commit
 from tailrace.tables.delta_commit import Stated, columns_of, stated
-from tailrace.tables.fold import Fold
-from tailrace.tables.names import BSON, KEY, Selection, folder_of
+from tailrace.tables.fold import Fold, StateMismatchError
+from tailrace.tables.names import BSON, CHANGED, KEY, Selection, folder_of
 from tailrace.tables.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
 from tailrace.tables.rows import chunks, make_rows
 from tailrace.tables.schema import TableSchema
@@ -91,7 +91,7 @@ def as_of(
     if found is None:
         raise UsageError(
             f"the table of {namespace} knows nothing of {delta_commit.time_text(time)}: {_first(folder)}",
-            hint="Ask for a later time; compaction.retention says how long old versions are kept",
+            hint="Ask for a later time; tables.retention says how long old versions are kept",
         )
     if time > reached and following is None:
         raise UsageError(
@@ -100,7 +100,7 @@ def as_of(
         )
     table = _load(folder, found)
     if following is None or time <= following.after:
-        return AsOf(time, found.version, 0, table.to_pyarrow_table())
+        return AsOf(time, found.version, 0, _rows(table, found))
     members, close = _members(archive, uri, namespace, time, following)
     try:
         return _replayed(table, namespace, (found, following), time, members)
@@ -139,6 +139,18 @@ def _load(folder: Path, wanted: Stated) -> DeltaTable:
         return DeltaTable(folder.absolute().as_uri(), version=wanted.version)
     except (DeltaError, OSError, ValueError) as error:
         raise SinkError(f"version {wanted.version} of {folder} cannot be read: {error}") from error
+
+
+def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
+    """All rows of a version. Its commit may be there longer than its files."""
+    try:
+        return table.to_pyarrow_table()
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise SinkError(
+            f"version {wanted.version} of the table cannot be read, which stands at "
+            f"{delta_commit.time_text(wanted.time)}: {error}",
+            hint="Files that were replaced are kept for tables.retention, or what `tailrace tables expire` leaves",
+        ) from error
 
 
 def _members(
@@ -207,19 +219,53 @@ def _replayed(
             "is not in the oplog",
             hint=f"Ask for {delta_commit.time_text(following.time)} or later",
         )
-    base = table.to_pyarrow_table()
+    base = _rows(table, found)
     keys = pa.array(sorted(fold.keys()), pa.binary())
     touched = pc.is_in(base.column(KEY), value_set=keys)
     known = base.filter(touched)
     overlay = _Overlay(dict(zip(known.column(KEY).to_pylist(), known.column(BSON).to_pylist(), strict=True)))
-    folded = fold.apply(overlay)
+    try:
+        folded = fold.apply(overlay)
+    except StateMismatchError as error:
+        raise SinkError(
+            f"version {found.version} of the table does not hold what was changed before "
+            f"{delta_commit.time_text(time)}: {error.message}",
+            hint="A document that was in quarantine is not in the versions of its table. Ask for "
+            f"{delta_commit.time_text(found.time)}, or {delta_commit.time_text(following.time)} or later",
+        ) from error
     number = next((one.number for one in fold.collections.values() if one.namespace == namespace), None)
-    rows = [base.filter(pc.invert(touched))] if number == _NUMBER else [base.slice(0, 0)]
-    changed = overlay.changed.get(number, {}) if number is not None else {}
+    kept = base.filter(pc.invert(touched)) if number == _NUMBER else base.slice(0, 0)
+    changed = [one for one in overlay.changed.get(number, {}).values() if one is not None] if number is not None else []
     schema = TableSchema(tuple(columns_of(_fields(table))), inferred=True, policy="widen")
-    for piece in chunks(one for one in changed.values() if one is not None):
-        rows.append(pa.Table.from_batches([make_rows(schema, piece).batch]))
-    return AsOf(time, found.version, folded.changes, pa.concat_tables(rows, promote_options="permissive"))
+    return AsOf(time, found.version, folded.changes, _together(kept, changed, schema))
+
+
+def _together(kept: pa.Table, changed: Sequence[StoredDocument], schema: TableSchema) -> pa.Table:
+    """Rows of a version and documents that were changed since; a column becomes wider where one of them asks for it."""
+    rows = [kept]
+    for piece in chunks(changed):
+        made = make_rows(schema, piece)
+        if made.retyped:
+            return _anew(kept, changed, made.schema)
+        rows.append(pa.Table.from_batches([made.batch]))
+    return pa.concat_tables(rows, promote_options="permissive")
+
+
+def _anew(kept: pa.Table, changed: Sequence[StoredDocument], schema: TableSchema) -> pa.Table:
+    documents = [*_stored(kept), *changed]
+    while True:
+        rows = []
+        for piece in chunks(documents):
+            made = make_rows(schema, piece)
+            schema = made.schema
+            rows.append(pa.Table.from_batches([made.batch]))
+        if all(one.schema.equals(rows[-1].schema) for one in rows):
+            return pa.concat_tables(rows)
+
+
+def _stored(rows: pa.Table) -> Iterator[StoredDocument]:
+    for key, time, document in zip(*(rows.column(name).to_pylist() for name in (KEY, CHANGED, BSON)), strict=True):
+        yield StoredDocument(key, ZERO if time is None else ClusterTime.of(time["t"], time["i"]), document)
 
 
 def _fields(table: DeltaTable) -> list[dict[str, Any]]:
