@@ -13,8 +13,8 @@ from tailrace.errors import SinkError
 
 @contextmanager
 def serve_metrics(collector: Collector, host: str, port: int) -> Iterator[str]:
-    """Serve what ``collector`` gives while the block runs; the address. Port 0: one that is free. The collector is
-    asked in a thread of the server's. Raises SinkError if the address cannot be used."""
+    """Serve the statistics of ``collector`` while the block runs, and yield the address. Port 0: a free one. The
+    collector is called in a thread of the server. Raises SinkError if the address cannot be used."""
     registry = CollectorRegistry()
     registry.register(collector)
     try:

@@ -87,7 +87,7 @@ def test_as_of_equals_what_was_recorded(replica_set: ReplicaSet, tmp_path: Path)
         as_of(tmp_path / "t", "tables_as_of.things", ClusterTime(before - (100 << 32)))
     with pytest.raises(UsageError, match="have come to"):
         as_of(tmp_path / "t", "tables_as_of.things", datetime.now(UTC) + timedelta(hours=1))
-    with pytest.raises(UsageError, match="no zone"):
+    with pytest.raises(UsageError, match="no time zone"):
         as_of(tmp_path / "t", "tables_as_of.things", datetime.now())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 _DESCRIPTION = """\
 Start a real MongoDB, run a simulated shop on it, and keep its changes in a lake of Parquet files with Spark. Kill the
 Spark process once in the middle and start it again. At the end compare the lake with the server's own change stream
-over the same time, and the tables with their collections, byte for byte. The exit status is 0 only when there is no
+over the same time, and the tables with their collections, byte for byte. The exit status is 0 only if there is no
 difference and the crash has happened."""
 
 

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         test_commands=args.test_commands,
     )
     if args.metrics is not None:
-        address_of(args.metrics, "--metrics")  # so that nobody connects before it is found wrong
+        address_of(args.metrics, "--metrics")  # checked first: nobody connects if it is wrong
     if args.log != "warnings":
         log_to_standard_error(args.log)
     result = asyncio.run(_serve(find_uri(args.upstream), options, args.metrics))
@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _leave_threads(result: int) -> None:
-    """End the process now if threads still wait for a server that does not answer: Python would wait for them."""
+    """End the process now if threads still wait for a server that does not answer. Otherwise Python would wait for
+    them."""
     limit = time.monotonic() + _THREADS_S
     for thread in threading.enumerate():
         if thread.name.startswith("tailrace-") and not thread.daemon:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def tabling(uri: Any, settings: TableSettings | None, stop: threading.Event, *, once: bool) -> Iterator[None]:
-    """Keep the tables while the body runs, in a thread. Its failure sets ``stop``, and is raised at the end. With
-    ``once`` the tables come up to the time at which the body began."""
+    """Keep the tables up to date in a thread while the body runs. A failure of the thread sets ``stop`` and is raised
+    at the end. With ``once`` the tables reach the time at which the body began."""
     if settings is None:
         yield
         return

@@ -58,7 +58,7 @@ def add_uri_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser, *, more_modes: tuple[str, ...] = ()) -> None:
-    """Add the arguments of a change stream to a command, which knows ``more_modes`` of images than the server."""
+    """Add the arguments of a change stream to a command. ``more_modes``: modes of images that the server lacks."""
     parser.add_argument(
         "namespace", nargs="?", metavar="db[.coll]", help="a database or a collection (default: the whole cluster)"
     )

@@ -1,4 +1,4 @@
-"""``tailrace tables``: write tables without Spark, look at them, ask for the past, and keep them in order."""
+"""``tailrace tables``: write tables without Spark, show their status, read earlier states, and maintain them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.uri import find_uri
 
 _DESCRIPTION = """\
-Tables that equal their collections: for each collection a Delta table, kept by `tailrace run` (the section tables of
-its file) or by `write`. DIR is the directory of the tables.
+Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
+tables of its file) or by `write`. DIR is the directory of the tables.
 
   write URI DIR PATTERN...     copy the collections, then follow them; --once: up to now
   status DIR                   the tables, and the cluster time at which they equal their collections
   as-of DIR NAMESPACE TIME     what a collection held then: TIME is seconds,increment or 2026-11-21T14:00:00Z
   compact DIR [NAMESPACE]      merge small files (--z-order COLUMN: arrange the rows by columns)
-  expire DIR [NAMESPACE]       take away what was replaced longer ago than --keep (default: 7d)
-  rebuild DIR NAMESPACE        let the next run write a table anew, after another program has changed it"""
+  expire DIR [NAMESPACE]       remove files that were replaced longer ago than --keep (default: 7d)
+  rebuild DIR NAMESPACE        let the next run rewrite a table, after another program has changed it"""
 _ACTIONS = ("write", "status", "as-of", "compact", "expire", "rebuild")
 
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument("words", nargs="*", metavar="...", help="what the action needs, in the order above")
-    parser.add_argument("--once", action="store_true", help="with write: end when the present is reached")
+    parser.add_argument("--once", action="store_true", help="with write: end when the tables are up to date")
     parser.add_argument("--archive", type=Path, metavar="DIR", help="with as-of: read entries from this archive")
     parser.add_argument("--uri", metavar="URI", help="with as-of: read entries from the deployment's oplog")
     parser.add_argument("--out", type=Path, metavar="FILE", help="with as-of: write the rows to this Parquet file")
@@ -47,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out. Raises TailraceError."""
+    """Run the command. Raises TailraceError."""
     words: list[str] = args.words
     if args.action == "write":
         return _write(words, once=args.once)
@@ -137,12 +137,12 @@ def _rebuild(root: Path, words: list[str]) -> int:
     if len(words) != 1:
         raise UsageError("tailrace tables rebuild needs directory and namespace")
     mark_for_rebuilding(root, words[0])
-    print(f"{words[0]} is written anew by the next run")
+    print(f"the next run rewrites {words[0]}")
     return 0
 
 
 def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
-    """``compact`` and ``expire``, which need the tables for themselves."""
+    """``compact`` and ``expire``. No writer may run meanwhile."""
     from tailrace.tables.delta_table import CollectionTable  # noqa: PLC0415
     from tailrace.tables.names import folder_of  # noqa: PLC0415
     from tailrace.tables.writer import held_tables  # noqa: PLC0415
@@ -154,7 +154,7 @@ def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
             table = CollectionTable(root / folder_of(namespace), namespace)
             if args.action == "expire":
                 gone = table.expire(parse_duration("--keep", args.keep) / 3600)
-                print(f"{namespace}: {len(gone):,} files went")
+                print(f"{namespace}: {len(gone):,} files removed")
                 continue
             found = table.compact(z_order=args.z_order)
             print(f"{namespace}: {found.get('numFilesRemoved', 0)} files became {found.get('numFilesAdded', 0)}")
@@ -167,7 +167,7 @@ def _moment(text: str) -> datetime | ClusterTime:
     try:
         return time_of(text) if "," in text else datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"'{text}' is no time", hint="Give seconds,increment or 2026-11-21T14:00:00Z") from None
+        raise UsageError(f"'{text}' is not a time", hint="Give seconds,increment or 2026-11-21T14:00:00Z") from None
 
 
 def _stated(time: ClusterTime | None) -> str:

@@ -117,8 +117,8 @@ class _Watchable(Watchable):
         ``batch_size``         how many oplog entries are read at a time (engine "server": events)
         ``collation``          how the stages of ``pipeline`` compare strings; one other than the simple one needs the
                                extra ``icu`` with engine "oplog"
-        ``session``            a session of this client that has not ended. The oplog is read without it, and its
-                               ``operation_time`` follows what was read
+        ``session``            a session of this client that has not ended. The oplog is read without it, but its
+                               ``operation_time`` advances with what was read
 
         The rest is ours, and given by name:
 

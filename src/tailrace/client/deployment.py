@@ -138,7 +138,7 @@ class WatchedDeployment:
     def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:
         if readers.cluster is not None:
             raise refused(
-                "exact images are computed of one replica set", ConfigurationError, "Watch its shards one by one"
+                "exact images are supported for one replica set only", ConfigurationError, "Watch its shards one by one"
             )
         live = MongodSource(readers.client, waits=False)
         try:
@@ -207,8 +207,8 @@ class WatchedDeployment:
 
 
 def check_read_concern(target: Any) -> None:
-    """Raises what the server does where the read concern of what is watched is not majority: ServerError 72, and 9 for
-    a level that there is not."""
+    """Raises the server's error if the read concern of what is watched is not majority: ServerError 72, or 9 for an
+    unknown level."""
     level = None if target is None else target.read_concern.level
     if level in (None, "majority"):
         return

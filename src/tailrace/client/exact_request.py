@@ -1,4 +1,4 @@
-"""What ``watch()`` is asked for where it is asked for exact images."""
+"""The parameters of ``watch()`` when exact images are requested."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pymongo.errors import ConfigurationError
 from tailrace.client.arguments import refused
 from tailrace.client.request import WatchRequest
 
-#: What the stream then does as with the server's images of the other name.
+#: Each mode of exact images, and the server's mode that the stream treats alike.
 _MODES: Final = {"exact": "required", "exactWhenAvailable": "whenAvailable"}
 
 
 def asks_for_exact(request: WatchRequest) -> bool:
-    """Whether a stream is to have exact images."""
+    """Whether exact images are requested for a stream."""
     return request.full_document in _MODES or request.full_document_before_change in _MODES
 
 
 def with_server_names(request: WatchRequest) -> WatchRequest:
-    """The request with the server's words for what a stream does where an image is not known. Raises UsageError where
-    it mixes the server's images with exact ones."""
+    """The request with the server's names of the modes, which say what to do if an image is not known. Raises
+    UsageError if it mixes the server's images with exact ones."""
     after, before = request.full_document, request.full_document_before_change
     if after in ("updateLookup", "whenAvailable", "required") or before in ("whenAvailable", "required"):
         raise refused(
             f"full_document {after!r} and full_document_before_change {before!r} do not go together",
             ConfigurationError,
-            "Ask for exact images in both, or in one of them alone",
+            "Request exact images with both, or with one of them alone",
         )
     return replace(
         request,

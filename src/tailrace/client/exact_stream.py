@@ -20,10 +20,10 @@ from tailrace.source.mongod import MongodSource
 
 
 class ExactChangeStream(OplogChangeStream):
-    """Like its parent, but images come from an ``ExactSource``, of any version of the server."""
+    """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
 
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
-        # Versions before 6.0 refuse images: theirs, not these.
+        # Versions before 6.0 refuse the server's images, but have exact ones.
         plain = replace(options, full_document="default", full_document_before_change="off")
         return replace(build_plan(plain, profile), options=options)
 
@@ -40,7 +40,7 @@ class ExactChangeStream(OplogChangeStream):
 def open_exact(
     live: MongodSource, folder: str | Path | None, request: WatchRequest, profile: ServerProfile | None
 ) -> ExactChangeStream:
-    """A stream with exact images, of a replica set. ``folder`` holds their state."""
+    """Open a stream with exact images over a replica set. ``folder`` holds their state."""
     if folder is None:
         raise refused(
             "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"

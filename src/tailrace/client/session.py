@@ -1,5 +1,5 @@
-"""The caller's session with a stream that is made of the oplog: the oplog is read without it, and a program that uses
-it sees what it would see of the server's stream (rule 15)."""
+"""The caller's session of a stream that is made from the oplog. The oplog is read without it, but a program that uses
+the session sees what it would see with the server's stream (rule 15)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INVALID_OPTIONS: Final = 72
 
 
 class StreamSession:
-    """``session``: PyMongo's of either flavour; ``None``: the stream has one of its own, as it would with PyMongo."""
+    """``session``: PyMongo's, synchronous or asynchronous; ``None``: the stream has one of its own, as with PyMongo."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class StreamSession:
 
     @property
     def time(self) -> ClusterTime | None:
-        """The server would begin no stream of the session before this time; ``None`` where any time will do."""
+        """The server would not begin a stream of the session before this time; ``None``: there is no such limit."""
         session = self._session
         if session is None or not session.options.causal_consistency or session.operation_time is None:
             return None
@@ -58,7 +58,8 @@ class StreamSession:
             )
 
     def check_snapshot(self, server_version: Callable[[], str]) -> None:
-        """Raises what comes of a session for snapshot reads, which no stream is: on 4.4 PyMongo's own refusal."""
+        """Raises the error for a session for snapshot reads, which change streams do not support. On 4.4 it is
+        PyMongo's own."""
         if self._session is not None and self._session.options.snapshot:
             if server_version().startswith("4."):
                 raise refused("Snapshot reads require MongoDB 5.0 or later", ConfigurationError)
@@ -69,7 +70,7 @@ class StreamSession:
             )
 
     def check_get_more(self) -> None:
-        """Raises what the server's getMore answers where a transaction was begun in the session meanwhile."""
+        """Raises what the server's getMore answers if a transaction was begun in the session meanwhile."""
         if self._session is not None and self._session.in_transaction:
             raise ServerError(
                 "a transaction was begun in the stream's session, and the stream cannot be read inside it",
@@ -78,8 +79,8 @@ class StreamSession:
             )
 
     def advance(self, time: ClusterTime, clocks: Iterable[Mapping[str, Any] | None]) -> None:
-        """Everything up to ``time`` was read: what the session reads from now on is not older. ``clocks`` are the
-        ``$clusterTime`` of the replies, as the servers sent them: who asks for a time has to show one."""
+        """Everything up to ``time`` was read, so later reads in the session must not be older. ``clocks``: the
+        ``$clusterTime`` of the replies, as the servers sent them; a read that asks for a time has to send one."""
         if self._session is None:
             return
         known = [clock for clock in clocks if clock is not None]
@@ -90,6 +91,6 @@ class StreamSession:
 
 
 def known_clock(client: Any) -> Mapping[str, Any] | None:
-    """The newest ``$clusterTime`` that a PyMongo client was sent; it has no public name for it."""
+    """The newest ``$clusterTime`` that a PyMongo client was sent. PyMongo has no public attribute for it."""
     found: Mapping[str, Any] | None = client._topology.max_cluster_time()
     return found

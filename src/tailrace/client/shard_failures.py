@@ -90,8 +90,8 @@ class ShardFailures:
 
     @contextmanager
     def looking(self, readers: list[ShardReader]) -> Iterator[None]:
-        """Inside, the caller waits. What somebody has killed while nobody waited is opened again, and nobody hears of
-        it; a pause that is shorter than the wait before it is none."""
+        """The caller waits inside this block. A read that was killed while nobody waited is opened again without an
+        error. A pause between two waits counts as waiting if it is shorter than the wait before it."""
         begun = time.monotonic()
         if begun - self._looked_until >= self._looked_until - self._looked_from:
             for reader in readers:
@@ -102,7 +102,7 @@ class ShardFailures:
             self._looked_from, self._looked_until = begun, time.monotonic()
 
     def _end(self, error: OperationFailure, shard: str) -> NoReturn:
-        """Rule 25: as a mongos passes on what a shard's cursor ends with."""
+        """Rule 25: the stream ends with the error that ended the shard's cursor, as at a mongos."""
         if self._commands is not None:
             self._commands.failed(error)
         message = str((error.details or {}).get("errmsg") or error)

@@ -1,4 +1,4 @@
-"""``rules.forward`` in the server's language: the part of a commit's query that its position must not be behind."""
+"""``rules.forward`` as a query: the part of a commit's filter by which its position must not be behind the record's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.consumer.rules.forward import progress
 
 
 def forward(position: Mapping[str, Any]) -> dict[str, Any]:
-    """Conditions under which a record's position is not further than ``position``."""
+    """Conditions under which a record's position is not ahead of ``position``."""
     new = progress(position)
     if new.generation:
         return {"position.generation": _not_above(Int64(new.generation))}
@@ -27,12 +27,12 @@ def forward(position: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_above(value: object) -> dict[str, Any]:
-    """Holds for values of other types, and where there is none, as well."""
+    """A condition that also holds for values of other types and for a missing field."""
     return {"$not": {"$gt": value}}
 
 
 def _further_copies(at: Timestamp, restarts: int, documents: int) -> list[dict[str, Any]]:
-    """The same snapshot, complete or further."""
+    """The record holds the same snapshot, complete or further advanced."""
     begun, copied = ({"$sum": f"$position.snapshot.collections.{name}"} for name in ("restarts", "documents"))
     further = {
         "$or": [{"$gt": [begun, restarts]}, {"$and": [{"$eq": [begun, restarts]}, {"$gt": [copied, documents]}]}]

@@ -49,10 +49,10 @@ class LeaseStore(Protocol):
         those of ``lease``; OwnerNotUnique where only the version differs."""
 
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
-        """Write ``position`` and hold it for ``seconds``, in one step. Raises as ``refresh``, and writes nothing
-        then. It writes nothing either, and raises LeaseDocumentError, where the record's position is further
-        (``rules.forward``): a commit may be done long after its caller has given it up, and must not undo later
-        ones."""
+        """Write ``position`` and hold the lease for ``seconds``, in one step. Raises what ``refresh`` raises, and
+        then writes nothing. If the record's position is ahead (``rules.forward``), it writes nothing and raises
+        LeaseDocumentError: a commit may be carried out long after its caller has given it up, and must not undo
+        later ones."""
 
     def release(self, lease: Lease) -> bool:
         """Give it back if it is still held: others need not wait. Whether it was; the position and the version stay."""

@@ -50,7 +50,7 @@ def print_summary(result: DemoResult) -> None:
 
 
 def _print_tables(console: Console, result: DemoResult) -> None:
-    """The tables beside their collections, and the query of the past with its answer."""
+    """Print how the tables compare with their collections, and the ``as of`` query with its answer."""
     tables = result.tables
     if tables is None:
         return

@@ -1,4 +1,4 @@
-"""The demo's act on tables: at the end each equals its collection, and one is asked for a time that has gone."""
+"""The demo's act on tables: at the end each equals its collection, and one is asked for an earlier time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class TablesResult:
-    """Rows by table, how many of them differ from the collections, and the query of the past with its answer."""
+    """Rows by table, how many of them differ from the collections, and the ``as of`` query with its answer."""
 
     rows: Mapping[str, int]
     differences: int
@@ -50,7 +50,7 @@ class TablesResult:
 
 
 def record(client: pymongo.MongoClient[dict[str, Any]], database: str, collection: str) -> Recorded:
-    """What a collection holds while nobody writes."""
+    """Record what a collection holds. Nobody may write to it meanwhile."""
     with client.start_session(causal_consistency=True) as session:
         found = frozenset(_documents(client, database, collection, session))
         now = session.operation_time
@@ -59,7 +59,7 @@ def record(client: pymongo.MongoClient[dict[str, Any]], database: str, collectio
 
 
 def wait_for_tables(root: Path, until: Timestamp, patience_s: float, check: Any) -> None:
-    """Until all tables have come to a cluster time. ``check`` raises where their writer has ended."""
+    """Wait until all tables have reached a cluster time. ``check`` raises if their writer has ended."""
     goal = ClusterTime.from_timestamp(until)
     deadline = time.monotonic() + patience_s
     while _stated(root) < goal:
@@ -72,7 +72,7 @@ def wait_for_tables(root: Path, until: Timestamp, patience_s: float, check: Any)
 def compare_tables(
     root: Path, client: pymongo.MongoClient[dict[str, Any]], database: str, recorded: Recorded, uri: str
 ) -> TablesResult:
-    """Each table beside its collection, byte for byte; and one as of the recorded time."""
+    """Compare each table with its collection, byte for byte, and one table as of the recorded time."""
     rows: dict[str, int] = {}
     differences = 0
     for name in sorted(client[database].list_collection_names()):

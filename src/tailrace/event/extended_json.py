@@ -1,7 +1,7 @@
 """BSON types that PyMongo's codec decodes to something else, as the documents that Extended JSON (v2) has for them.
 
 ``bson.decode`` makes a string of a symbol, ``None`` of undefined and a DBRef of a DBPointer, so ``json_util`` cannot
-write them as what they are. VARIANT columns keep them (``variant.py``); with this JSON columns do, in the same form.
+write them with their own types. VARIANT columns keep them (``variant.py``), and with this module JSON columns do too.
 """
 
 from __future__ import annotations

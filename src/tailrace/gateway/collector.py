@@ -1,6 +1,6 @@
 """A gateway's statistics, as Prometheus reads them.
 
-The metrics server reads them in a thread of its own; a number that is one event behind does no harm.
+The metrics server reads them in a thread of its own. A number may be one event behind, which does no harm.
 """
 
 from __future__ import annotations

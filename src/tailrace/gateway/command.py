@@ -140,8 +140,8 @@ def command_of(message: bytes, compressor: str | None) -> ClientCommand | None:
 
 
 def opens_stream(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
-    """Whether an aggregate is a change stream for the engine, which gives those of a server ``version``. An explain is
-    for the server."""
+    """Whether an aggregate is a change stream that the engine opens, with the events of a server ``version``. An
+    explain is for the server."""
     pipeline = raw_bson.find(document, b"pipeline")
     if pipeline is None or pipeline.type != ARRAY:
         return False

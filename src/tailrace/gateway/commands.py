@@ -50,9 +50,9 @@ from tailrace.oplog.namespace import Scope
 _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
 _UUID: Final = 4
-#: A collection that nobody has: what is read there is nothing.
+#: A collection that does not exist, for reads that return nothing.
 _NOWHERE: Final = "tailrace.nowhere"
-#: A client's cluster time that is so many seconds ahead is the server's to judge; it refuses a year.
+#: A client's cluster time that is this many seconds ahead is sent to the server to check; it refuses a year.
 _FAR_S: Final = 86_400
 
 
@@ -151,8 +151,8 @@ class Commands:
         return True
 
     async def _refused_times(self, connection: ClientConnection, command: ClientCommand) -> bytes | None:
-        """The server's error for the cluster times that a command brings, if it has to judge them: one that it may not
-        have reached, for which it waits, or one that is far ahead."""
+        """The server's error for the cluster times of a command, if the server has to check them: a time that it may
+        not have reached, for which it waits, or one that is far ahead."""
         times, known = times_of(command.document), self._engine.clock.time
         is_far = times.cluster.seconds > known.seconds + _FAR_S
         if command.name != b"aggregate" or times.after <= known:
@@ -206,10 +206,10 @@ class Commands:
     async def _refused_get_more(
         self, connection: ClientConnection, stream: ServedStream, identity: Identity, command: ClientCommand
     ) -> bytes | None:
-        """The error reply to a getMore that does not come to its cursor.
+        """The error reply to a getMore that fails before it reaches its cursor.
 
-        Fields that are not as usual are shown to the server, which does not have the cursor: any error but that is its
-        judgement of the fields.
+        A getMore with unusual generic fields is sent to the server, which does not have the cursor. Any error other
+        than CursorNotFound is about these fields.
         """
         document, version = command.document, self._engine.version
         error: UsageError | None = None
@@ -228,7 +228,7 @@ class Commands:
             if error is not None or wanted is None:
                 raise error or InternalError("a command was neither understood nor refused")
             if version < (5, 0) and identity.may_all and wanted.namespace != stream.namespace:
-                return None  # 4.4 looks at this first; whoever carries the command out refuses it
+                return None  # 4.4 checks this first; the code that carries out the command refuses it
             _check_owner(stream, identity, command.session, version)
             _check_use(stream, wanted, document, version)
         except (UsageError, ServerError) as caught:
@@ -267,7 +267,7 @@ class Commands:
         return True
 
     async def _end_sessions(self, connection: ClientConnection, command: ClientCommand) -> None:
-        """Streams of sessions that a client ends are closed soon, as the server does when it next looks."""
+        """Mark the streams of sessions that a client ends. They are closed soon; the server does it at a check."""
         ended = sessions_ended(command.document)
         streams = [one for one in self._engine.streams.values() if one.owner.session in ended]
         if streams:
@@ -292,7 +292,7 @@ def _scope_of(command: ClientCommand) -> Scope:
 
 
 def _with_fields(question: bytes, command: ClientCommand, names: Iterable[bytes]) -> bytes:
-    """A question to the server with some of a command's fields as they came."""
+    """A command to the server with some fields of a client's command, unchanged."""
     found = (raw_bson.find(command.document, name) for name in names)
     return raw_bson.encode_document(
         question[4:-1], *(command.document[each.start : each.end] for each in found if each is not None)
@@ -315,7 +315,7 @@ def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None
 
 
 def _check_use(stream: ServedStream, wanted: GetMoreCommand, document: bytes, version: tuple[int, int]) -> None:
-    """Raise ServerError for a getMore in a transaction, or with API parameters other than its cursor was opened with.
+    """Raise ServerError for a getMore in a transaction, or with API parameters that differ from those of its cursor.
     6.0 compares the namespace before these, older servers afterwards."""
     transaction = transaction_of(document)
     if transaction is not None:

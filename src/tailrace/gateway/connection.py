@@ -64,10 +64,10 @@ _COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
 #: A server's reply may be a little longer than a message to it.
 _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
 
-#: While others wait for memory, a client has to take a large reply at this rate, in bytes a second, after this time.
+#: While others wait for memory, a client has to take a large reply at this rate, in bytes per second, after this time.
 _SLOW_BYTES: Final = 1 << 20
 _SLOW_S: Final = 5.0
-#: Of so many sets of users the rights are remembered.
+#: The rights of at most this many sets of users are remembered.
 _RIGHTS_MAX: Final = 1000
 
 _STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
@@ -86,7 +86,7 @@ _PROBE: Final = bson.encode(
 _log = logging.getLogger("tailrace.gateway")
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
-#: Of our own messages; a connection has one under way at a time.
+#: The request id of our own messages; a connection has one of them under way at a time.
 _request_ids = itertools.count(1)
 
 
@@ -111,7 +111,7 @@ class Surroundings:
     ``answer``        answers such a command; false if the command is the server's
     ``memory``        the bytes that large messages of clients take
     ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
-    ``rights``        what users may do, by the users of a connection, and when the server was asked
+    ``rights``        by the users of a connection: what they may do, and when the server was asked
     """
 
     options: GatewayOptions
@@ -145,7 +145,7 @@ class ClientConnection:
         self._handshake: bytes | None = None
         self._passed = 0
         self._rests = 0
-        #: It does without the connection to the server for the time being.
+        #: The connection to the server is closed for the time being.
         self.is_parked = False
         self._connected_again = asyncio.Event()
         self._identity: Identity | None = None
@@ -253,7 +253,7 @@ class ClientConnection:
         if not self._is_for_us(seen, header.length):
             await self._pass_on(seen, head, header.length, limit)
             return
-        if len(head) == header.length:  # small, as nearly every one is: nothing more to read, and nothing to count
+        if len(head) == header.length:  # small, as most are: nothing more to read or to count
             await self._whole_request(seen, head, head, None, limit)
             return
         async with self._room(header.length, limit):
@@ -416,8 +416,8 @@ class ClientConnection:
     # -- for what answers commands ----------------------------------------------------------------------------------
 
     async def send(self, frame: bytes) -> None:
-        """Send a whole message to the client, as fast as it takes it. A client that is slow with a large one is closed
-        if others wait for the memory that it takes."""
+        """Send a whole message to the client, as fast as the client takes it. The connection of a client that takes a
+        large one too slowly is closed if others wait for the memory."""
         self._shared.metrics.client_bytes_sent += len(frame)
         is_counted = len(frame) >= COUNTED_BYTES_MIN
         grace = time.monotonic() + _SLOW_S + len(frame) / _SLOW_BYTES if is_counted else None
@@ -467,7 +467,7 @@ class ClientConnection:
         if known is not None:
             if known.may_all or time.monotonic() - self._identity_time <= age_seconds:
                 return known
-            # What the same users may do was perhaps asked on another connection since.
+            # Another connection of the same users may have asked since.
             told = self._shared.rights.get(known.users)
             if told is not None and time.monotonic() - told[0] <= age_seconds:
                 self._identity_time, self._identity = told
@@ -489,8 +489,8 @@ class ClientConnection:
     # -- without a connection to the server -------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """A stream's getMore is answered here. From the second one on the server hears nothing of this client, and does
-        without the connection, if that is as good as new: the deployment has no users, and only a hello has passed."""
+        """Called when the gateway answers a stream's getMore. From the second one on the connection to the server is
+        closed if a new one would serve as well: the deployment has no users, and only a hello has passed."""
         self._rests += 1
         is_new = self._handshake is not None and not self._awaited and self._asks_nobody
         if is_new and self._rests > 1 and not self.is_parked and not self._server_left and not self._leaving:
@@ -499,13 +499,13 @@ class ClientConnection:
             self._upstream.writer.close()
 
     async def _connect_again(self) -> None:
-        """Give the client its connection to the server back, if it is without one."""
+        """Connect the client to the server again, if its connection was closed by ``rest``."""
         if not self.is_parked or self._handshake is None:
             return
         address, channel = await self._shared.upstream.connect()
         try:
             if address != self.upstream_address:
-                raise ClosedConnection("another member takes writes now")
+                raise ClosedConnection("another member is primary now")
             channel.writer.write(self._handshake)
             async with asyncio.timeout(self._shared.options.stall_seconds):
                 header = parse_header(await channel.reader.readexactly(HEADER_SIZE), limit=_REPLY_SIZE_MAX)
@@ -522,7 +522,8 @@ class ClientConnection:
         return next(_request_ids) & 0x7FFFFFFF
 
     async def _drained(self, grace: float | None = None) -> None:
-        """``grace``: when a client is too slow for others that wait for the memory of its reply."""
+        """Wait until the client has taken what was sent. ``grace``: the time after which a client counts as too slow if
+        others wait for the memory of its reply."""
         stalled = time.monotonic() + self._shared.options.stall_seconds
         while True:
             if grace is not None and time.monotonic() > grace and self._shared.reply_memory.is_wanted:
@@ -535,7 +536,7 @@ class ClientConnection:
             except TimeoutError:
                 if time.monotonic() >= stalled:
                     break
-        # Closing would wait until the client takes what is left.
+        # A plain close would wait until the client has taken the rest.
         self._client.writer.transport.abort()
         raise ClosedConnection("the client does not take its replies")
 

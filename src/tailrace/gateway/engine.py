@@ -53,14 +53,14 @@ _READ_THREADS: Final = 16
 _LINGER_S: Final = 30.0
 _EXPIRE_S: Final = 10.0
 _CLOSE_S: Final = 2.0
-#: A smaller batch, of some sixteen entries, takes the compiled code longer than the plain stages: what surrounds it is
-#: done for each batch. Most batches of a gateway are one entry.
+#: For a smaller batch, of about sixteen entries, the compiled code takes longer than the plain stages, because of the
+#: fixed work for each batch. Most batches of a gateway have one entry.
 _KERNEL_BYTES_MIN: Final = 8_192
 
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
 _NOT_DONE: Final = 115
-#: The version whose errors we have word for word.
+#: The version whose error messages the engine has word for word.
 _MEASURED: Final = (6, 0)
 
 _log = logging.getLogger("tailrace.gateway")
@@ -84,7 +84,7 @@ class ServedStream:
     ``events``  how many were sent
     ``api``      the API parameters with which it was opened, as text
     ``is_busy``  a command is working on it
-    ``is_ended``  its session has ended, and soon it will
+    ``is_ended``  its session has ended, and it will soon be closed
     """
 
     cursor_id: int
@@ -134,9 +134,9 @@ class Engine:
         self._idle_since: float | None = None
         self._registry: CursorRegistry | None = None
         self._minding: asyncio.Task[None] | None = None
-        #: Told to streams, once the gateway stops.
+        #: The error that streams get once the gateway stops.
         self.stopping: TailraceError | None = None
-        #: Of the server whose streams are given: its major and minor version.
+        #: Major and minor version of the server.
         self.version = _MEASURED
         self.streams: dict[int, ServedStream] = {}
         self.clock = ServerClock()
@@ -162,7 +162,7 @@ class Engine:
     # -- commands ---------------------------------------------------------------------------------------------------
 
     async def aggregate(self, owner: Owner, database: str, command: bytes) -> bytes | None:
-        """Open a stream; the reply without the server's times. ``None``: the server is to answer."""
+        """Open a stream. Returns the reply without the server's times; ``None``: the server is to answer."""
         if len(self.streams) + self._opening >= self._cursors_max:
             return self.refused(
                 ServerError(
@@ -201,7 +201,7 @@ class Engine:
     async def get_more(self, stream: ServedStream, database: str, command: bytes) -> bytes:
         """The next batch of a stream that the caller may read; the reply without the server's times."""
         was_busy, stream.is_busy = stream.is_busy, True
-        if not was_busy:  # or one that was told to hurry would wait on
+        if not was_busy:  # or one that was told to end its wait would wait on
             stream.reading.rest()
         try:
             acting = self._cursors.run(database, command, now_ms())
@@ -265,11 +265,11 @@ class Engine:
             stream.reading.hurry()
 
     def give_up(self) -> None:
-        """What still waits for the server is waited for no longer."""
+        """Stop waiting for threads that still wait for the server."""
         self._reading_pool.given_up = self._work_pool.given_up = True
 
     async def close(self) -> None:
-        """Close everything. Waits for no read that is under way."""
+        """Close everything. Does not wait for reads that are under way."""
         if self._minding is not None:
             self._minding.cancel()
             with suppress(asyncio.CancelledError):
@@ -303,9 +303,9 @@ class Engine:
         return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room)
 
     def _is_left(self, code: int | None, command: bytes) -> bool:
-        """Whether the server is to answer a command that we refuse with ``code``: what is not done here works there,
-        and versions other than the measured one have words of their own. It never gets ``exchange``, which ends the
-        server's process."""
+        """Whether the server is to answer a command that the engine refuses with ``code``: the server supports what the
+        engine does not, and versions other than the measured one word their errors differently. ``exchange`` is never
+        passed on, because it ends the server's process."""
         if code is None or code in RESUMABLE_CODES:
             return False
         exchange = raw_bson.find(command, b"exchange")

@@ -1,7 +1,7 @@
-"""What a command says beside its own fields: its session, API version, times, read preference, transaction. No I/O.
+"""Generic fields of a command: session, API version, cluster times, read preference, transaction. No I/O.
 
-The server checks these before it looks at the command. Those that any driver sends are recognised here; a command with
-others is the server's, or is shown to it first.
+The server checks these before it looks at the command itself. The values that every driver sends are recognised here; a
+command with other values is left to the server, or is sent to it first.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _API: Final = (b"apiVersion", b"apiStrict", b"apiDeprecationErrors")
 
 
 def is_ordinary(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
-    """Whether what a command says beside its own fields is in order and changes nothing here, for a server of
-    ``version``. Everything else is for the server, which checks such fields before it looks at the command."""
+    """Whether the generic fields of a command are valid for a server of ``version`` and make no difference here. Any
+    other command is for the server, which checks such fields before it looks at the command itself."""
     api = set()
     for element in raw_bson.elements(document):
         name = element.name
@@ -49,7 +49,7 @@ def is_ordinary(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
 
 def are_known(document: bytes, options: bytes, version: tuple[int, int]) -> bool:
     """Whether a server of ``version`` knows the ``options`` of a ``$changeStream``; with ``apiStrict``, whether its API
-    has them. If not, it says so in its own words."""
+    has them. If not, the server is to answer."""
     names = {element.name for element in raw_bson.elements(options)}
     strict = raw_bson.find(document, b"apiStrict")
     if strict is not None and raw_bson.value(document, strict) == b"\x01" and not names <= _OF_THE_API:
@@ -64,7 +64,7 @@ def has_plain_session(document: bytes) -> bool:
 
 
 def is_plain_get_more(document: bytes, version: tuple[int, int]) -> bool:
-    """Whether a getMore says nothing that a server of ``version`` might refuse, apart from its own fields' values."""
+    """Whether a getMore has no fields that a server of ``version`` might refuse, apart from its own fields' values."""
     if any(raw_bson.find(document, name) is not None for name in _RARE_IN_A_GET_MORE):
         return False
     size = raw_bson.find(document, b"batchSize") if version < (5, 0) else None
@@ -82,7 +82,7 @@ def transaction_of(document: bytes) -> int | None:
 
 
 def is_plain_kill(document: bytes, version: tuple[int, int]) -> bool:
-    """Whether a killCursors says nothing that the server might refuse."""
+    """Whether a killCursors has no fields that the server might refuse."""
     name = raw_bson.find(document, b"killCursors")
     if name is None or name.type != STRING or not raw_bson.read_string(document, name.value_start):
         return False
@@ -91,10 +91,10 @@ def is_plain_kill(document: bytes, version: tuple[int, int]) -> bool:
 
 
 class Times(NamedTuple):
-    """Cluster times that a command brings; 0 where there is none.
+    """Cluster times of a command; 0 if there is none.
 
-    ``after``    ``readConcern.afterClusterTime``: what the command has to see
-    ``cluster``  ``$clusterTime``: the newest that the client has heard of
+    ``after``    ``readConcern.afterClusterTime``: the command must see everything up to it
+    ``cluster``  ``$clusterTime``: the newest that the client knows
     """
 
     after: ClusterTime
@@ -102,7 +102,7 @@ class Times(NamedTuple):
 
 
 def times_of(document: bytes) -> Times:
-    """Of a command whose fields are ordinary."""
+    """The cluster times of a command whose generic fields are ordinary (``is_ordinary``)."""
     return Times(
         _time_in(document, b"readConcern", b"afterClusterTime"), _time_in(document, b"$clusterTime", b"clusterTime")
     )
@@ -124,7 +124,7 @@ def api_text(document: bytes) -> str:
 
 
 def _is_session(document: bytes, element: Element) -> bool:
-    """``{id: UUID}`` and nothing else: a user may name sessions of others in ``uid`` where the server lets him."""
+    """``{id: UUID}`` and nothing else. With ``uid`` a user can name other users' sessions, if the server allows it."""
     if element.type != OBJECT:
         return element.type == NULL
     inner = raw_bson.value(document, element)
@@ -254,7 +254,7 @@ _OLD_OPTIONS: Final = frozenset(
         b"startAtOperationTime",
     )
 )
-#: Of transactions, of other servers, and of what no change stream takes.
+#: Fields of transactions, fields that servers send to each other, and fields that no change stream accepts.
 _SERVERS_OWN: Final = frozenset(
     (
         b"$audit",

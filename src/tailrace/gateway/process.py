@@ -1,26 +1,26 @@
-"""What a gateway asks of the process that it has to itself."""
+"""Settings of the gateway's process: garbage collection, and the limit of open files."""
 
 from __future__ import annotations
 
 import gc
 import sys
 
-#: Objects made since the last look before garbage is looked for: streams that come and go make cycles, events do not.
+#: Objects allocated between two garbage collections. Streams that open and close make cycles, events do not.
 _GARBAGE_AFTER = (50_000, 20, 50)
-#: Files that are not clients' connections: the engine's own, logs, libraries.
+#: Open files that are not clients' connections: the engine's own, logs, libraries.
 _FILES_RESERVED = 100
 
 
 def settle() -> None:
-    """Take what is loaded by now, all of which stays, out of the search for garbage, and search less often: with
-    thousands of streams the search would cost more than the streams do."""
+    """Exclude what is loaded so far, all of which stays, from garbage collection, and collect less often. With
+    thousands of streams garbage collection would cost more than the streams."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_AFTER)
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the system allows this process at all: clients take two each."""
+    """Raise the limit of open files to the most that the system allows this process. Each client takes two."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415  not on every system
 
@@ -29,11 +29,11 @@ def raise_file_limit() -> None:
             try:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             except (OSError, ValueError):
-                return  # a system that promises more than it gives
+                return  # the system grants less than its hard limit says
 
 
 def files_for_connections() -> int:
-    """How many files connections may take, at both sides together."""
+    """How many open files connections may take, to clients and to the server together."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource  # noqa: PLC0415  not on every system

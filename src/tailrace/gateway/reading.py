@@ -43,13 +43,13 @@ from tailrace.tail.tailed_source import TailedSource
 INLINE_BYTES: Final = 1 << 15
 #: One wait of a stream's own read: how long a thread is taken at most before the stream is joined.
 OWN_AWAIT_MS: Final = 100
-#: A stream that reads as much at a time is far behind.
+#: A stream whose reads return this much is far behind.
 _AHEAD_BYTES_MIN: Final = 1 << 20
 _AHEAD_MAX: Final = 4
 #: A scope in which nothing ever happens: a stream that waits there keeps the shared reader going.
 _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
-#: How often a task that was cancelled looks whether its thread was given up.
+#: How often, in seconds, a cancelled task checks whether its thread was given up.
 _GIVEN_UP_S: Final = 0.2
 
 _log = logging.getLogger("tailrace.gateway")
@@ -68,8 +68,8 @@ class Threads(ThreadPoolExecutor):
 
 
 async def in_thread(pool: Executor | None, work: Callable[..., _T], *args: Any) -> _T:
-    """What ``work`` gives, done in a thread of ``pool``, or of the loop's own pool. A task that is cancelled waits for
-    it to end, unless the pool was given up: what it works on has no other owner until then."""
+    """Run ``work`` in a thread of ``pool``, or of the loop's own pool, and return its result. A task that is cancelled
+    waits for it to end, unless the pool was given up, since nothing else may use what it works on until then."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         return await asyncio.shield(future)
@@ -88,7 +88,7 @@ async def aside(size: int, work: Callable[..., _T], *args: Any) -> _T:
 
 
 async def aside_for(work: Callable[[], object], seconds: float) -> None:
-    """Do ``work`` in a thread that nobody waits for longer than this: the process may end before it."""
+    """Run ``work`` in a daemon thread and wait for it for a limited time only; the process may end before it does."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def run() -> None:
@@ -211,14 +211,15 @@ class Reading(ABC):
 
 
 class AheadRoom:
-    """How many streams may hold a batch that was read before they asked for it: each takes up to 16 MB."""
+    """Limits how many streams may hold a batch that was read before they asked for it. Each takes up to 16 MB."""
 
     def __init__(self, streams_max: int = _AHEAD_MAX) -> None:
         self.free = streams_max
 
 
 class OplogReading(Reading):
-    """The reads over a replica set. A stream that is far behind reads a batch while the last one is worked on."""
+    """The reads over a replica set. For a stream that is far behind, the next batch is read while the last one is
+    processed."""
 
     def __init__(
         self,
@@ -281,7 +282,7 @@ class OplogReading(Reading):
         return self._source.is_joined
 
     async def _look_up(self, need: Need) -> Any:
-        if self._ahead is not None:  # a source is for one thread at a time
+        if self._ahead is not None:  # only one thread at a time may use a source
             await _ended(self._ahead)
         return await in_thread(self.pool, answer_request, need.request, self._source)
 
@@ -301,7 +302,7 @@ def _close(batches: Generator[OplogBatch, None, None], ahead: Future[OplogBatch]
 
 
 async def _ended(work: Future[Any]) -> None:
-    """Wait for work in a thread, whose outcome is looked at elsewhere."""
+    """Wait until work in a thread has ended. Its outcome is handled elsewhere."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(_: Future[Any]) -> None:

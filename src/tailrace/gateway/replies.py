@@ -87,7 +87,7 @@ def is_ok(reply: bytes) -> bool:
 
 
 def code_of(reply: bytes) -> int | None:
-    """An error's code; ``None`` if the reply is no error."""
+    """An error's code; ``None`` if the reply is not an error."""
     code = None if is_ok(reply) else raw_bson.find(reply, b"code")
     return None if code is None or code.type != INT32 else raw_bson.read_int32(reply, code.value_start)
 
@@ -101,7 +101,7 @@ def merged_kills(wanted: list[int], killed: set[int], theirs: bytes | None) -> b
         gone |= {raw_bson.read_int64(array, each.value_start) for each in raw_bson.elements(array)}
     done: list[int] = []
     missing: list[int] = []
-    for one in wanted:  # one that is named twice is not found the second time
+    for one in wanted:  # the server does not find an id the second time
         (done if one in gone else missing).append(one)
         gone.discard(one)
     return kill_reply(done, missing)

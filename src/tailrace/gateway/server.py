@@ -109,7 +109,7 @@ class Gateway:
         task.add_done_callback(self._tasks.discard)
 
     def _files_run_out(self) -> bool:
-        """Whether another client would take the last open files: who cannot be served is told so at once."""
+        """Whether another client would exceed the limit of open files. It is then refused at once."""
         if 2 * len(self._tasks) < self._files:
             return False
         used = len(self._tasks) + sum(not connection.is_parked for connection in self._connections)
@@ -117,7 +117,7 @@ class Gateway:
             return False
         if not self._said_full:
             self._said_full = True
-            _log.warning("clients are refused: the process may open no more files (ulimit -n, LimitNOFILE=)")
+            _log.warning("clients are refused: the limit of open files is reached (ulimit -n, LimitNOFILE=)")
         return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,7 +159,7 @@ class Gateway:
             connection.leave()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=self.options.answer_seconds)
-        # Streams that still wait for the server hear now that they end; what was passed on may take longer.
+        # Streams that still wait for the server are told now that they end. Commands passed on may take longer.
         self.engine.give_up()
         for connection in list(self._connections):
             connection.client_left()

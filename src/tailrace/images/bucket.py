@@ -1,7 +1,7 @@
-"""One bucket of the state of exact images: an LMDB environment with documents, and what undoes the last batches.
+"""One bucket of the image state: an LMDB environment with documents, and the data to undo the last batches.
 
-A batch is one transaction. Beside what it changes stands what was there before, under the batch's number, so that a
-batch that is given again is undone first. Memory holds the keys of one batch; documents stay in the file.
+A batch is one transaction. It also writes the previous values of what it changes, under the batch's number, so that a
+batch that is given again can be undone first. Only the keys of one batch are in memory; documents stay in the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import lmdb
 
 from tailrace.errors import TailraceError
 
-#: The address space that an environment begins with. The file is as long as what was written to it.
+#: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
 _ABSENT: Final = b"\0"
 _PRESENT: Final = b"\1"
@@ -25,16 +25,16 @@ _SEQUENCE: Final = 4
 
 
 class ImageStateError(TailraceError):
-    """The state of exact images cannot be used: its disk is full, its files are damaged, or another process writes it.
+    """The image state cannot be used: its disk is full, its files are damaged, or another process writes it.
 
-    Nothing of the batch is in it then; it goes on from its last batch once the cause is gone.
+    The state then has nothing of the batch. It can continue from its last batch once the cause is removed.
     """
 
 
 class ImageBucket:
     """Documents by key, written by one process at a time. Keys have up to 500 bytes.
 
-    ``directory``  made where it is missing
+    ``directory``  created if it does not exist
     ``map_bytes``  address space at first; it doubles as the documents fill half of it
     """
 
@@ -62,7 +62,7 @@ class ImageBucket:
         except OSError as error:
             raise ImageStateError(
                 f"another process writes the images in {self.directory}",
-                hint="End it, or give this one a directory of its own",
+                hint="Stop it, or give this process a directory of its own",
             ) from error
 
     def _open(self, map_bytes: int) -> Any:
@@ -70,7 +70,7 @@ class ImageBucket:
             env = lmdb.open(str(self.directory), map_size=map_bytes, max_dbs=4, max_readers=64, readahead=False)
             info, page = env.info(), env.stat()["psize"]
             size = (self.directory / "data.mdb").stat().st_size
-            if size < (info["last_pgno"] + 1) * page:  # to read behind the file's end would end the process
+            if size < (info["last_pgno"] + 1) * page:  # a read past the file's end would kill the process
                 env.close()
                 raise lmdb.CorruptedError("the file is shorter than what it says it holds")
             self._documents = env.open_db(b"documents")
@@ -86,7 +86,7 @@ class ImageBucket:
             return ImageStateError(f"the disk of {self.directory} is full", hint="Make room, and start again")
         if isinstance(error, lmdb.MapFullError):
             return ImageStateError(
-                f"a batch is larger than half of what {self.directory} holds", hint="Give less at a time"
+                f"a batch is larger than half of what {self.directory} holds", hint="Use smaller batches"
             )
         return ImageStateError(
             f"the images in {self.directory} cannot be used: {text}",
@@ -94,7 +94,7 @@ class ImageBucket:
         )
 
     def begin(self, batch: int) -> None:
-        """Start batch ``batch``; what was started before and not committed is gone."""
+        """Start batch ``batch``. A batch that was started before and not committed is discarded."""
         self.abort()
         try:
             self._grow()
@@ -111,7 +111,7 @@ class ImageBucket:
             self._env.set_mapsize(2 * info["map_size"])
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The documents, inside a batch as the batch has them; ``None`` for a key that has none."""
+        """The documents; inside a batch, with its changes. ``None`` for a key without a document."""
         try:
             if self._txn is not None:
                 return [self._txn.get(key, db=self._documents) for key in keys]
@@ -121,7 +121,7 @@ class ImageBucket:
             raise self._failed(error) from error
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Keys and their new documents; ``None`` deletes. Inside a batch."""
+        """Write the new documents of keys; ``None`` deletes. Only inside a batch."""
         txn, documents, undo, touched = self._txn, self._documents, self._undo, self._touched
         prefix = self._batch.to_bytes(8, "big")
         try:
@@ -141,7 +141,7 @@ class ImageBucket:
             raise self._failed(error) from error
 
     def commit(self, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> int:
-        """The batch is on disk after this. Gives how many bytes are kept to undo it."""
+        """Commit the batch to disk. Returns how many bytes are kept to undo it."""
         txn, self._txn = self._txn, None
         try:
             self._put_meta(txn, meta)
@@ -160,17 +160,17 @@ class ImageBucket:
 
     @property
     def pending_undo_bytes(self) -> int:
-        """What the batch at hand has put by so far to undo it."""
+        """How many bytes the current batch has kept so far to undo it."""
         return self._undo_bytes
 
     def abort(self) -> None:
-        """Let go of a batch that is not committed."""
+        """Discard a batch that is not committed."""
         if self._txn is not None:
             self._txn.abort()
             self._txn = None
 
     def undo_after(self, batch: int, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
-        """Take back every batch later than ``batch``; ``meta`` as in ``commit``."""
+        """Undo every batch after ``batch``; ``meta`` as in ``commit``."""
         self.abort()
         try:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
@@ -188,7 +188,7 @@ class ImageBucket:
             raise self._failed(error) from error
 
     def forget_until(self, batch: int) -> None:
-        """Batches up to ``batch`` can no longer be undone."""
+        """Delete what is kept to undo the batches up to ``batch``."""
         try:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
                 while cursor.first() and int.from_bytes(cursor.key()[:8], "big") <= batch:
@@ -197,7 +197,7 @@ class ImageBucket:
             raise self._failed(error) from error
 
     def meta(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """What is kept beside the documents, under keys that begin with ``prefix``."""
+        """The metadata under keys that begin with ``prefix``."""
         try:
             with self._env.begin() as txn, txn.cursor(db=self._meta) as cursor:
                 found = cursor.iternext() if cursor.set_range(prefix) else ()
@@ -206,7 +206,7 @@ class ImageBucket:
             raise self._failed(error) from error
 
     def documents(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Every key that begins with ``prefix``, and its document, as of now."""
+        """Every key that begins with ``prefix``, and its current document."""
         with self._env.begin() as txn, txn.cursor(db=self._documents) as cursor:
             if not cursor.set_range(prefix):
                 return
@@ -216,7 +216,7 @@ class ImageBucket:
                 yield key, document
 
     def erase(self, prefix: bytes, limit: int) -> int:
-        """Delete up to ``limit`` documents for good, with no way back; gives how many."""
+        """Delete up to ``limit`` documents; this cannot be undone. Returns how many."""
         count = 0
         try:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._documents) as cursor:
@@ -233,7 +233,7 @@ class ImageBucket:
             return count
 
     def close(self) -> None:
-        """What was not committed is gone. May be called again."""
+        """Close the environment. What was not committed is lost. May be called again."""
         self.abort()
         if self._lock >= 0:
             self._env.close()

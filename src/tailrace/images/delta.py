@@ -1,4 +1,4 @@
-"""One document, one oplog entry, the document after it (``tailrace.oplog.stored_document``), under images' own roof."""
+"""The document after an oplog entry: the public names of ``tailrace.oplog.stored_document`` for exact images."""
 
 from __future__ import annotations
 

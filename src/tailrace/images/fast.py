@@ -1,8 +1,8 @@
-"""The same as ``ImageFolder``, by the batch kernel, for batches that hold inserts, updates and deletes alone.
+"""The work of ``ImageFolder`` in the batch kernel, for batches that hold only inserts, updates and deletes.
 
-The kernel finds the operations of a batch and applies deltas, many at a time; Python looks documents up and puts them
-by. What is anything else (transactions of several entries, commands, deltas of 4.4, an entry that does not fit) is left
-to the plain way, which is the reference.
+The kernel finds the operations of a batch and applies many deltas at a time; Python reads and writes the documents. All
+else (transactions of several entries, commands, deltas of 4.4, an entry that does not fit) is left to the plain code,
+which is the reference.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _key(uuid: bytes, document_key: bytes) -> bytes:
 
 
 def operations_of(raw: bytes, scope: Scope) -> Operations | None:
-    """The operations of a batch; ``None`` where it holds something that the plain way has to do."""
+    """The operations of a batch; ``None`` if it holds something that the plain code has to do."""
     made = transform_batch(raw, KernelSettings(scope=scope, wall_time=False))
     if np.isin(made.kind, (PLAIN, CHAIN_ENTRY, MEMBER_ENTRY)).any():
         return None
@@ -102,7 +102,7 @@ def operations_of(raw: bytes, scope: Scope) -> Operations | None:
 def fold_into(
     operations: Operations, documents: dict[bytes, bytes | None], places: Sequence[int], images: Images
 ) -> None:
-    """Take the operations at ``places`` through ``documents``, in order; ``images`` gets what was there before."""
+    """Apply the operations at ``places`` to ``documents``, in order. ``images`` gets the documents before them."""
     for round_ in _rounds(operations.keys, places):
         updates: list[int] = []
         for place in round_:
@@ -122,7 +122,7 @@ def fold_into(
 
 
 def _rounds(keys: list[bytes], places: Sequence[int]) -> list[list[int]]:
-    """The operations so that no document is twice in a round, each document's in order."""
+    """The operations in rounds: no document is in a round twice, and the operations of a document keep their order."""
     seen: Counter[bytes] = Counter()
     rounds: list[list[int]] = []
     for place in places:
@@ -136,7 +136,7 @@ def _rounds(keys: list[bytes], places: Sequence[int]) -> list[list[int]]:
 
 
 def _update(operations: Operations, documents: dict[bytes, bytes | None], places: list[int]) -> None:
-    """Apply deltas to documents that are there, each to another one."""
+    """Apply deltas to documents that exist, each delta to a different document."""
     keys = [operations.keys[place] for place in places]
     before = [documents[key] or b"" for key in keys]
     sizes = np.fromiter(map(len, before), np.int64, len(before))
@@ -176,7 +176,7 @@ def _update(operations: Operations, documents: dict[bytes, bytes | None], places
 
 
 def share_of(keys: Sequence[bytes], number: int, count: int) -> list[int]:
-    """Which of these documents are those of worker ``number`` among ``count``."""
+    """Which of these documents belong to worker ``number`` of ``count``."""
     if count == 1:
         return list(range(len(keys)))
     return [place for place, key in enumerate(keys) if zlib.crc32(key) % count == number]

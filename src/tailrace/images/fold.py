@@ -1,4 +1,4 @@
-"""Batches of the oplog into the state of images: what each operation found before it, and what it leaves."""
+"""Applies batches of the oplog to the image state: the document before each operation, and the one after it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from tailrace.plan.request import NeedEntries, OplogBatch, PreImageKey
 from tailrace.stage.oplog_match import CRUD, OplogMatch
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
 
-#: Where the entries of a transaction are asked for that came before the batch.
+#: Gets the entries of a transaction that came before the batch, by their cluster times.
 EntriesAt = Callable[[Sequence[ClusterTime]], list[bytes | None]]
 _UUID_SIZE: Final = 16
 
 
 class ImageFolder:
-    """Keeps a state at the end of what was read of one oplog. What a shard's migrations copy and delete is no change.
+    """Keeps a state at the end of what was read of one oplog. Copies and deletes of chunk migrations are not changes.
 
     ``scope``    the state holds the documents of these collections
     ``profile``  the server's, by which it says which entries are transactions
-    ``kernel``   whether compiled code is to be used (``tailrace.images.fast``), asked with each batch's
-                 size in bytes
+    ``kernel``   whether to use compiled code (``tailrace.images.fast``), called with the size of each batch in bytes
     ``share``    (k, n): of n workers, each with a state of its own, this is number k and takes its part of the
                  documents
     """
@@ -54,10 +53,10 @@ class ImageFolder:
         self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=profile.multi_op_is_no_transaction)
 
     def fold(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
-        """Take a batch into the state; its high water is the state's position then. Gives the document before each
-        update, replacement and delete; none where the state does not know it.
+        """Apply a batch to the state, whose position is then the batch's high water. Returns the document before each
+        update, replacement and delete, except for those that the state does not know.
 
-        Raises ImageMismatchError where an entry does not fit the document in the state, which is not changed then.
+        Raises ImageMismatchError if an entry does not fit the document in the state; the state is then unchanged.
         """
         if self._kernel(len(batch.raw)):
             from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
@@ -97,7 +96,7 @@ class ImageFolder:
         return images
 
     def _operations(self, raw: bytes, entries_at: EntriesAt) -> Iterator[OplogEntry]:
-        """The operations in scope, those of transactions where they are committed."""
+        """The operations in scope; those of a transaction come at its commit."""
         entries = []
         for document in raw_bson.split(raw):
             entry = parse_entry(document)
@@ -127,7 +126,7 @@ def _key_of(entry: OplogEntry) -> bytes:
 
 
 def _after(entry: OplogEntry, before: bytes | None) -> bytes | None:
-    """The document after an operation; ``None`` too where it was not known and the operation does not say all of it."""
+    """The document after an operation; also ``None`` if it was not known and the operation does not hold all of it."""
     change = entry.o or b""
     if before is None and entry.operation == "d":
         return None
@@ -142,7 +141,7 @@ def _after(entry: OplogEntry, before: bytes | None) -> bytes | None:
 
 
 def _dropped_by(entry: OplogEntry) -> list[bytes]:
-    """The UUIDs of collections that a command has ended."""
+    """The UUIDs of the collections that a command dropped."""
     fields = entry.command_fields()
     if b"drop" in fields and entry.collection_uuid is not None:
         return [entry.collection_uuid]

@@ -1,4 +1,4 @@
-"""What the ways of taking a batch into the state share: the images that they give, and the error of a wrong state."""
+"""What the plain and the compiled code of folding share: the type of their images, and the error for a wrong state."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Images = dict[PreImageKey, bytes]
 def wrong_state(error: ImageMismatchError, position: str) -> ImageMismatchError:
     """The error for an entry that does not fit the state."""
     return ImageMismatchError(
-        f"the images are not those of the server: {error.message}, at {position}",
-        hint="Seed them again in a new directory",
+        f"the image state does not match the server: {error.message}, at {position}",
+        hint="Seed the images again in a new directory",
     )

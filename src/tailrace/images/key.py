@@ -1,4 +1,4 @@
-"""By what a document is found in the state: its collection's UUID, and its ``_id`` in one form for all equal values."""
+"""The key of a document in the state: its collection's UUID, and its ``_id`` in one form for all equal values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def state_key(uuid: bytes, document: bytes) -> bytes:
 
     ``uuid``  16 bytes
 
-    Values of ``_id`` that the server holds for equal (1 and 1.0) give the same bytes. A collation plays no part: the
-    index on ``_id`` of a collection with one is left to compare, and the oplog names each document by its own value.
+    Values of ``_id`` that the server considers equal (1 and 1.0) give the same bytes. Collations are ignored: the
+    server's index on ``_id`` compares by them, and the oplog names each document by its own value.
     """
     identifier = raw_bson.find(document, b"_id")
     if identifier is None:
-        raise OplogFormatError("a document has no _id to keep its image by")
+        raise OplogFormatError("a document has no _id, so it can have no image")
     type_ = identifier.type
     value = document[identifier.value_start : identifier.end]
     if type_ == OBJECT_ID:
@@ -51,7 +51,7 @@ def _canonical(type_: int, value: bytes) -> bytes:
 
 
 def _whole_number(type_: int, value: bytes) -> int | None:
-    """A number of any type as int64, where it is one."""
+    """A number of any type as int64, if it is a whole number in that range."""
     if type_ in (INT32, INT64):
         return int.from_bytes(value, "little", signed=True)
     if type_ == DOUBLE:

@@ -1,4 +1,4 @@
-"""What was there before the first change, into a new state: all of it as it was at one cluster time."""
+"""Seeds a new image state: copies the documents as they were at one cluster time, before the first change."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tailrace.source.failure import source_error
 
 _RAW: Final[CodecOptions[Any]] = CodecOptions(document_class=RawBSONDocument)
 _DOCUMENTS: Final = 5_000
-#: Batches of a copy that is under way have numbers below this one; no cluster time is as small.
+#: Batches of an unfinished copy have numbers below this one. No cluster time is as small.
 SEED_BATCHES: Final = 1 << 32
 _INTERNAL: Final = frozenset({"admin", "config", "local"})
 
 
 def seed(state: ImageState, client: MongoClient[Any], scope: Scope) -> ClusterTime:
-    """Copy every document of the scope's collections as it is at one cluster time, which becomes the state's position,
-    and is given back. A state that has a part of an earlier copy begins anew.
+    """Copy every document of the scope's collections as it is at one cluster time. This time becomes the state's
+    position and is returned. A state with part of an earlier copy is emptied first.
 
-    The server must keep its history for as long as that takes (``minSnapshotHistoryWindowInSeconds``, 5 minutes by
-    default). Raises SourceError where it does not, and where it is older than 5.0.
+    The server must keep its history for as long as the copy takes (``minSnapshotHistoryWindowInSeconds``, 5 minutes by
+    default). Raises SourceError if it does not, and if it is older than 5.0.
     """
     state.clear()
     try:
@@ -46,8 +46,8 @@ def seed(state: ImageState, client: MongoClient[Any], scope: Scope) -> ClusterTi
             raise SourceError(
                 f"the collections cannot be copied as they were at one time: {error}",
                 code=error.code,
-                hint="Raise minSnapshotHistoryWindowInSeconds, or begin where the collection was empty; before 5.0 the "
-                "server offers no such copy",
+                hint="Raise minSnapshotHistoryWindowInSeconds, or begin at a time when the collection was empty; "
+                "servers before 5.0 have no snapshot reads",
             ) from error
         raise source_error(error, client) from error
     except PyMongoError as error:

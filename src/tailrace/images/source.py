@@ -1,4 +1,4 @@
-"""A source whose pre-images are computed: what it reads passes through the state of images on its way to the stream."""
+"""A source with computed pre-images: what it reads passes through the image state on its way to the stream."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _BATCH_BYTES: Final = 4 << 20
 
 
 class ExactSource:
-    """Another source, but ``pre_images`` are answered from the state in ``directory``, and from nowhere else.
+    """Reads from another source, but answers ``pre_images`` only from the state in ``directory``.
 
     ``source``   reads the oplog of a replica set
-    ``kernel``   whether compiled code is ready to be used
+    ``kernel``   whether the compiled code is ready
     ``scope``    of the stream. A directory belongs to one scope of one replica set, and to one stream at a time
 
-    Raises UsageError for a directory of another scope or deployment, ImageStateError where it cannot be used.
+    Raises UsageError for a directory of another scope or deployment, ImageStateError if it cannot be used.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ExactSource:
 
     @property
     def state(self) -> ImageState:
-        """The state, which is opened where it is not."""
+        """The state; it is opened at first use."""
         if self._state is None:
             self._state = ImageState.open(self._directory)
         return self._state
@@ -70,14 +70,15 @@ class ExactSource:
         self._state = None
         if found not in (None, mine):
             raise UsageError(
-                f"the images in {self._directory} are those of {found.get('scope')} on {found.get('of')}, and the "
+                f"the images in {self._directory} belong to {found.get('scope')} on {found.get('of')}, and the "
                 f"stream is of {self._scope} on {self._source.name}",
                 hint="Give each stream a directory of its own",
             )
 
     def begin(self, after: ClusterTime | None, client: MongoClient[Any]) -> ClusterTime:
-        """Where a stream begins that was to begin behind ``after``, or now (``None``). A new state is brought there:
-        for now it is seeded with what is there, and otherwise it knows the documents alone that come later."""
+        """Where a stream begins that is to begin after ``after``, or now (``None``). The state is brought to this time.
+        A new state is seeded with the current documents if the stream begins now; otherwise it is empty, and knows only
+        documents that are written later."""
         if self.state.position is None or self.state.position < SEED_BATCHES:
             if after is None:
                 return seed(self.state, client, self._scope)
@@ -89,8 +90,8 @@ class ExactSource:
         return self._source.operation_time() if after is None else after
 
     def tail(self, after: ClusterTime, **options: Any) -> Generator[OplogBatch, None, None]:
-        """See OplogSource. The filter is left out, since the state needs every change in scope. The state is open for
-        as long as this is."""
+        """See OplogSource. The filter is not used, since the state needs every change in scope. The state stays open
+        while this runs."""
         options.pop("oplog_filter", None)
         try:
             folder = self._at(after)
@@ -101,7 +102,7 @@ class ExactSource:
             self.release()
 
     def _at(self, after: ClusterTime) -> ImageFolder:
-        """The state brought to ``after``: back by what can be undone, then forward by what the oplog holds."""
+        """Bring the state to ``after``: undo batches first, then apply what the oplog holds."""
         self.state.undo_until(int(after))
         position = self.state.position
         if position is None or position < SEED_BATCHES:
@@ -116,7 +117,7 @@ class ExactSource:
         return folder
 
     def release(self) -> None:
-        """Let go of the state: another stream may use it. May be called again."""
+        """Close the state, so that another stream can use it. May be called again."""
         state, self._state = self._state, None
         if state is not None:
             state.close()

@@ -7,9 +7,9 @@
     state.position                                  # number, once the block has ended without an error
 
 Documents are kept in buckets by their key (``tailrace.images.key.state_key``), each an LMDB environment of its own
-(``tailrace.images.bucket``). The first bucket's transaction is the last of a batch, and holds the position; what other
-buckets have of a later batch is undone when the state is opened. A batch that is given again is undone first, with all
-that came after it, so that whoever reads its documents gets the same answers.
+(``tailrace.images.bucket``). The first bucket is committed last in a batch and holds the position; what other buckets
+have of a later batch is undone when the state is opened. A batch that is given again is undone first, with all later
+ones, so that its reads get the same answers.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _ERASED_AT_A_TIME: Final = 20_000
 
 
 class ImageBatch:
-    """What one batch reads and changes. ``buckets`` are in their transactions."""
+    """Reads and changes of one batch. ``buckets`` are in their transactions."""
 
     def __init__(self, buckets: Sequence[ImageBucket]) -> None:
         self._buckets = buckets
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The documents, changes of this batch among them; ``None`` for a key that has none."""
+        """The documents, with the changes of this batch; ``None`` for a key without a document."""
         if len(self._buckets) == 1:
             return self._buckets[0].get(keys)
         found: list[bytes | None] = [None] * len(keys)
@@ -57,7 +57,7 @@ class ImageBatch:
         return found
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Keys and their new documents, the last of a key counts; ``None`` deletes."""
+        """Write the new documents of keys; ``None`` deletes. If a key comes twice, the last document counts."""
         count = len(self._buckets)
         parts: list[list[tuple[bytes, bytes | None]]] = [[] for _ in range(count)]
         for change in changes:
@@ -67,7 +67,7 @@ class ImageBatch:
                 bucket.put(part)
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        """Keys that are there no longer."""
+        """Delete the documents of keys."""
         self.put((key, None) for key in keys)
 
     def _divided(self, keys: Sequence[bytes]) -> dict[int, list[int]]:
@@ -98,14 +98,14 @@ class ImageState:
         undo_bytes: int = UNDO_BYTES,
         map_bytes: int = MAP_BYTES,
     ) -> Self:
-        """The state in ``directory``, or a new one.
+        """Open the state in ``directory``, or create a new one.
 
-        ``buckets``     of a new state (4 by default); that of an old one is changed by ``rebucket`` alone
-        ``undo_bytes``  batches can be given again as far back as fits in here, two at the least
-        ``map_bytes``   address space of a bucket at first
+        ``buckets``     number of buckets of a new state (4 by default); only ``rebucket`` changes it later
+        ``undo_bytes``  how much is kept to undo batches, in bytes; at least the last two batches can be given again
+        ``map_bytes``   initial address space of a bucket, in bytes
 
-        Raises ImageStateError where another process writes it or its files are damaged, UsageError for ``buckets`` that
-        are not those of the state.
+        Raises ImageStateError if another process writes the state or its files are damaged, and UsageError if
+        ``buckets`` differs from the number of the state.
         """
         path = Path(directory)
         if buckets is not None and not 1 <= buckets <= BUCKETS_MAX:
@@ -122,7 +122,7 @@ class ImageState:
             for number in range(int(count)):
                 opened.append(ImageBucket(folder / f"{number:04d}", map_bytes=map_bytes))
             for other in path.glob("generation-*"):
-                if other != folder:  # what a rebucket that did not come to its end has left
+                if other != folder:  # left by an unfinished rebucket
                     shutil.rmtree(other, ignore_errors=True)
             return cls(path, opened, folder, undo_bytes=undo_bytes)
         except BaseException:
@@ -136,11 +136,11 @@ class ImageState:
 
     @property
     def position(self) -> int | None:
-        """The number of the last batch that is on disk; ``None`` where there is none."""
+        """The number of the last batch on disk; ``None`` if there is none."""
         return self._position
 
     def _recover(self) -> None:
-        """Take back what other buckets have of a batch that the first one does not have."""
+        """Undo what other buckets have of a batch that the first one does not have."""
         found = dict(self._buckets[0].meta(_POSITION))
         self._position = int.from_bytes(found[_POSITION], "big") if found else None
         self._batches = [
@@ -154,19 +154,19 @@ class ImageState:
         self._dropped = [key for key, _ in self._buckets[0].meta(_DROPPED)]
 
     def undo_until(self, batch: int | None) -> None:
-        """Take back every batch later than ``batch``, all of them with ``None``. Raises ImageStateError where one of
-        them can no longer be undone."""
+        """Undo every batch after ``batch``; with ``None``, all of them. Raises ImageStateError if one of them can no
+        longer be undone."""
         if self._position is None or (batch is not None and batch >= self._position):
             return
         if self._floor is not None and (batch is None or batch < self._floor):
             raise ImageStateError(
-                f"the images in {self.directory} can be taken back to {self._floor} and no further, and "
-                f"{'their beginning' if batch is None else batch} is asked for",
+                f"the images in {self.directory} can be taken back to {self._floor} and no further, but "
+                f"{'their beginning' if batch is None else batch} was requested",
                 hint="Seed them again in a new directory, or keep more (undo_bytes)",
             )
         kept = [entry for entry in self._batches if batch is not None and entry[0] <= batch]
         position = kept[-1][0] if kept else self._floor
-        # The position first: what the other buckets have behind it is undone when the state is opened, too.
+        # The position first: opening the state also undoes what the other buckets have after it.
         meta: list[tuple[bytes, bytes | None]]
         meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches[len(kept) :]]
         meta.append((_POSITION, None if position is None else position.to_bytes(8, "big")))
@@ -177,10 +177,10 @@ class ImageState:
 
     @contextmanager
     def batch(self, number: int) -> Iterator[ImageBatch]:
-        """A batch: on disk as a whole when the block ends, and not at all where it raises.
+        """A batch. It is on disk as a whole when the block ends, or not at all if the block raises.
 
-        ``number``  from 0 to 2^64, larger than those before. One that is not is given again: that batch and what came
-                    after it are undone first
+        ``number``  from 0 to 2^64, larger than those before. A smaller or equal one is a batch that is given again:
+                    that batch and all later ones are undone first
         """
         if not 0 <= number < 1 << 64:
             raise UsageError(f"a batch has a number from 0 to 2^64, not {number}")
@@ -203,7 +203,7 @@ class ImageState:
         if earlier:
             return earlier[-1]
         if self._floor is not None and self._floor >= number:
-            return number - 1  # no longer there: undo_until says so
+            return number - 1  # it can no longer be undone: undo_until raises
         return self._floor
 
     def _commit(self, number: int) -> None:
@@ -221,7 +221,7 @@ class ImageState:
         self._batches.append((number, size))
 
     def _trim(self) -> None:
-        """Forget how to undo the oldest batches, down to three quarters of what may be kept."""
+        """Delete the undo data of the oldest batches, down to three quarters of ``undo_bytes``."""
         total = sum(size for _, size in self._batches)
         if total <= self._undo_bytes or len(self._batches) <= _KEPT_BATCHES:
             return
@@ -233,11 +233,11 @@ class ImageState:
         self._erase_dropped()
 
     def settle(self) -> None:
-        """What is in the state now can be undone no longer: nothing goes back behind ``position``."""
+        """Make what is in the state final: nothing before ``position`` can be undone any more."""
         self._forget(len(self._batches))
 
     def _forget(self, count: int) -> None:
-        """Forget how to undo the first ``count`` batches."""
+        """Delete the undo data of the first ``count`` batches."""
         if not count:
             return
         floor = self._batches[count - 1][0]
@@ -251,8 +251,8 @@ class ImageState:
         self._batches, self._floor = self._batches[count:], floor
 
     def drop(self, uuid: bytes) -> None:
-        """A collection is gone, and its UUID never comes again. Its documents go once the batches of now can no longer
-        be undone."""
+        """Drop a collection, whose UUID never comes again. Its documents are deleted once the current batches can no
+        longer be undone."""
         key = _DROPPED + (self._position or 0).to_bytes(8, "big") + uuid
         self._buckets[0].begin(0)
         self._buckets[0].commit([(key, b"")])
@@ -269,7 +269,7 @@ class ImageState:
                 self._dropped.remove(key)
 
     def clear(self) -> None:
-        """Take everything out, with no way back."""
+        """Delete everything; this cannot be undone."""
         first = self._buckets[0]
         meta: list[tuple[bytes, bytes | None]]
         meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches]
@@ -287,7 +287,7 @@ class ImageState:
         return ImageBatch(self._buckets).get(keys)
 
     def documents(self, uuid: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Key and document of all documents, or of one collection's; bucket by bucket, in the order of the keys."""
+        """Keys and documents, of all collections or of one; bucket by bucket, in the order of the keys."""
         for bucket in self._buckets:
             yield from bucket.documents(uuid)
 
@@ -295,10 +295,11 @@ class ImageState:
         return sum(map(len, self._buckets))
 
     def rebucket(self, buckets: int) -> ImageState:
-        """The same documents in another number of buckets; gives the state to go on with, and closes this one.
+        """Write the same documents into another number of buckets. Returns the state to continue with, and closes this
+        one.
 
-        Reads and writes everything once, beside what is there; a crash leaves the old buckets. The batches before it
-        can be undone no longer.
+        Reads and writes everything once, into new buckets; a crash leaves the old ones. Earlier batches can no longer
+        be undone.
         """
         if not 1 <= buckets <= BUCKETS_MAX:
             raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
@@ -336,7 +337,7 @@ class ImageState:
         opened[0].commit(meta)
 
     def close(self) -> None:
-        """A batch that is open is gone. May be called again."""
+        """Close the state. An open batch is discarded. May be called again."""
         for bucket in self._buckets:
             bucket.close()
 
@@ -348,7 +349,7 @@ class ImageState:
 
 
 def _layout(path: Path, buckets: int) -> dict[str, Any]:
-    """The layout that is in ``path``; written where there is none yet."""
+    """The layout in ``path``; written if there is none yet."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

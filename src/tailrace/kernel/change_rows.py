@@ -1,7 +1,7 @@
-"""Where the changes of documents lie in a run of oplog entries: what ``tailrace.tables`` folds by document.
+"""Finds where the changes of documents are in a run of oplog entries, which ``tailrace.tables`` folds by document.
 
-``change_rows`` takes a few tenths of a microsecond for an entry, and looks at the top of it alone. Commands and
-transactions are told by their operation, and left to the plain stages.
+``change_rows`` takes a few tenths of a microsecond for an entry, and looks only at its top-level fields. Commands and
+transactions are recognised by their operation, and left to the plain stages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class ChangeRows(NamedTuple):
-    """``n`` entries of a run, as offsets into it (0 where something is missing).
+    """``n`` entries of a run, as offsets into it (0 for what is missing).
 
     ``start``            where each entry begins (n + 1)
     ``time``             its packed cluster time
@@ -55,8 +55,8 @@ class ChangeRows(NamedTuple):
     ``uuid``             where the collection's 16 bytes are
     ``change_start``, ``change_end``     the document ``o``
     ``key_start``, ``key_end``           the document ``o2``
-    ``migrated``         1 for what only moves a chunk
-    ``id_type``, ``id_start``, ``id_end``  the changed document's ``_id``, out of ``o2`` for an update and ``o`` else
+    ``migrated``         1 for an entry of a chunk migration
+    ``id_type``, ``id_start``, ``id_end``  the changed document's ``_id``: from ``o2`` for an update, otherwise ``o``
     """
 
     start: Ints
@@ -77,7 +77,7 @@ class ChangeRows(NamedTuple):
 
 @inner
 def _find_id(row: int, base: int, start: int, end: int) -> bool:
-    """Note where ``_id`` is in the document [start, end). False where that is no BSON."""
+    """Note where ``_id`` is in the document [start, end). False if that is not valid BSON."""
     element = start + 4
     while element < end - 1:
         name = element + 1
@@ -125,7 +125,7 @@ def _note(row: int, base: int, name: int, size: int, type_: int, value: int, end
 def _make_fill(sources: int) -> Callable[[int, int, int], bool]:
     @entry_point("boolean(int64, int64, int64)")
     def fill(start: int, limit: int, rows: int) -> bool:
-        """Fill a row for each of the documents in [start, limit). False: one of them does not hold together."""
+        """Fill a row for each of the documents in [start, limit). False: one of them is not valid BSON."""
         if sources == 0:
             return False
         pos, row = start, rows
@@ -159,7 +159,7 @@ _fill = _make_fill(fingerprint(__name__))
 
 
 def change_rows(raw: bytes) -> ChangeRows | None:
-    """The rows of a run of entries; ``None`` where one of them is no BSON, of which the plain walk tells more."""
+    """The rows of a run of entries; ``None`` if one of them is not valid BSON. The plain code then says more."""
     buffer = np.frombuffer(raw, np.uint8)
     begin = address(buffer) if raw else 0
     count = count_entries(begin, begin + len(raw))

@@ -70,7 +70,7 @@ class AddImages:
         self._after = FULL_DOCUMENT in looks_up
         self._after_required = options.full_document == "required"
         self._current = options.full_document == "updateLookup"
-        #: Servers without images of their own: what is stored is shown, and not what a server would show.
+        #: For servers without images of their own: the image is the stored document, not what a server would show.
         self._stored = not profile.expanded_events_and_images
         self._by_uuid = profile.looks_up_by_uuid
         self._match_uuid = self._by_uuid or options.match_collection_uuid_for_update_lookup
@@ -238,7 +238,7 @@ def _pre_images(made: KernelBatch, events: Chosen) -> Generator[Request, Answer,
 
 def after_deltas(made: KernelBatch, images: Field, *, stored: bool = False) -> tuple[Field, Chosen]:
     """The post-images of the updates whose pre-images are ``images``; and for which events (bool[m]) there is none,
-    because the delta has an error. ``stored``: as the document is stored; what is rare then has none either."""
+    because the delta has an error. ``stored``: as the document is stored; rare cases then have none either."""
     numbers = np.flatnonzero(images.start >= 0)
     start, end = images.start[numbers], images.end[numbers]
     objects = made.column(event_record.OBJECT)[numbers]

@@ -1,9 +1,9 @@
-"""One document, one oplog entry, the document after it: byte for byte what the server stores.
+"""The document after an oplog entry, byte for byte as the server stores it, from the document before it.
 
-Reads and writes BSON as bytes and does no I/O. ``oplog.update_delta.apply_diff`` is its neighbour with another aim: it
-gives what a server's stream *shows* as a post-image, which in odd cases is not what the collection holds
-(``docs/reference/exact-images.md``). Here an entry that does not fit its document is an error, since then the document
-is not the one that the server had.
+Reads and writes BSON as bytes and does no I/O. ``oplog.update_delta.apply_diff`` has another purpose: it gives what a
+server's stream *shows* as a post-image, which in rare cases differs from what the collection holds
+(``docs/reference/exact-images.md``). Here an entry that does not fit its document is an error, since the document is
+then not the one that the server had.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ID: Final = b"_id"
 class ImageMismatchError(TailraceError):
     """An oplog entry does not fit the document that it is applied to, so this is not the document that the server had.
 
-    The operator seeds the images again; nothing of the entry has been applied.
+    Nothing of the entry has been applied. The operator has to seed the images again.
     """
 
 
@@ -44,13 +44,13 @@ class UnknownDocumentError(ImageMismatchError):
 def apply_entry(document: bytes | None, entry: bytes, *, again: bool = False) -> bytes | None:
     """The document after an oplog entry.
 
-    ``document``  BSON before the entry; ``None`` where there is none
-    ``entry``     BSON of a CRUD entry (``op`` i, u or d), or of such an operation out of an ``applyOps``
-    ``again``     the document may have been through this entry before, and through later ones: fields that are gone or
-                  there already are no error then (oplog entries can be applied again)
+    ``document``  BSON before the entry; ``None`` if there is none
+    ``entry``     BSON of a CRUD entry (``op`` i, u or d), or of such an operation in an ``applyOps``
+    ``again``     this entry, and later ones, may have been applied to the document before: a field that is already gone
+                  or already there is then not an error (oplog entries can be applied again)
 
-    Gives BSON, or ``None`` after a delete. Raises ``UnknownDocumentError`` for a delta without a document,
-    ``ImageMismatchError`` where entry and document do not fit, ``OplogFormatError`` for what is no such entry.
+    Returns BSON, or ``None`` after a delete. Raises ``UnknownDocumentError`` for a delta without a document,
+    ``ImageMismatchError`` if entry and document do not fit, ``OplogFormatError`` for anything else than such an entry.
     """
     fields = first_elements(entry)
     operation, change = fields.get(b"op"), fields.get(b"o")
@@ -85,8 +85,8 @@ def apply_operation(document: bytes | None, operation: bytes, change: bytes, *, 
 
 
 def _stored(document: bytes, before: bytes) -> bytes:
-    """The document as the server stores it: with ``_id`` in front, wherever the update has put it, and with the old one
-    where the update has left it out."""
+    """The document as the server stores it: with ``_id`` first, wherever the update has put it, and with the old
+    ``_id`` if the update has left it out."""
     if document[5:9] == b"_id\0":
         return document
     identifier = raw_bson.find(document, _ID)
@@ -102,8 +102,8 @@ def _stored(document: bytes, before: bytes) -> bytes:
 class Modifiers:
     """The ``$set`` and ``$unset`` of an update in the form of 4.4 (``$v: 1``).
 
-    ``tree``  field name -> the BSON type and value that are set, ``None`` for what is unset, or the same one level
-              deeper; in the order of the entry
+    ``tree``  by field name: the BSON type and value that are set, ``None`` for a field that is unset, or such a tree
+              one level deeper; in the order of the entry
     """
 
     __slots__ = ("tree",)
@@ -143,7 +143,7 @@ Change = Leaf | Tree | None
 
 
 def read_update(change: bytes) -> bytes | Modifiers | Element:
-    """What an update's ``o`` says: a replacement (itself), modifiers, or the element that holds the ``$v: 2`` delta."""
+    """An update's ``o``: a replacement (itself), modifiers, or the element that holds the ``$v: 2`` delta."""
     fields = first_elements(change)
     version = fields.pop(b"$v", None)
     number = 1 if version is None or version.type != INT32 else raw_bson.read_int32(change, version.value_start)
@@ -152,7 +152,7 @@ def read_update(change: bytes) -> bytes | Modifiers | Element:
         if diff is None or diff.type != OBJECT:
             raise OplogFormatError("BSON field 'diff' is missing but a required field", code=40414)
         return diff
-    if _ID in fields:  # so does the server tell a replacement, which may hold any fields
+    if _ID in fields:  # the server recognises a replacement by this; it may hold any fields
         return change
     if number != 1:
         raise OplogFormatError(f"Unsupported or missing oplog version, $v: {number}", code=6741200)
@@ -173,7 +173,8 @@ def _check_depth(depth: int) -> None:
 
 
 def _elements(document: bytes, start: int, changes: Container[bytes]) -> Iterator[Element]:
-    """A document's elements. Of two with one name the server changes the first or both, as it takes them: no guess."""
+    """A document's elements. If two fields have the name of a changed one, that is an error: the server may have
+    changed the first or both."""
     seen: set[bytes] = set()
     for element in raw_bson.elements(document, start):
         if element.name in changes:
@@ -202,7 +203,7 @@ class _New:
             name = element.name
             if name in left:
                 parts.append(self._changed(document, element, left.pop(name), depth))
-            elif name not in inserted:  # one that is there moves to the end: so the server tells a change of order
+            elif name not in inserted:  # an existing field moves to the end: a change of order
                 parts.append(document[element.start : element.end])
         for name, change in left.items():
             if not self._again:
@@ -255,7 +256,7 @@ class _New:
 
 
 def _changes(diff: DocumentDiff) -> dict[bytes, tuple[bool, Element] | None]:
-    """By name: ``None`` for a field that goes, else whether it is changed inside, and the element that says how."""
+    """By name: ``None`` for a deleted field, otherwise whether it is changed inside, and the element that says how."""
     found: dict[bytes, tuple[bool, Element] | None] = dict.fromkeys(diff.deleted)
     found.update((element.name, (False, element)) for element in diff.updated)
     found.update((name, (True, element)) for name, element in diff.sub_diffs)
@@ -318,7 +319,7 @@ class _Old:
         return raw_bson.encode_element(OBJECT, name, value)
 
     def _array(self, document: bytes, start: int, tree: Tree, depth: int) -> bytes:
-        """Unset items are null, and so are those between an array's end and one that is set behind it."""
+        """Unset items are null, and so are items between an array's end and an item that is set beyond it."""
         _check_depth(depth)
         changes = {_item_number(name): change for name, change in tree.items()}
         if len(changes) < len(tree):

@@ -139,8 +139,8 @@ def _may_fail(expression: Expression) -> bool:
 
 
 def _stays(node: tree.Node) -> bool:
-    """Whether the server leaves the node where it is: it moves no test of a whole array, no schema, and nothing that is
-    false of everything."""
+    """Whether the server leaves the node where it is: it does not move tests of a whole array, schemas, and predicates
+    that are always false."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
         return any(map(_stays, node.children))
     if isinstance(node, tree.Not):

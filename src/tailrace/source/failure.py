@@ -77,8 +77,8 @@ def is_transient(error: PyMongoError) -> bool:
 
 
 def is_killed(error: PyMongoError) -> TypeGuard[OperationFailure]:
-    """Whether somebody has ended the operation: by ``killCursors``, by ``killOp``, or with its session. It concerns who
-    waits for it, whose stream is over then; who does not has lost a cursor and gets another one."""
+    """Whether another client has ended the operation: by ``killCursors``, by ``killOp``, or with its session. A stream
+    that waits for the operation ends then; one that does not has only lost a cursor and opens another."""
     return isinstance(error, OperationFailure) and error.code in _KILLED
 
 

@@ -245,7 +245,7 @@ class MongodSource:
                                 position = _Position(seen, None, reached=True)
                             yield OplogBatch(b"", position.after)
             except _AnotherPrimary:
-                continue  # nothing has failed, and nobody is told
+                continue  # not a failure, and not reported
             except PyMongoError as error:
                 self._after(error, backoff, on_error)
                 yield OplogBatch(b"", after if position is None else position.after)

@@ -30,8 +30,8 @@ class RawReplyCursor(RawBatchCursor[Any]):
         self._max_await_time_ms = milliseconds
 
     def _send_message(self, operation: Any) -> None:
-        # PyMongo takes 43, 175 and 237 of a tailable cursor for an end of the data, and hides them. Here who reads is
-        # told; the command says by itself that the cursor is tailable.
+        # PyMongo treats 43, 175 and 237 of a tailable cursor as the end of the data, and hides them. Here the caller
+        # gets the error; the command itself says that the cursor is tailable.
         flags, self._query_flags = self._query_flags, 0
         try:
             super()._send_message(operation)

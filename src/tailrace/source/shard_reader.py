@@ -53,7 +53,7 @@ class ShardReader:
         self.failed: PyMongoError | None = None
         self.failed_as: TailraceError | None = None
         self.failed_in_a_row = 0
-        #: Somebody has ended a read on the server; until the stream has looked at it.
+        #: Another client has killed a read on the server, and the stream has not seen this yet.
         self.killed: OperationFailure | None = None
         #: When entries last came, by the monotonic clock.
         self.last_entry_s = 0.0

@@ -39,7 +39,7 @@ class AddPostImage(ShardStage):
         )
 
     def __init__(self, options: StreamOptions, *, looks_up_by_uuid: bool = False, shows_stored: bool = False) -> None:
-        # Of servers without images of their own (exact images): what is stored, by entries of the old form too.
+        # For servers without images of their own (exact images): the stored document, from entries of the old form too.
         self._shows_stored = shows_stored
         self._looks_up = options.full_document == "updateLookup"
         self._required = options.full_document == "required"

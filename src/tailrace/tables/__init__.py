@@ -1,1 +1,1 @@
-"""Tables of what is: for each collection a Delta table that equals it at a stated cluster time."""
+"""Current-state tables: for each collection a Delta table that equals it at a stated cluster time."""

@@ -1,8 +1,8 @@
-"""What a collection held at a cluster time, or at a moment of the clock: exact, or a refusal.
+"""What a collection held at a cluster time, or at a wall-clock time. The answer is exact, or an error.
 
-A version of the table is the collection at the time that its commit states, and at every time from there up to the
-beginning of the next micro-batch that changed it. Between the beginning and the end of a micro-batch no version is
-exact: then the oplog's entries up to the time, from an archive or the deployment, are applied to the version before.
+A version of the table equals the collection at the time that its commit states, and at every time from there up to the
+start of the next micro-batch that changed it. Between the start and the end of a micro-batch no version is exact. For a
+time in between, the oplog's entries up to it, from an archive or the deployment, are applied to the version before.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class AsOf:
 
 
 def cluster_time_at(moment: datetime | ClusterTime) -> ClusterTime:
-    """The last cluster time of the second of a moment: cluster time counts whole seconds of the servers' clocks.
-    Raises UsageError for a time without a zone."""
+    """The last cluster time in the second of ``moment``, since cluster time counts whole seconds of the servers'
+    clocks. Raises UsageError for a time without a zone."""
     if isinstance(moment, ClusterTime):
         return moment
     if moment.tzinfo is None:
-        raise UsageError("the time has no zone", hint="Give one: 2026-11-21T14:00:00Z")
+        raise UsageError("the time has no time zone", hint="Add one: 2026-11-21T14:00:00Z")
     return ClusterTime.of(int(moment.timestamp()), _LAST_INCREMENT)
 
 
@@ -79,8 +79,8 @@ def as_of(
                           lies inside a micro-batch: an archive's directory, or the deployment as far as its oplog
                           reaches
 
-    Raises UsageError where the moment lies outside what the table knows, or inside a micro-batch with neither given;
-    ChangeStreamHistoryLost (286) where the entries are no longer there.
+    Raises UsageError if the moment lies outside the times that the table covers, or inside a micro-batch with neither
+    given; ChangeStreamHistoryLost (286) if the entries no longer exist.
     """
     time = cluster_time_at(moment)
     folder = root / folder_of(namespace)
@@ -95,7 +95,7 @@ def as_of(
         )
     if time > reached and following is None:
         raise UsageError(
-            f"the tables in {root} have come to {delta_commit.time_text(reached)} only, and "
+            f"the tables in {root} have come to {delta_commit.time_text(reached)} only, but "
             f"{delta_commit.time_text(time)} was asked for"
         )
     table = _load(folder, found)
@@ -109,7 +109,7 @@ def as_of(
 
 
 def _around(folder: Path, time: ClusterTime) -> tuple[Stated | None, Stated | None]:
-    """The newest of our versions at or before ``time``, and the first one behind it."""
+    """The newest of our versions at or before ``time``, and the first one after it."""
     following = None
     for one in stated(folder):
         if one.time <= time:
@@ -166,7 +166,7 @@ def _members(
         raise UsageError(
             f"{delta_commit.time_text(time)} lies inside a micro-batch of {namespace}: between "
             f"{delta_commit.time_text(following.after)} and {delta_commit.time_text(following.time)}",
-            hint="Give the archive, or the URI of the deployment, whose oplog leads there from the version before",
+            hint="Give an archive, or the URI of the deployment, with the oplog entries since the version before",
         )
     client = open_client(uri)
     cluster = Cluster.discover(client, uri, {})
@@ -174,7 +174,7 @@ def _members(
 
 
 class _Overlay:
-    """Documents as a version of a table has them, and what was changed since."""
+    """The documents of a version of a table, and what was changed since."""
 
     def __init__(self, known: Mapping[bytes, bytes]) -> None:
         self._known = known
@@ -194,13 +194,13 @@ class _Overlay:
         self.changed.setdefault(number, {})[key] = None
 
     def forget(self, collection: TabledCollection) -> None:
-        """Its rows are left out by whoever asks for another collection's."""
+        """Nothing to do: the caller leaves out the rows of other collections."""
 
 
 def _replayed(
     table: DeltaTable, namespace: str, around: tuple[Stated, Stated], time: ClusterTime, members: Sequence[OplogMember]
 ) -> AsOf:
-    """The version before ``time`` after the changes of the micro-batch that follows, up to ``time``."""
+    """The version before ``time``, with the changes of the following micro-batch up to ``time``."""
     found, following = around
     uuid = bytes.fromhex(found.collection) if found.collection else None
     collections = {} if uuid is None else {uuid: TabledCollection(uuid.hex(), _NUMBER, namespace)}

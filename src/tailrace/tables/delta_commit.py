@@ -1,12 +1,12 @@
-"""A table's commits: Delta's transaction log, with the cluster time that each of them states.
+"""A table's commits: Delta's transaction log, with the cluster time that each commit states.
 
-A commit is published under a number that nobody has used, whole and on the device: two writers cannot both have it.
-What is ours in ``commitInfo`` are plain texts, which ``DeltaTable.history()`` shows:
+A commit is published as a whole, on the device, under an unused number, so two writers cannot both publish it. Our keys
+in ``commitInfo`` are strings, which ``DeltaTable.history()`` shows:
 
 ``tailrace.clusterTime``  the table equals its collection at this cluster time, ``seconds,increment``
-``tailrace.after``        and the version before equals it at every time from its own up to this one
-``tailrace.token``        a stream that is resumed after this token goes on where the table stands
-``tailrace.batch``        the micro-batch, also the application transaction's version
+``tailrace.after``        the version before equals the collection at every time from its own up to this one
+``tailrace.token``        a stream that is resumed after this token continues at the table's cluster time
+``tailrace.batch``        the micro-batch; also the version of the application transaction
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TIME_TYPE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a commit of ours says of itself. ``kind``: create, changes, whole, drop."""
+    """What one of our commits states. ``kind``: create, changes, whole, drop."""
 
     version: int
     time: ClusterTime
@@ -59,7 +59,7 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A data file that is on the device: path relative to the table, partition values, and its size."""
+    """A data file on the device: path relative to the table, partition values, and size in bytes."""
 
     path: str
     partition: Mapping[str, str | None]
@@ -94,13 +94,13 @@ def time_text(time: ClusterTime) -> str:
 
 
 def time_of(text: object) -> ClusterTime:
-    """A cluster time out of ``seconds,increment``. Raises ValueError."""
+    """The cluster time of ``seconds,increment``. Raises ValueError."""
     seconds, _, increment = str(text).partition(",")
     return ClusterTime.of(int(seconds), int(increment))
 
 
 def token_of(time: ClusterTime) -> str:
-    """The ``_data`` of a token that a stream can be resumed after, to begin with the changes of ``time``."""
+    """The ``_data`` of a token; a stream that is resumed after it begins with the changes of ``time``."""
     return str(bson.decode(encode_high_water_mark(int(time)))["_data"])
 
 
@@ -129,7 +129,7 @@ def delta_fields(columns: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def columns_of(fields: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """The typed columns out of the fields of a table's schema."""
+    """The typed columns, from the fields of a table's schema."""
     return [
         Column(one["name"], tuple(json.loads(one["metadata"][PATH])), one["metadata"][TYPE])
         for one in fields
@@ -154,7 +154,7 @@ def metadata_action(
 
 
 def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions) -> None:
-    """Make ``actions`` version ``number`` of the table at ``root``. Raises SinkError where another has that version."""
+    """Publish ``actions`` as version ``number`` of the table at ``root``. Raises SinkError if that version exists."""
     lines = [_commit_info(batch, actions)]
     if number == 0:
         lines.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
@@ -173,15 +173,15 @@ def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions) -
 
 
 def changed_by_others(root: Path, number: int) -> SinkError:
-    """The table has a version that we have not written."""
+    """The error for a table with a version that another program has written."""
     return SinkError(
         f"another program has changed the table {root} (version {number})",
-        hint="A table has one writer. `tailrace tables rebuild` writes it anew from its state",
+        hint="A table has one writer. `tailrace tables rebuild` lets the next run rewrite it",
     )
 
 
 def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
-    """The actions of a version; FileNotFoundError where its file has gone."""
+    """The actions of a version. Raises FileNotFoundError if its file no longer exists."""
     path = root / "_delta_log" / f"{number:020d}.json"
     content = path.read_text(encoding="utf-8")
     try:
@@ -199,7 +199,7 @@ def versions(root: Path) -> list[int]:
 
 
 def stated(root: Path) -> Iterator[Stated]:
-    """What our commits say, newest first."""
+    """What our commits state, newest first."""
     for number in reversed(versions(root)):
         try:
             found = statement(actions_of(root, number), number)
@@ -210,7 +210,7 @@ def stated(root: Path) -> Iterator[Stated]:
 
 
 def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | None:
-    """What a commit says of itself; ``None`` for one that is not ours."""
+    """What a commit states; ``None`` for one that is not ours."""
     info: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
     if TIME not in info:
         return None
@@ -223,7 +223,7 @@ def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | Non
 
 
 def changes_data(actions: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a commit changes rows, and does not only arrange them in other files."""
+    """Whether a commit changes rows, and does not only move them to other files."""
     moved = [one.get("add") or one.get("remove") for one in actions]
     return any(one.get("dataChange", True) for one in moved if one) or any("metaData" in one for one in actions)
 

@@ -1,8 +1,8 @@
 """One collection's Delta table: read, written whole, or changed by rows.
 
-A micro-batch rewrites the files that hold rows of its documents, and no others: their keys are compared, the rows that
-stay are copied as columns, the new ones go beside them. That is what a MERGE does, without its join: which documents a
-batch changes is known, and how each of them is now.
+A micro-batch rewrites only the files that hold rows of its documents: keys are compared, the rows that stay are copied
+as columns, and the new rows are added. This is a MERGE without its join, since it is known which documents a batch
+changes and what each of them holds afterwards.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tailrace.tables.delta_commit import Actions, Batch, NewFile
 from tailrace.tables.names import BSON, JSON, KEY
 from tailrace.tables.schema import Column, TableSchema
 
-#: A data file grows up to about so many bytes of rows (before compression).
+#: A data file grows to about this many bytes of rows (before compression).
 FILE_BYTES: Final = 256 << 20
-#: A checkpoint of the log each so many versions.
+#: A checkpoint of the log is written every this many versions.
 CHECKPOINT_EVERY: Final = 50
 _NAMESPACE: Final = "tailrace.namespace"
 _DECLARED: Final = "tailrace.declared"
@@ -45,17 +45,17 @@ Partition = Mapping[str, str | None]
 
 
 class HasColumns(Protocol):
-    """Typed columns, by now."""
+    """An object with the typed columns as they are now."""
 
     @property
     def columns(self) -> Sequence[Column]: ...
 
 
 class CollectionTable:
-    """The table at ``root``. One writer; its lock is the caller's affair.
+    """The table at ``root``. It has one writer; the caller holds the lock.
 
     ``partition_by``  names of typed columns
-    ``bounds``        names of typed columns whose least and greatest value are kept for each file
+    ``bounds``        names of typed columns whose minimum and maximum are kept for each file
     ``declared``      the declaration of the columns (``TableSchema.declaration``), which the table keeps
     """
 
@@ -88,23 +88,23 @@ class CollectionTable:
 
     @property
     def exists(self) -> bool:
-        """Whether the table has been made."""
+        """Whether the table has been created."""
         return self._delta is not None
 
     @property
     def version(self) -> int:
-        """The newest version; -1 where there is none."""
+        """The newest version; -1 if there is none."""
         return -1 if self._delta is None else self._delta.version()
 
     @property
     def batch(self) -> int:
-        """The last micro-batch that it has taken over; -1 where there is none."""
+        """The last micro-batch that it has taken over; -1 if there is none."""
         found = None if self._delta is None else self._delta.transaction_version(self._app)
         return -1 if found is None else found
 
     def schema(self, given: TableSchema) -> TableSchema:
-        """The columns that the table has, under the rules given; where it was made from another declaration, those
-        that are given."""
+        """The columns of the table under the rules of ``given``; if the table was made from another declaration, the
+        columns of ``given``."""
         if self._delta is None or self.redeclared:
             return given
         fields = json.loads(self._delta.schema().to_json())["fields"]
@@ -121,7 +121,7 @@ class CollectionTable:
         return bool(metadata.configuration.get(_DECLARED, self._declared) != self._declared)
 
     def refresh(self) -> None:
-        """Look at what the log says now. Raises SinkError where others have changed rows."""
+        """Read new versions of the log. Raises SinkError if another program has changed rows."""
         if self._delta is None:
             return
         before = self._seen if self._seen >= 0 else self._ours_last()
@@ -136,7 +136,7 @@ class CollectionTable:
         self._seen = self._delta.version()
 
     def look(self) -> None:
-        """Look at the newest version, whoever wrote it: before the table is written whole."""
+        """Load the newest version, whoever wrote it. For use before the whole table is rewritten."""
         if self._delta is not None:
             self._delta.update_incremental()
 
@@ -161,7 +161,7 @@ class CollectionTable:
     # -- changing it ------------------------------------------------------------------------------------------------
 
     def write_whole(self, batch: Batch, schema: HasColumns, pieces: Iterable[pa.RecordBatch], kind: str) -> None:
-        """All rows anew. ``schema`` is looked at when all rows are made."""
+        """Rewrite all rows. ``schema`` is read after the last row was made."""
         writers = _Writers(self.root, self._partition_by, self._bounds)
         try:
             for piece in pieces:
@@ -174,7 +174,7 @@ class CollectionTable:
         self._commit(batch, schema, Actions(kind, added, removed))
 
     def change(self, batch: Batch, schema: TableSchema, keys: Sequence[bytes], rows: Sequence[pa.RecordBatch]) -> None:
-        """Take away the rows with these keys, and add ``rows``."""
+        """Remove the rows with these keys, and add ``rows``."""
         writers = _Writers(self.root, self._partition_by, self._bounds)
         removed: list[tuple[str, Partition]] = []
         try:
@@ -195,7 +195,7 @@ class CollectionTable:
         self._commit(batch, schema, Actions("changes", added, removed))
 
     def _without(self, path: str, keys: pa.Array, low: bytes, high: bytes) -> pa.Table | None:
-        """A file's rows but those with the keys; ``None`` where it has none of them."""
+        """A file's rows without those with the keys; ``None`` if it has none of them."""
         try:
             # Delta's log has paths as URIs: what deltalake names after a partition's value is escaped in it.
             with pq.ParquetFile(self.root / unquote(path)) as file:
@@ -207,7 +207,7 @@ class CollectionTable:
                     return None
                 return file.read().filter(pc.invert(found))
         except FileNotFoundError as error:
-            raise SinkError(f"a file of the table {self.root} has gone: {path}", hint=_REBUILD) from error
+            raise SinkError(f"a file of the table {self.root} is missing: {path}", hint=_REBUILD) from error
         except pa.ArrowException as error:
             raise SinkError(f"{self.root / path} is damaged: {error}", hint=_REBUILD) from error
 
@@ -232,7 +232,7 @@ class CollectionTable:
             self._checkpoint()
 
     def _configuration(self, columns: Sequence[Column]) -> dict[str, str]:
-        # deltalake takes a bound that is missing for NULL, and leaves the file out of whatever is filtered by it.
+        # deltalake treats a missing bound as NULL, and leaves the file out of every query that filters by the column.
         bounds = [one.name for one in columns if one.name in self._bounds and _bounded(one.arrow)]
         stats = {"delta.dataSkippingStatsColumns": ",".join(bounds)} if bounds else {}
         return {
@@ -247,12 +247,12 @@ class CollectionTable:
         try:
             self._delta.create_checkpoint()
         except (OSError, DeltaError):
-            return  # a shortcut for readers: the next one is tried at its time
+            return  # only a shortcut for readers: the next one is written later
 
     # -- its daily life ---------------------------------------------------------------------------------------------
 
     def compact(self, *, target_bytes: int | None = None, z_order: Sequence[str] = ()) -> Mapping[str, Any]:
-        """Merge small files, or arrange all rows by columns. Gives deltalake's figures."""
+        """Merge small files, or Z-order all rows by columns. Returns deltalake's metrics."""
         self.refresh()
         if self._delta is None:
             return {}
@@ -269,14 +269,14 @@ class CollectionTable:
         return dict(found)
 
     def expire(self, hours: float) -> list[str]:
-        """Take away files and versions that were replaced more than ``hours`` ago. Gives the files' names."""
+        """Remove files and versions that were replaced more than ``hours`` ago. Returns the files' names."""
         self.refresh()
         if self._delta is None:
             return []
         try:
             gone = self._delta.vacuum(retention_hours=int(hours), dry_run=False, enforce_retention_duration=False)
         except (DeltaError, OSError) as error:
-            raise SinkError(f"old versions of {self.root} cannot be taken away: {error}") from error
+            raise SinkError(f"old versions of {self.root} cannot be removed: {error}") from error
         self._seen = self._delta.version()
         return list(gone)
 
@@ -294,7 +294,7 @@ def tables_in(root: Path) -> dict[str, int]:
     return found
 
 
-_REBUILD: Final = "`tailrace tables rebuild` writes the table anew from its state"
+_REBUILD: Final = "`tailrace tables rebuild` lets the next run rewrite the table from its state"
 
 
 def _partition_text(value: Any) -> str:
@@ -304,7 +304,7 @@ def _partition_text(value: Any) -> str:
 
 
 def _key_range(file: pq.ParquetFile) -> tuple[bytes, bytes] | None:
-    """The least and the greatest key of a file; ``None`` where it does not say."""
+    """The smallest and the largest key of a file; ``None`` if its statistics do not say."""
     metadata = file.metadata
     column = metadata.schema.names.index(KEY) if KEY in metadata.schema.names else -1
     low, high = [], []
@@ -318,7 +318,7 @@ def _key_range(file: pq.ParquetFile) -> tuple[bytes, bytes] | None:
 
 
 class _Writers:
-    """The files that a version adds: one open for each partition, a new one where it has grown."""
+    """The files that a version adds: one is open for each partition, and a new one begins when it is full."""
 
     def __init__(self, root: Path, partition_by: Sequence[str], bounds: Sequence[str]) -> None:
         self._root = root
@@ -328,7 +328,7 @@ class _Writers:
         self._done: list[_File] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows, to the files of their partitions."""
+        """Write rows to the files of their partitions."""
         if not batch.num_rows:
             return
         table = pa.Table.from_batches([batch])
@@ -344,7 +344,7 @@ class _Writers:
             self.copy(rest.take(pa.array(rows)), dict(zip(self._partition_by, values, strict=True)))
 
     def copy(self, table: pa.Table, partition: Partition) -> None:
-        """Rows without the partition columns, to the file of their partition."""
+        """Write rows without the partition columns to the file of their partition."""
         if not table.num_rows:
             return
         place = tuple(sorted(partition.items()))
@@ -357,13 +357,13 @@ class _Writers:
         file.write(table)
 
     def finish(self) -> list[NewFile]:
-        """All files, on the device."""
+        """Close all files and sync them to the device. Returns them."""
         self._done += [file.close() for file in self._open.values()]
         self._open = {}
         return [file.new_file() for file in self._done]
 
     def abandon(self) -> None:
-        """Take away what was written: no version names it."""
+        """Delete what was written. No version refers to it."""
         for file in (*self._done, *self._open.values()):
             file.abandon()
 
@@ -393,7 +393,7 @@ class _File:
             )
 
     def takes(self, schema: pa.Schema) -> bool:
-        """Whether rows of that schema can go into it."""
+        """Whether rows of this schema can be added."""
         return bool(self._schema.equals(schema))
 
     def write(self, table: pa.Table) -> None:
@@ -461,5 +461,5 @@ def _stat(value: Any) -> Any:
 
 
 def _partition_texts(column: pa.ChunkedArray) -> list[str | None]:
-    """A partition column's values as Delta writes them; an empty text is NULL there."""
+    """A partition column's values as Delta writes them; an empty string is NULL there."""
     return [None if value in (None, "") else _partition_text(value) for value in column.to_pylist()]

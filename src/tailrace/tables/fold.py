@@ -1,8 +1,8 @@
 """A window of oplog entries, folded by document: what each collection holds at the window's end.
 
-Changes of one document are applied one after the other; of an insert, a delete or a replacement nothing before it
-counts. Who is called what is followed by the collections' UUIDs, so it makes no difference in which order the shards of
-a cluster tell of a drop or a rename.
+Changes of one document are applied one after the other; what comes before an insert, a delete or a replacement does not
+matter. Names are assigned to the collections' UUIDs, so the order in which the shards of a cluster report a drop or a
+rename makes no difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LETTERS: Final = {_INSERT: b"i", _UPDATE: b"u", _DELETE: b"d"}
 
 
 class StateMismatchError(TailraceError):
-    """A change does not fit the state: this is not the document that the server had."""
+    """A change does not fit the state: the document is not the one that the server had."""
 
 
 class Documents(Protocol):
@@ -43,17 +43,17 @@ class Documents(Protocol):
 
 
 class Folded(NamedTuple):
-    """What a window did: changes in the selected collections, and the rows that each of them has to take over."""
+    """The result of a window: changes in the selected collections, and the rows that each table has to take over."""
 
     changes: int
     touched: dict[int, list[bytes]]
 
 
 class Fold:
-    """Takes windows into the state.
+    """Applies windows to the state.
 
     ``collections``  those that have tables now, by UUID (16 bytes)
-    ``unknown``      those that came under a selected name with documents that nobody has told of: to be copied
+    ``unknown``      those that got a selected name with documents that the oplog did not show; they have to be copied
     """
 
     def __init__(self, selection: Selection, collections: Mapping[bytes, TabledCollection]) -> None:
@@ -70,7 +70,7 @@ class Fold:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, window: OplogWindow, number: Callable[[], int]) -> None:
-        """Sort the window's entries by document. ``number`` gives a new collection its number."""
+        """Group the window's entries by document. ``number`` returns the number for a new collection."""
         for run, indexes in window.in_order():
             self._read_run(run, indexes, number)
 
@@ -143,7 +143,7 @@ class Fold:
             self._changes[place] = [change]
 
     def _command(self, entry: OplogEntry, number: Callable[[], int]) -> None:
-        """What a command did to the names of collections."""
+        """Apply what a command did to the names of collections."""
         body, uuid = entry.o, entry.collection_uuid
         assert body is not None
         assert uuid is not None
@@ -195,7 +195,7 @@ class Fold:
         grouped: dict[tuple[bytes, bytes], list[tuple[int, bytes, int]]] = {}
         for (uuid, identifier), changes in self._changes.items():
             if uuid in self.collections:
-                # Numbers of different types may be one _id: an insert of 1.0 after a delete of 1.
+                # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
                 key = sortable_key(identifier[0], identifier[1:])
                 place = (uuid, key)
                 before = grouped.get(place)
@@ -233,7 +233,7 @@ def _applied(
 
 
 def _fewer(changes: list[tuple[int, bytes, int]]) -> list[tuple[int, bytes, int]]:
-    """The same with the updates behind the first change as one, if that can be."""
+    """The same changes, with the updates after the first change merged into one if possible."""
     if any(op != _UPDATE for op, _, _ in changes[1:]):
         return changes
     first = 0 if changes[0][0] == _UPDATE else 1
@@ -246,5 +246,5 @@ def _mismatch(error: TailraceError, collection: TabledCollection, key: bytes, ti
     return StateMismatchError(
         f"{collection.namespace}: the change at {when} of the document with the key {key.hex()[:80]} does not fit what "
         f"the tables' state holds: {error.message}",
-        hint="Remove the directory of the tables: they are copied anew",
+        hint="Remove the directory of the tables; the next run copies the collections again",
     )

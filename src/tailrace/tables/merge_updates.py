@@ -1,7 +1,7 @@
-"""Several deltas of one document as one, where they only set fields at its top that are there already.
+"""Merges several deltas of one document into one, if they only set existing top-level fields.
 
-Such updates are the most frequent ones, and a document of a busy collection has many in a micro-batch: it is taken
-apart and put together once for all of them.
+Such updates are the most frequent ones, and a document of a busy collection has many in a micro-batch. Merged, they
+need the document to be parsed and written only once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _UPDATED: Final = _DIFF + 4 + len(_SECTION)
 
 
 def updated_fields(change: bytes) -> int:
-    """Where the document of updated fields is in an update's ``o``, if that holds nothing else; -1 otherwise."""
+    """The offset of the document of updated fields in an update's ``o``, if that holds nothing else; otherwise -1."""
     if change[4:_DIFF] != _HEAD or change[_DIFF + 4 : _UPDATED] != _SECTION:
         return -1
-    # Behind the section: its own end is the delta's last byte but one, and the change's last but two.
+    # After the section come only the last bytes of the delta and of ``o``.
     size = int.from_bytes(change[_UPDATED : _UPDATED + 4], "little")
     return _UPDATED if _UPDATED + size + 2 == len(change) else -1
 
 
 def merged(changes: list[bytes]) -> bytes | None:
-    """One update's ``o`` in place of several, in their order; ``None`` where one of them does anything else."""
+    """One update's ``o`` in place of several, applied in order; ``None`` if one of them does anything else."""
     fields: dict[bytes, bytes] = {}
     for change in changes:
         start = updated_fields(change)

@@ -1,4 +1,4 @@
-"""Which collections have tables, and what everything is called: folders, keys, our own columns."""
+"""Which collections have tables, and the names of folders, keys and our own columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.errors import UsageError
 from tailrace.event import keystring
 from tailrace.oplog.namespace import Scope
 
-#: Our own columns. A field of a document that is called like one of them gets another column name.
+#: Our own columns. A field of a document with such a name gets another column name.
 KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
 OURS: Final = (KEY, BSON, JSON, CHANGED)
 
@@ -38,7 +38,7 @@ class Selection:
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> Selection:
-        """Raises UsageError where a pattern is no namespace, or there is none."""
+        """Check patterns. Raises UsageError if a pattern is not a namespace, or if there are no patterns."""
         given = tuple(patterns)
         for pattern in given:
             database, dot, collection = pattern.partition(".") if isinstance(pattern, str) else ("", "", "")
@@ -57,13 +57,13 @@ class Selection:
 
     @property
     def databases(self) -> tuple[str, ...] | None:
-        """The databases that the patterns name; ``None`` where a pattern's database is one too."""
+        """The databases that the patterns name; ``None`` if a database is a pattern itself."""
         found = {pattern.partition(".")[0] for pattern in self.patterns}
         return None if any(set("*?") & set(name) for name in found) else tuple(sorted(found))
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
-        """What has to be copied to begin with."""
+        """The scopes that have to be copied at the start."""
         exact = [Scope.parse(pattern) for pattern in self.patterns if not set("*?") & set(pattern)]
         if len(exact) == len(self.patterns):
             return tuple(exact)
@@ -85,9 +85,9 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def folder_of(namespace: str) -> str:
-    """The name of a collection's folder: its namespace, with ``~`` and two digits for each byte that a file system, a
-    URL or Spark might take for something else; capital letters are among them (some file systems do not tell them
-    apart). ``deltalake`` takes a ``%`` in a path for an escape of its own, however it is written (1.6.6)."""
+    """The name of a collection's folder: its namespace, with ``~`` and two hex digits for each byte that a file system,
+    a URL or Spark might interpret. These include capital letters, since some file systems ignore case. ``%`` cannot be
+    used: ``deltalake`` always treats it as an escape in a path (1.6.6)."""
     text = "".join(chr(one) if chr(one) in _PLAIN else f"~{one:02x}" for one in namespace.encode("utf-8", "replace"))
     if text[0] in "._":
         text = f"~{ord(text[0]):02x}{text[1:]}"
@@ -97,11 +97,11 @@ def folder_of(namespace: str) -> str:
 
 
 def sortable_key(type_: int, value: bytes) -> bytes:
-    """A value of ``_id`` as bytes that sort as the server sorts it, equal for numbers that are equal in different
-    types: the server's own form of index keys."""
+    """A value of ``_id`` as bytes that sort as the server sorts it: the server's own form of index keys. Equal numbers
+    of different types have the same bytes."""
     return keystring.encode(type_, value)[0]
 
 
 def state_key(key: bytes) -> bytes:
-    """A sortable key as the state's: long ones are cut, and told apart by a hash."""
+    """The state's key for a sortable key: a long one is cut and gets a hash, so that it stays unique."""
     return key if len(key) <= _KEY_MAX else key[:_HASHED] + b"#" + sha256(key).digest()

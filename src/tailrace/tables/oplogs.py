@@ -1,7 +1,7 @@
-"""All oplogs of a deployment, read together up to one cluster time: what a micro-batch of the tables is made of.
+"""All oplogs of a deployment, read together up to one cluster time, for a micro-batch of the tables.
 
 A window takes every member up to one time T that all of them have promised. An idle shard is asked for the promise
-(``tailrace.source.promise``), but only where something of interest happened: its answer is an entry too.
+(``tailrace.source.promise``), but only if something of interest happened, since its answer is an oplog entry too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.stage.oplog_match import OplogMatch
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_commit
 
-#: So many bytes of entries are read for one micro-batch at most, over all members.
+#: The most bytes of entries that are read for one micro-batch, over all members.
 WINDOW_BYTES: Final = 192 << 20
-#: Without anything of interest the position moves on so often, that the oplog does not overtake it.
+#: Seconds: how often the position moves on when nothing of interest happens, so that the oplog does not overtake it.
 _IDLE_S: Final = 10.0
 _LOOK_S: Final = 0.005
 _CONFIG: Final = "the config server"
@@ -49,7 +49,7 @@ class EntryRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OplogWindow:
-    """Everything after ``after`` up to ``until``: runs of entries, and the order in which to take them."""
+    """Everything after ``after`` up to ``until``: runs of entries, and their order."""
 
     after: ClusterTime
     until: ClusterTime
@@ -61,7 +61,7 @@ class OplogWindow:
         return sum(len(run.rows.time) for run in self.runs)
 
     def in_order(self) -> Iterator[tuple[EntryRun, range | list[int]]]:
-        """Stretches of entries in the order of their cluster times: a run, and which of its entries."""
+        """Ranges of entries in the order of their cluster times: a run, and which of its entries."""
         if len({run.member.name for run in self.runs}) < 2:
             for run in self.runs:
                 yield run, range(len(run.rows.time))
@@ -78,7 +78,7 @@ class OplogWindow:
 
 
 class OplogMember:
-    """One oplog, of which entries are read: a replica set's, a shard's, or what an archive kept of it."""
+    """One oplog whose entries are read: a replica set's, a shard's, or the part that an archive keeps."""
 
     def __init__(self, name: str, source: OplogSource, version: str) -> None:
         self.name = name
@@ -88,7 +88,8 @@ class OplogMember:
         self._unwind = UnwindTransaction(self._match)
 
     def read(self, after: ClusterTime, until: ClusterTime, bytes_max: int) -> tuple[list[EntryRun], ClusterTime]:
-        """Entries behind ``after``, and up to where: ``until``, or earlier where there are more than ``bytes_max``."""
+        """Entries after ``after``, and the time up to which they were read: ``until``, or earlier if they exceed
+        ``bytes_max`` bytes."""
         runs: list[EntryRun] = []
         size = 0
         reached = after
@@ -97,7 +98,7 @@ class OplogMember:
             if batch.raw:
                 rows = change_rows(batch.raw)
                 if rows is None:
-                    raise OplogFormatError("the oplog holds something that is no BSON", position=f"behind {after}")
+                    raise OplogFormatError("the oplog holds invalid BSON", position=f"after {after}")
                 runs.append(EntryRun(self, batch.raw, rows))
                 size += len(batch.raw)
             if size >= bytes_max:
@@ -140,14 +141,14 @@ class LiveOplog(OplogMember):
         return self.source.newest()
 
     def reach(self, until: ClusterTime, clock: Mapping[str, Any]) -> None:
-        """See that there is a majority-committed entry at or behind ``until``."""
+        """Make sure that there is a majority-committed entry at or after ``until``."""
         while self.newest() < until:
             self._connection.retrying(lambda: self._requester.ask(until, clock))
             if self.newest() < until:
                 time.sleep(_LOOK_S)
 
     def clock(self) -> Mapping[str, Any] | None:
-        """The largest ``$clusterTime`` that it knows, as it sent it."""
+        """The largest ``$clusterTime`` that the server knows, as it sent it."""
 
         def ping() -> Mapping[str, Any] | None:
             with self._connection.client.start_session(causal_consistency=False) as session:
@@ -157,7 +158,7 @@ class LiveOplog(OplogMember):
         return self._connection.retrying(ping)
 
     def happened(self, after: ClusterTime) -> bool:
-        """Whether there is any entry behind ``after`` that is not a no-op or part of a migration."""
+        """Whether there is any entry after ``after`` that is not a no-op or part of a migration."""
         query = {
             "ts": {"$gt": after.to_timestamp()},
             "op": {"$in": ["i", "u", "d", "c"]},
@@ -193,12 +194,12 @@ class Oplogs:
 
     @property
     def live(self) -> Sequence[OplogMember]:
-        """The members, to read closed ranges of."""
+        """The members, for reading closed ranges."""
         return list(self._members.values())
 
     @property
     def deployment(self) -> MongoClient[Any] | Cluster:
-        """What a snapshot is read from."""
+        """The deployment that a snapshot is read from."""
         return self._cluster or self._client
 
     @property
@@ -207,8 +208,8 @@ class Oplogs:
         return dict(self._hosts)
 
     def window(self, after: ClusterTime, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> OplogWindow | None:
-        """What comes after ``after``: ``None`` where nothing of interest does. ``at_once``: also where nothing does.
-        ``at_least``: a time that the window reaches, however little happens, unless it grows too large before."""
+        """What comes after ``after``; ``None`` if nothing of interest does. ``at_once``: a window even then.
+        ``at_least``: a time that the window reaches even if nothing happens, unless it becomes too large before."""
         until = self._settled(after, at_once, at_least)
         if until is None or until <= after:
             return None
@@ -235,7 +236,7 @@ class Oplogs:
             (found for found in (_named(one, LiveOplog.clock) for one in members) if _knows(found, until)), None
         )
         if clock is None:
-            return None  # the member that was there first is asked again
+            return None  # ask the first member again
         self._config.reach(until, clock)
         self._list(until)
         for member in self._members.values():
@@ -258,15 +259,15 @@ class Oplogs:
         self._members[shard.name] = LiveOplog(shard.name, client, self.version)
 
     def _drop_removed(self) -> None:
-        """A shard that is no longer listed has been read up to a time behind its removal."""
+        """Forget shards that are no longer listed; they have been read up to a time after their removal."""
         for name in [name for name in self._members if name not in self._listed]:
             del self._members[name]
             del self._hosts[name]
 
 
 def _applied_at_once(entry: OplogEntry) -> Iterator[OplogEntry]:
-    """The operations of the command ``applyOps``, which is no transaction. The server's streams do not show them
-    (before 8.0); the collection holds what they wrote."""
+    """The operations of an ``applyOps`` command, which is not a transaction. The server's streams do not show them
+    (before 8.0), but the collection holds what they wrote."""
     for raw in apply_ops(entry):
         operation = parse_operation(raw, entry.position)
         operation.cluster_time = entry.cluster_time
@@ -277,7 +278,7 @@ def _applied_at_once(entry: OplogEntry) -> Iterator[OplogEntry]:
 
 
 def read_window(members: Sequence[OplogMember], after: ClusterTime, until: ClusterTime, bytes_max: int) -> OplogWindow:
-    """What some members hold behind ``after`` up to ``until``, or less where that is more than ``bytes_max``."""
+    """What some members hold after ``after`` up to ``until``, or less if that is more than ``bytes_max``."""
     runs: list[EntryRun] = []
     reached = until
     for member in members:
@@ -288,7 +289,7 @@ def read_window(members: Sequence[OplogMember], after: ClusterTime, until: Clust
 
 
 def _up_to(run: EntryRun, until: ClusterTime) -> EntryRun | None:
-    """A run without what is later than ``until``."""
+    """A run without the entries after ``until``."""
     count = int(np.searchsorted(run.rows.time.view(np.uint64), np.uint64(int(until)), side="right"))
     if count == len(run.rows.time):
         return run
@@ -303,7 +304,7 @@ def _knows(clock: Mapping[str, Any] | None, until: ClusterTime) -> bool:
 
 
 def _named(member: OplogMember, ask: Any) -> Any:
-    """What a member answers; an error says whose it is."""
+    """What a member answers; an error names the member."""
     try:
         return ask(member)
     except TailraceError as error:

@@ -1,6 +1,6 @@
-"""The table of documents that do not fit their tables: which, why, and where in the stream.
+"""The table of documents that do not fit their tables: which document, why, and where in the stream.
 
-It is a log: a row for each time that a document did not fit. The document itself is beside, byte for byte.
+It is a log, with a row for each time that a document did not fit. The row also holds the document, byte for byte.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _SCHEMA: Final = pa.schema(
 
 
 class Quarantine:
-    """The quarantine table at ``root``, made when it is first needed.
+    """The quarantine table at ``root``, created when it is first needed.
 
-    ``token``  a stream that is resumed after it begins with the change that made the document what it is
+    ``token``  a stream that is resumed after it begins with the change that gave the document this state
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def add(self, collection: TabledCollection, batch: Batch, misfits: Sequence[Misfitting]) -> None:
-        """Note documents, once for each micro-batch."""
+        """Add documents, once for each micro-batch."""
         if not misfits:
             return
         app = f"tailrace/quarantine/{collection.number}"

@@ -26,7 +26,7 @@ _OWN: Final = (
     pa.field(JSON, pa.string()),
     pa.field(CHANGED, CLUSTER_TIME),
 )
-#: So many documents are made into columns at a time, and about so many bytes of them.
+#: At most this many documents, and about this many bytes of them, are made into columns at a time.
 ROWS_MAX: Final = 16_384
 _BYTES_MAX: Final = 32 << 20
 _RELAXED: Final = json_util.RELAXED_JSON_OPTIONS
@@ -40,7 +40,7 @@ class Misfitting(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a table under ``schema``, and what did not fit."""
+    """Rows of a table under ``schema``, and the documents that did not fit."""
 
     batch: pa.RecordBatch
     schema: TableSchema
@@ -54,7 +54,7 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
 
 
 def chunks(documents: Iterable[StoredDocument]) -> Iterator[list[StoredDocument]]:
-    """Documents in pieces that are made into columns together."""
+    """The documents in groups that are made into columns together."""
     piece: list[StoredDocument] = []
     size = 0
     for document in documents:
@@ -68,7 +68,7 @@ def chunks(documents: Iterable[StoredDocument]) -> Iterator[list[StoredDocument]
 
 
 def make_rows(schema: TableSchema, documents: Sequence[StoredDocument]) -> Rows:
-    """The rows of some documents. ``schema`` may grow by it."""
+    """The rows of some documents. ``schema`` may get more columns."""
     made = convert(schema, [one.document for one in documents])
     misfits = [Misfitting(documents[number], why) for number, why in sorted(made.misfits.items())]
     if misfits:
@@ -108,7 +108,7 @@ def _times(documents: Sequence[StoredDocument]) -> pa.Array:
 
 
 def json_texts(buffer: bytes, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
-    """Relaxed Extended JSON (v2) of the documents that lie one behind the other in ``buffer``."""
+    """Relaxed Extended JSON (v2) of the documents that follow each other in ``buffer``."""
     count = len(offsets) - 1
     part = Part(offsets[:-1], offsets[1:], np.full(count, raw_bson.OBJECT, np.int64))
     column = encode_json(buffer, part)

@@ -1,6 +1,6 @@
 """The typed columns of a table: declared or inferred, and what happens to a value that does not fit.
 
-Nothing hangs on them: ``_bson`` holds every document byte for byte. They are there to be queried.
+They exist only for queries: ``_bson`` holds every document byte for byte.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of one table, and what is done when documents change: see ``docs/how-to/tables.md``."""
+    """The columns of one table, and how they change with the documents (``docs/how-to/tables.md``)."""
 
     columns: tuple[Column, ...] = ()
     inferred: bool = True
@@ -95,29 +95,29 @@ class TableSchema:
 
 @dataclass
 class Converted:
-    """Documents as columns: those of the rows that fit, and which do not (row number -> why)."""
+    """Documents as columns: the rows that fit, and those that do not (row number -> reason)."""
 
     schema: TableSchema
     values: list[list[Any]]
     misfits: dict[int, str] = field(default_factory=dict)
-    #: A column has another type than before: rows that were written before are to be written again.
+    #: A column has another type than before, so rows that were written before have to be rewritten.
     retyped: bool = False
 
 
 def arrow_type(type_: str) -> pa.DataType:
-    """Raises UsageError for a type that there is not."""
+    """The Arrow type of a declared type. Raises UsageError for an unknown type."""
     found = _ARROW.get(type_)
     if found is not None:
         return found
     match = _DECIMAL.fullmatch(type_)
     if match is None or not 1 <= int(match[1]) <= 38 or int(match[2]) > int(match[1]):
-        raise UsageError(f"'{type_}' is no type of a column", hint=f"Types: {', '.join(_ARROW)}, decimal(p,s)")
+        raise UsageError(f"'{type_}' is not a type of a column", hint=f"Types: {', '.join(_ARROW)}, decimal(p,s)")
     return pa.decimal128(int(match[1]), int(match[2]))
 
 
 def free_name(wanted: str, taken: Sequence[str]) -> str:
-    """A column's name for a field: characters that Delta's readers refuse become ``_``; where another column has the
-    name, or one that differs in case alone, a number follows."""
+    """A column's name for a field: characters that Delta's readers refuse become ``_``; if another column has the name,
+    or one that differs only in case, a number is added."""
     name = _ODD.sub("_", wanted) or "_"
     used = {one.lower() for one in (*OURS, *taken)}
     number, found = 2, name
@@ -163,7 +163,7 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
 
 
 def _infer(columns: list[Column], rows: Sequence[dict[str, Any] | None]) -> None:
-    """Add a column for each field at the top of the documents that has none."""
+    """Add a column for each top-level field of the documents that has none."""
     known = {column.path for column in columns}
     names = [column.name for column in columns]
     for row in rows:
@@ -178,7 +178,7 @@ def _infer(columns: list[Column], rows: Sequence[dict[str, Any] | None]) -> None
 
 
 def type_of(value: Any) -> str:
-    """The type of column that a value asks for. What has no counterpart outside BSON is text in Extended JSON."""
+    """The column type for a value. A value without a counterpart outside BSON is text in Extended JSON."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
@@ -189,7 +189,7 @@ def type_of(value: Any) -> str:
 
 
 def _widened(column: Column, rows: Sequence[dict[str, Any] | None]) -> Column:
-    """The column with the narrowest type that holds what it held and these values."""
+    """The column with the narrowest type that holds its previous values and these."""
     candidates = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}.get(column.type, ())
     for type_ in (*candidates, "json"):
         wider = Column(column.name, column.path, type_)

@@ -1,4 +1,4 @@
-"""The section ``tables`` of a pipeline file: checked settings out of what YAML gave."""
+"""The section ``tables`` of a pipeline file: checked settings from the parsed YAML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
-    """The settings; paths are relative to ``base``. Raises UsageError that names the key."""
+    """The settings; paths are relative to ``base``. Raises UsageError with the name of the key."""
     if "path" not in given:
         raise UsageError("tables.path is missing: the directory that the tables are kept in")
     if not isinstance(given["path"], str):

@@ -17,10 +17,10 @@ _DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
 
 @dataclass(frozen=True)
 class TableRule:
-    """The form of some tables. ``pattern`` as in ``Selection``.
+    """The columns and files of the tables that match ``pattern`` (see ``Selection``).
 
     ``partition_by``  typed, declared columns by which the files are divided
-    ``z_order``       typed columns by which compaction arranges the rows
+    ``z_order``       typed columns by which compaction orders the rows
     """
 
     pattern: str
@@ -34,7 +34,7 @@ class TableRule:
             for name in (*self.partition_by, *self.z_order):
                 if name not in names:
                     raise UsageError(
-                        f"'{name}' is no declared column of {self.pattern}", hint="Declare it under columns"
+                        f"'{name}' is not a declared column of {self.pattern}", hint="Declare it under columns"
                     )
             for name in self.partition_by:
                 if names[name] not in _DIVIDING:
@@ -46,11 +46,11 @@ class TableRule:
 
 @dataclass(frozen=True)
 class TableSettings:
-    """Tables in ``root``, a directory of their own, for the collections of ``rules``: the first that fits counts.
+    """Tables in ``root``, a directory of their own, for the collections of ``rules``; the first matching rule applies.
 
     ``every_s``        seconds between micro-batches, while there is something to do
-    ``compact_every``  after so many micro-batches of a table its small files are merged (0: never)
-    ``retention_h``    replaced files are kept for so many hours for readers and for ``as of``
+    ``compact_every``  after this many micro-batches of a table its small files are merged (0: never)
+    ``retention_h``    replaced files are kept for this many hours for readers and for ``as of``
     """
 
     root: Path
@@ -75,7 +75,7 @@ class TableSettings:
 
 
 def rules_of(given: Sequence[str] | Mapping[str, TableRule]) -> tuple[TableRule, ...]:
-    """Rules from what a caller gives: patterns alone, or patterns with rules."""
+    """Rules from patterns, or from a mapping of patterns to rules."""
     if isinstance(given, Mapping):
         return tuple(given.values())
     return tuple(TableRule(pattern) for pattern in given)

@@ -1,7 +1,7 @@
-"""What the tables are made from: every document of their collections as it is, in LMDB, and how far each table is.
+"""The state of the tables in LMDB: every document of their collections as it is now, and how far each table is.
 
-One write transaction holds all of a micro-batch: the documents, the position in the oplog, and which rows the tables
-have still to take over. So whatever a crash comes between, the next start finds the batch whole or not at all, and a
+One write transaction holds all of a micro-batch: the documents, the position in the oplog, and the rows that the tables
+still have to take over. After a crash at any moment, the next start finds the batch as a whole or not at all, and a
 table that has not taken it over gets it from here, without reading the oplog again.
 
 A document's key is the number of its collection (four bytes) and the sortable key of its ``_id``; its value is the
@@ -26,7 +26,7 @@ from tailrace.errors import SinkError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.tables.names import state_key
 
-#: Addresses, not disk: the file grows as it is written.
+#: Address space in bytes, not disk space: the file grows as it is written.
 _MAP_BYTES: Final = 1 << 40
 _FORMAT: Final = 1
 _HEAD: Final = struct.Struct(">QI")
@@ -38,7 +38,7 @@ _TABLE: Final = b"table/"
 
 
 class StoredDocument(NamedTuple):
-    """A document as it is: the sortable key of its ``_id``, the cluster time of its last change, its BSON."""
+    """A current document: the sortable key of its ``_id``, the cluster time of its last change, its BSON."""
 
     key: bytes
     time: ClusterTime
@@ -47,10 +47,10 @@ class StoredDocument(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TablesPosition:
-    """How far the tables' source has come: micro-batch, cluster time, and the servers that were read (name -> host).
+    """How far the oplogs were read: micro-batch, cluster time, and the servers that were read (name -> host).
 
-    ``hold``    the tables take nothing over before this time: a copy may hold changes up to it
-    ``stated``  the time at which all tables were up to date last; 0 before the first
+    ``hold``    the tables take nothing over before this time, since a copy may hold changes up to it
+    ``stated``  the last time at which all tables were up to date; 0 before the first
     """
 
     batch: int
@@ -60,11 +60,11 @@ class TablesPosition:
     stated: ClusterTime = ZERO
 
     def now_stated(self) -> TablesPosition:
-        """All tables have come here."""
+        """The same position, which all tables have reached."""
         return replace(self, stated=self.time)
 
     def next_batch(self) -> TablesPosition:
-        """The same place under another number, for tables that are written once more."""
+        """The same position with the next micro-batch number, for tables that are written once more."""
         return replace(self, batch=self.batch + 1)
 
 
@@ -80,8 +80,8 @@ class TabledCollection:
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """What a table last took over: whose documents (``None``: there is no such collection), and in which batch.
-    ``whole``: it is to be written anew from the state, not changed row by row."""
+    """What a table last took over: the collection's documents (``None``: there is no such collection), and the batch.
+    ``whole``: the table has to be rewritten from the state, not changed row by row."""
 
     namespace: str
     collection: int | None
@@ -90,7 +90,7 @@ class TableMark:
 
 
 class TableState:
-    """The state in ``directory``. One process at a time has it open for writing; others may look at it meanwhile."""
+    """The state in ``directory``. One process at a time may have it open for writing; others may read it meanwhile."""
 
     def __init__(self, directory: Path, *, readonly: bool = False) -> None:
         self._path = directory
@@ -108,13 +108,13 @@ class TableState:
             )
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._environment.close()
 
     # -- what is there ----------------------------------------------------------------------------------------------
 
     def position(self) -> TablesPosition | None:
-        """``None`` where nothing was begun."""
+        """The position; ``None`` if nothing was copied yet."""
         found = self._read(_POSITION)
         if found is None:
             return None
@@ -146,8 +146,7 @@ class TableState:
                 found = cursor.next()
 
     def waiting(self, number: int) -> Iterator[tuple[bytes, StoredDocument | None]]:
-        """The keys whose rows the collection's table has to take over, with the documents: ``None`` for what has
-        gone."""
+        """The keys whose rows the collection's table has to take over, with their documents; ``None``: deleted."""
         prefix = _NUMBER.pack(number)
         with self._environment.begin() as transaction, transaction.cursor(self._waiting) as cursor:
             found = cursor.set_range(prefix)
@@ -172,7 +171,7 @@ class TableState:
 
     @contextmanager
     def writing(self) -> Iterator[StateTransaction]:
-        """One transaction: all of it is on the device at the end, or none."""
+        """One transaction: at the end all of it is on the device, or nothing."""
         with (
             _clear_errors(self._path),
             self._environment.begin(write=True) as transaction,
@@ -195,30 +194,30 @@ class StateTransaction:
         return None if value is None else _document(value).document
 
     def put(self, number: int, key: bytes, time: ClusterTime, document: bytes) -> None:
-        """A document as it is now."""
+        """Write the current document."""
         value = _HEAD.pack(time, len(key)) + key + document
         self._transaction.put(_NUMBER.pack(number) + state_key(key), value, db=self._documents)
 
     def delete(self, number: int, key: bytes) -> None:
-        """The document has gone, if it was there."""
+        """Delete the document, if there is one."""
         self._transaction.delete(_NUMBER.pack(number) + state_key(key), db=self._documents)
 
     def wait(self, number: int, keys: Iterable[bytes]) -> None:
-        """The rows with these sortable keys have to be taken over by the collection's table."""
+        """Add rows, by their sortable keys, to those that the collection's table has to take over."""
         for key in keys:
             self._transaction.put(_NUMBER.pack(number) + state_key(key), key, db=self._waiting)
 
     def forget_waiting(self) -> None:
-        """The tables have taken over everything."""
+        """Empty the list of rows to take over: the tables have them all."""
         self._transaction.drop(self._waiting, delete=False)
 
     def forget(self, collection: TabledCollection) -> None:
-        """The collection has no table any more: its documents go."""
+        """Delete a collection that no longer has a table, with its documents."""
         self.clear(collection.number)
         self._transaction.delete(_COLLECTION + collection.uuid.encode(), db=self._meta)
 
     def clear(self, number: int) -> None:
-        """Take away all documents of a collection."""
+        """Delete all documents of a collection."""
         prefix = _NUMBER.pack(number)
         with self._transaction.cursor(self._documents) as cursor:
             found = cursor.set_range(prefix)
@@ -226,12 +225,12 @@ class StateTransaction:
                 found = cursor.delete()
 
     def clear_all(self) -> None:
-        """Begin anew."""
+        """Delete everything, for a new start."""
         for database in (self._documents, self._waiting, self._meta):
             self._transaction.drop(database, delete=False)
 
     def forget_mark(self, namespace: str) -> None:
-        """The table is ours no more."""
+        """Delete the mark of a table that is no longer kept."""
         self._transaction.delete(_table_key(namespace), db=self._meta)
 
     def next_number(self) -> int:
@@ -242,15 +241,15 @@ class StateTransaction:
         return number
 
     def set_collection(self, collection: TabledCollection) -> None:
-        """Begin or change a collection."""
+        """Add or change a collection."""
         self._put(_COLLECTION + collection.uuid.encode(), asdict(collection))
 
     def set_mark(self, mark: TableMark) -> None:
-        """Begin or change a table."""
+        """Add or change the mark of a table."""
         self._put(_table_key(mark.namespace), asdict(mark))
 
     def set_position(self, position: TablesPosition) -> None:
-        """Where the source goes on."""
+        """Set where reading of the oplogs continues."""
         times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
         known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
         self._put(_POSITION, {**known, **times})
@@ -293,7 +292,8 @@ def _clear_errors(path: Path) -> Iterator[None]:
         raise LakeFullError(f"no room left to write {path}: {error}", hint="Make room and start again") from error
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError) as error:
         raise SinkError(
-            f"{path} is damaged: {error}", hint="Remove the directory of the tables: they are copied anew"
+            f"{path} is damaged: {error}",
+            hint="Remove the directory of the tables; the next run copies the collections again",
         ) from error
     except lmdb.Error as error:
         text = str(error)

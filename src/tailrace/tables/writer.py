@@ -1,9 +1,9 @@
 """Tables that follow their collections: copy, then micro-batch after micro-batch.
 
-Each has two halves. First the state: a window of the oplogs is folded into the documents, and position, documents and
-the list of changed rows become durable in one step. Then the tables: each takes over its rows in one Delta commit,
-which names the micro-batch as its application transaction. A crash between two tables, or between a table and the note
-that it is done, is made good at the next start: what is done says so itself.
+Each micro-batch has two parts. First the state: a window of the oplogs is folded into the documents, and position,
+documents and the list of changed rows become durable in one step. Then the tables: each takes over its rows in one
+Delta commit, with the micro-batch as its application transaction. After a crash between two tables, or between a table
+and the note that it is done, the next start finishes the rest: each table's log says whether it has the micro-batch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _log = logging.getLogger("tailrace.tables")
 @dataclass(frozen=True, slots=True)
 class TablesProgress:
     """What a writer has done since it began. ``time``: all tables equal their collections at this cluster time;
-    ``None`` while they do not at any."""
+    ``None`` while there is no such time."""
 
     batches: int
     changes: int
@@ -96,7 +96,7 @@ class TablesWriter:
         self._stopped.set()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         self._state.close()
         os.close(self._lock)
         if self._cluster is not None:
@@ -112,7 +112,7 @@ class TablesWriter:
 
     @property
     def progress(self) -> TablesProgress:
-        """What was done so far."""
+        """What the writer has done so far."""
         position = self._state.position()
         stated = None if position is None or position.time < position.hold else position.time
         return TablesProgress(self._batches, self._changes, self._copied, stated)
@@ -129,7 +129,7 @@ class TablesWriter:
             self._stopped.wait(max(0.0, pause))
 
     def run_to_present(self, until: ClusterTime | None = None) -> ClusterTime:
-        """Bring the tables up to now, or to ``until`` at least. Gives the cluster time at which they equal their
+        """Bring the tables up to now, or at least to ``until``. Returns the cluster time at which they equal their
         collections."""
         goal = until or self._now()
         self.begin()
@@ -141,7 +141,7 @@ class TablesWriter:
         return self._position().time
 
     def begin(self) -> None:
-        """Copy what is there, if nothing was begun; finish what a crash has interrupted."""
+        """Copy the collections, if that was not done yet, and finish what a crash has interrupted."""
         if self._state.position() is None:
             self._copy_all()
         self._forget_unselected()
@@ -156,7 +156,7 @@ class TablesWriter:
                 raise
 
     def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> bool:
-        """One micro-batch, if there is anything for one. ``at_once``: also where nothing happened."""
+        """Run one micro-batch if there is anything for it. ``at_once``: even if nothing happened."""
         position = self._position()
         hold = position.hold if position.time < position.hold else ZERO
         window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
@@ -188,7 +188,8 @@ class TablesWriter:
         return places_of(self._oplogs.deployment, RETRY_SECONDS).now()
 
     def _copy_all(self) -> None:
-        """Every selected collection into the state; the position is set at the end, so a crash begins anew."""
+        """Copy every selected collection into the state. The position is set at the end, so after a crash the copy
+        starts again."""
         with self._state.writing() as state:
             state.clear_all()
         start = self._now()
@@ -236,13 +237,14 @@ class TablesWriter:
         return copied
 
     def _copy(self, collection: TabledCollection) -> bool:
-        """The documents of one collection, in transactions of bounded size. Whether it was there to the end."""
+        """Copy the documents of one collection, in transactions of bounded size. Returns whether the collection existed
+        to the end."""
         uuid = bytes.fromhex(collection.uuid)
         waiting: list[tuple[bytes, bytes]] = []
         size = 0
         for documents in self._documents(collection.namespace, uuid):
             if self._stopped.is_set():
-                raise SinkError("the copy was stopped before its end", hint="It begins anew at the next start")
+                raise SinkError("the copy was stopped before its end", hint="The next run starts it again")
             for document in documents:
                 waiting.append((_key_of(document), document))
                 size += len(document)
@@ -270,8 +272,8 @@ class TablesWriter:
                 self._stopped.wait(max(0.0, begun + count / rate - time.monotonic()))
 
     def _copy_unknown(self, fold: Fold, state: StateTransaction) -> ClusterTime | None:
-        """Collections that got a selected name and whose documents nobody has told of. Gives the time up to which
-        changes may be in the copies already."""
+        """Copy collections that got a selected name with documents that the oplog did not show. Returns the time up to
+        which changes may already be in the copies."""
         if not fold.unknown:
             return None
         made: list[tuple[bytes, TabledCollection]] = []
@@ -298,7 +300,7 @@ class TablesWriter:
         return position
 
     def _publish(self, after: ClusterTime | None = None) -> None:
-        """Let each table take over what waits for it. Nothing is done while a copy has not caught up."""
+        """Let each table take over its pending rows. Does nothing while a copy has not caught up."""
         position = self._position()
         if position.time < position.hold:
             return
@@ -322,7 +324,7 @@ class TablesWriter:
         self._daily_life(done, position.batch)
 
     def _take_over(self, mark: TableMark, collection: TabledCollection | None, batch: Batch) -> bool:
-        """Bring one table up to ``batch``. Whether there was anything to do."""
+        """Bring one table up to ``batch``. Returns whether there was anything to do."""
         if collection is None:
             if mark.collection is None:
                 return False
@@ -358,7 +360,7 @@ class TablesWriter:
         for piece in chunks(document for _, document in rows if document is not None):
             found = make_rows(schema, piece)
             if found.retyped:
-                _log.info("%s: a column becomes wider, all rows are written anew", collection.namespace)
+                _log.info("%s: a column becomes wider, all rows are rewritten", collection.namespace)
                 self._write_whole(table, collection, batch, found.schema)
                 return
             schema = found.schema
@@ -370,7 +372,7 @@ class TablesWriter:
     def _write_whole(
         self, table: CollectionTable, collection: TabledCollection, batch: Batch, schema: TableSchema | None = None
     ) -> None:
-        """The table anew from the state, once more where a column had to become wider on the way."""
+        """Rewrite the table from the state, and again if a column had to become wider on the way."""
         given = schema or table.schema(self._rule(collection.namespace).schema)
         while True:
             rows = _Widening(given, lambda misfits: self._quarantine.add(collection, batch, misfits))
@@ -397,7 +399,7 @@ class TablesWriter:
         return table
 
     def _daily_life(self, marks: list[TableMark], batch: int) -> None:
-        """Merge small files and let old versions go, every so many micro-batches."""
+        """Merge small files and remove old versions, every ``compact_every`` micro-batches."""
         every = self._settings.compact_every
         if not every or batch % every:
             return
@@ -407,7 +409,7 @@ class TablesWriter:
                 table.compact(target_bytes=self._settings.target_bytes, z_order=self._rule(mark.namespace).z_order)
                 table.expire(self._settings.retention_h)
             except TailraceError as error:
-                _log.warning("%s: %s", mark.namespace, error)  # the next turn tries again
+                _log.warning("%s: %s", mark.namespace, error)  # retried next time
 
     def _note_redeclared(self) -> None:
         """Tables whose declared columns or partitions are others than before are written anew."""
@@ -424,7 +426,7 @@ class TablesWriter:
                 state.set_position(self._position().next_batch())
 
     def _forget_unselected(self) -> None:
-        """Collections that have no rule any more: their tables stay as they are."""
+        """Stop following collections that have no rule any more. Their tables stay as they are."""
         gone = [one for one in self._state.collections() if not self._selection.has(one.namespace)]
         marks = [name for name in self._state.marks() if not self._selection.has(name)]
         if gone or marks:
@@ -437,7 +439,7 @@ class TablesWriter:
 
 @contextmanager
 def held_tables(root: Path) -> Iterator[list[str]]:
-    """The tables in ``root``, by namespace; no other process writes them meanwhile."""
+    """The tables in ``root``, by namespace, held so that no other process writes them meanwhile."""
     descriptor = _lock(root)
     try:
         state = TableState(root / STATE / "state", readonly=True)
@@ -451,7 +453,7 @@ def held_tables(root: Path) -> Iterator[list[str]]:
 
 
 def mark_for_rebuilding(root: Path, namespace: str) -> None:
-    """Let the next writer write a table anew from the state. Raises UsageError where there is no such table."""
+    """Let the next writer rewrite a table from the state. Raises UsageError if there is no such table."""
     with held_tables(root) as namespaces:
         if namespace not in namespaces:
             raise UsageError(f"{namespace} has no table in {root}")
@@ -467,7 +469,7 @@ def mark_for_rebuilding(root: Path, namespace: str) -> None:
 
 
 class _RetypedError(Exception):
-    """A value did not fit its column, and the policy is to make the column wider."""
+    """A value did not fit its column, and by the policy the column becomes wider."""
 
     def __init__(self, schema: TableSchema) -> None:
         super().__init__()
@@ -510,7 +512,7 @@ def _key_of(document: bytes) -> bytes:
 
 
 def _lock(root: Path) -> int:
-    """Hold the directory of the tables. Raises SinkError where another process does."""
+    """Lock the directory of the tables. Raises SinkError if another process holds it."""
     path = root / STATE / "lock"
     with durable.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -93,8 +93,8 @@ class TailPlace:
     ``has_fallen``  it was joined before, and was too slow
     ``pending``   segments that hold something for it, in order
     ``awaits``    a cluster time: when everything up to it was read, the stream wants to know
-    ``unheard``   a failure of the reader's that concerns the stream, and that it was not told of
-    ``reopens``   it was told of one, and has taken nothing since
+    ``unheard``   a failure of the reader that concerns the stream, and that it was not told of yet
+    ``reopens``   it was told of a failure, and has taken nothing since
     ``on_ready``  called, without the lock, when something has come for a stream that had nothing
     """
 
@@ -128,26 +128,26 @@ class TailPlace:
         self._waited_from = self._waited_until = 0.0
 
     def forget_failures(self) -> None:
-        """What the reader failed with until now does not concern the stream."""
+        """Ignore the reader's failures so far; they do not concern the stream."""
         self.unheard: PyMongoError | None = None
         self.reopens = False
 
     def begin_wait(self) -> threading.Lock:
-        """The stream's thread waits from now on: until it can acquire this lock."""
+        """Note that the stream's thread waits from now on, until it can acquire the returned lock."""
         self._waited_from = time.monotonic()
         self.waiter = threading.Lock()
         self.waiter.acquire()
         return self.waiter
 
     def end_wait(self) -> None:
-        """The stream's thread waits no longer."""
+        """Note that the stream's thread no longer waits."""
         self.waiter = None
         self._waited_until = time.monotonic()
 
     @property
     def is_waited_at(self) -> bool:
-        """Whether somebody waits for the stream's entries: its thread does, or did until a moment ago, less than it
-        had waited, and is about to wait again."""
+        """Whether the stream's thread waits for entries. It also counts as waiting if the time since its last wait is
+        shorter than that wait was: it is then about to wait again."""
         if self.waiter is not None:
             return True
         return time.monotonic() - self._waited_until < self._waited_until - self._waited_from

@@ -106,7 +106,7 @@ class SharedTail:
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
         self._not_before = 0.0
-        #: The reader's error, while it has not read since.
+        #: The reader's error, until it has read again.
         self._failure: PyMongoError | None = None
         self._reads = self._entries = self._bytes = 0
         #: What was read since a stream was joined last.
@@ -171,9 +171,9 @@ class SharedTail:
     ) -> OplogBatch | None:
         """As ``poll``, but waits for entries, so many seconds at most, and ``limit_s`` whatever happens.
 
-        ``hears``  the wait also ends when the reader has failed (``failure`` says so then). While the reader cannot
-                   read, the wait is for its next try, however long that takes. After a failure that is over, what has
-                   come is given at once, as a cursor's first reply
+        ``hears``  the wait also ends when the reader has failed (``failure`` then returns the error). While the reader
+                   cannot read, the call waits for its next try, however long that takes. After a failure that is over,
+                   it returns at once what has come, as a cursor's first reply does
         """
         waiter = None
         with self._lock:
@@ -195,8 +195,8 @@ class SharedTail:
         return self.poll(place)
 
     def failure(self, place: TailPlace) -> PyMongoError | None:
-        """The reader's error, once, if it concerns the stream: also where it is over by now, and the stream was not
-        asked meanwhile. While the reader cannot read, the caller takes first what has come for the stream before."""
+        """The reader's error, once, if it concerns the stream; also if the failure is over and the stream was in no
+        call meanwhile. While the reader cannot read, the caller first takes what has already come for the stream."""
         if place.unheard is None:
             return None
         with self._lock:
@@ -273,7 +273,7 @@ class SharedTail:
             self._failure = error
             was_killed = is_killed(error)
             for place in self._places:
-                # Who did not wait has lost nothing but its cursor, and would have got another one in silence.
+                # A stream that did not wait has only lost its cursor, and would have opened another without an error.
                 is_concerned = place.joined and (not was_killed or place.is_waited_at)
                 if is_concerned and (place.unheard is None or place.reopens):
                     place.unheard = error

@@ -32,7 +32,7 @@ def _copy(begun: int, documents: int) -> dict[str, Any]:
 
 _AT: Final = [Timestamp(0x65000000 + seconds, 1) for seconds in range(4)]
 _TOKENS: Final = [f"82{at.time:08X}000000012B02" for at in _AT]
-#: A position, and one that is behind it; each first one is further than those before.
+#: A position, and one that is behind it; each first one is ahead of those before.
 _PAIRS: Final[tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]] = (
     ({"at": _AT[1]}, {"at": _AT[0]}),
     ({"at": _AT[1]}, {"token": {"_data": _TOKENS[0]}}),
@@ -138,7 +138,7 @@ def _commits(new_store: Callable[[], Any], resource: str) -> None:
 
 
 def _forward_alone(new_store: Callable[[], Any], resource: str) -> None:
-    """A commit that was given up by who sent it, and is done later, must not undo newer ones."""
+    """A commit that its sender has given up, and that is carried out later, must not undo newer ones."""
     store, other = new_store(), new_store()
     lease = _held(store, resource, "a")
     for number, (later, earlier) in enumerate((*_PAIRS, _PLANS)):

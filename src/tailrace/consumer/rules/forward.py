@@ -1,10 +1,10 @@
-"""Which of two committed positions is further: a commit that arrives late must not set a position back.
+"""Which of two committed positions is ahead of the other. A commit that arrives late must not set a position back.
 
-A request that nobody waits for any more may still be done: a server that was frozen goes on with it once it thaws.
-Owner and version do not tell it from the owner's newer commits, so the positions are compared where the lease is kept.
+A request may still be carried out when nobody waits for it any more, such as by a server that was frozen for a time.
+Its owner and version are those of the owner's newer commits, so the positions are compared where the lease is kept.
 
-Only positions of one kind are compared: places in a stream, the states of one snapshot, and generations of lanes. What
-is none of these is further than nothing.
+Only positions of one kind are compared: places in a stream, the states of one snapshot, and generations of lanes. Any
+other position is not ahead of anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
 
 
 def progress(position: Mapping[str, Any]) -> Progress:
-    """Read a position, whatever somebody may have made of it."""
+    """Read a position. It may hold anything, since people can edit it."""
     generation = position.get("generation")
     if isinstance(generation, int) and "lanes" in position:
         return Progress(None, generation=generation)
@@ -50,7 +50,7 @@ def progress(position: Mapping[str, Any]) -> Progress:
 
 
 def is_behind(position: Mapping[str, Any], record: Mapping[str, Any] | None) -> bool:
-    """Whether ``record``, which is committed, is further than ``position``."""
+    """Whether ``record``, which is committed, is ahead of ``position``."""
     if record is None:
         return False
     new, old = progress(position), progress(record)
@@ -60,7 +60,7 @@ def is_behind(position: Mapping[str, Any], record: Mapping[str, Any] | None) -> 
         return False
     if new.place < old.place:
         return True
-    # The same place. With a snapshot under way it is where the snapshot began.
+    # The same place. While a snapshot is under way, this is the place where it began.
     return new.copied is not None and (old.copied is None or new.copied < old.copied)
 
 

@@ -106,8 +106,8 @@ def refreshed(record: Lease | None, lease: Lease, seconds: float, now: datetime)
 
 
 def committed(record: Lease | None, lease: Lease, position: Mapping[str, Any], seconds: float, now: datetime) -> Lease:
-    """The record with ``position``, and held for ``seconds`` from ``now``. Raises LeaseLost, and LeaseDocumentError
-    where the record's own position is further."""
+    """The record with ``position``, held for ``seconds`` from ``now``. Raises LeaseLost, and LeaseDocumentError if
+    the record's own position is ahead."""
     after = refreshed(record, lease, seconds, now)
     if is_behind(position, after.position):
         raise refused(record, lease)
@@ -115,11 +115,11 @@ def committed(record: Lease | None, lease: Lease, position: Mapping[str, Any], s
 
 
 def refused(record: Lease | None, lease: Lease) -> TailraceError:
-    """Why a commit changed nothing: the lease is lost, or the position stands in the way."""
+    """The error for a commit that changed nothing: the lease is lost, or the record's position is ahead."""
     if record is None or (record.owner, record.version) != (lease.owner, lease.version):
         return lost(record, lease)
     return LeaseDocumentError(
-        f"the position in the lease on {lease.resource!r} is further than the one to be committed",
+        f"the position in the lease on {lease.resource!r} is ahead of the one to be committed",
         hint="Did somebody move it by hand, or was a deployment with an older clock put in the place of another? Put "
         "the position right, or use another resource",
     )

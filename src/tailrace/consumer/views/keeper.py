@@ -50,8 +50,8 @@ class ViewKeeper:
         if options.get("on_history_lost") == "snapshot":
             # A copy of the source does not show which of its documents were deleted.
             raise UsageError(
-                "lost history of a view is not healed by a copy of its source",
-                hint="After error 286, start it under another resource: the targets are then copied through again",
+                "a view cannot recover from lost history with a copy of its source (on_history_lost='snapshot')",
+                hint="After error 286, start it under another resource: the fields of all targets are written again",
             )
         shared: dict[str, Any] = {"store": store, "on_invalidate": "resume", "commit_every": 100, **options}
         shared.setdefault("commit_interval", 1.0)

@@ -45,9 +45,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ViewDifference:
-    """A field of a target that is not what its source says. A value that is missing is ``view.MISSING``. Where ``path``
-    is the view's version, ``found`` lies ahead of the deployment's time, which is ``wanted``: no keeper has written it,
-    and none can write over it."""
+    """A field of a target that differs from its source. A missing value is ``view.MISSING``. If ``path`` is the view's
+    version, ``found`` is ahead of the deployment's time, which is ``wanted``: no keeper has written this version, and
+    none can overwrite it."""
 
     document_key: Any
     path: str
@@ -195,8 +195,8 @@ class ViewUpkeep:
     def _one(
         self, document_key: Mapping[str, Any], key: Any, version: Timestamp, ahead: Timestamp | None = None
     ) -> dict[str, Any]:
-        """The filter of one target, which names ``key``, if it has an older version, or ``ahead``. ``document_key``
-        holds the shard key too, and the field ``on`` may be part of that."""
+        """The filter of one target that names ``key`` and has an older version, or the version ``ahead``.
+        ``document_key`` holds the shard key too, and the field ``on`` may be part of it."""
         exactly = {path: {"$eq": value} for path, value in document_key.items()}
         return {"$and": [exactly, self.view.outdated(key, version, ahead=ahead)]}
 
@@ -217,7 +217,7 @@ class ViewUpkeep:
         self._is_reached(version)
 
     def _is_reached(self, version: Timestamp) -> bool:
-        """Whether the clock of a server has come to ``version``: a time that no clock has come to is nobody's."""
+        """Whether some server's clock has reached ``version``. No keeper can have written a later version."""
         cluster = readers_of(self._client).cluster
         servers = (cluster.client(shard.name) for shard in cluster.shards()) if cluster else iter([self._client])
         while self._clock is None or self._clock["clusterTime"] < version:
@@ -232,7 +232,7 @@ class ViewUpkeep:
         return True
 
     def _ahead(self, target: Mapping[str, Any], now: Timestamp) -> Timestamp | None:
-        """The version of a target where no keeper can have written it; ``now`` is a time after the target was read."""
+        """The version of a target if no keeper can have written it. ``now``: a time after the target was read."""
         found = self.view.version_of(target)
         return found if found is not None and found > now and not self._is_reached(found) else None
 
@@ -299,8 +299,8 @@ class ViewUpkeep:
         return operation_time(self._client).to_timestamp()
 
     def rebuild(self, *, check: Callable[[], None] = lambda: None) -> int:
-        """Give every target the fields of its source anew; how many had others, or a version that is ahead of the
-        deployment's time. May run while the view is kept. Raises SinkError at the end where the server refuses some."""
+        """Write the fields of its source to every target. Returns how many targets had other fields, or a version ahead
+        of the deployment's time. May run beside keepers. Raises SinkError at the end if the server refused some."""
         self.check_deployment()
         changed = 0
         refused: list[tuple[Any, str]] = []

@@ -94,10 +94,10 @@ class View:
 
     def outdated(self, key: Any, version: Timestamp, *, ahead: Timestamp | None = None) -> dict[str, Any]:
         """The filter of the targets that name the source ``key`` and have an older version, or exactly the version
-        ``ahead``, which no keeper can have written. ``None`` as the key stands for those that name none."""
+        ``ahead``, which no keeper can have written. With ``None`` as the key: the targets that name no source."""
         if ahead is not None:
             return {"$and": [self._names(key), {self.version_path: {"$eq": ahead}}]}
-        # A comparison looks into arrays, and a time within one is no version.
+        # A comparison also looks at the items of an array, but a time in an array is not a version.
         no_version = [{path: {"$type": "array"}} for path in (VERSIONS_FIELD, self.version_path)]
         older = {"$or": [{self.version_path: {"$not": {"$gte": version}}}, *no_version]}
         return {"$and": [self._names(key), older]}
@@ -107,7 +107,7 @@ class View:
         return {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: {"$eq": key}, "$nor": arrays}
 
     def version_of(self, target: Mapping[str, Any]) -> Timestamp | None:
-        """The version that a target carries; ``None`` where it has none, or something that is no version."""
+        """The version of a target; ``None`` if it has none, or a value that is not a version."""
         found = value_at(target, self.version_path)
         return found if isinstance(found, Timestamp) else None
 

@@ -109,12 +109,12 @@ def _shown_images(plan: Plan) -> frozenset[bytes]:
 
 
 def _sparing(plan: Plan, one: Conjunct, order: Order) -> Conjunct | None:
-    """What of it may be asked of entries so that the same look-ups fail as on the server, although it is not asked of
-    events before images are looked up."""
+    """The part of it that may be asked of entries so that the same look-ups fail as on the server, although it is not
+    asked of events before images are looked up."""
     options = plan.options
     if "required" in (options.full_document, options.full_document_before_change):
         return one if order.simple and _rewritten(one) else None
-    # From 6.0 on the look-up fails in a view, and the match is asked in the oplog query.
+    # From 6.0 on the look-up fails in a view, and the match is part of the oplog query.
     if options.full_document != "updateLookup" or plan.profile.looks_up_by_uuid:
         return one
     node = queried(one.node) if order.simple else None

@@ -1,8 +1,8 @@
 """Which part of a predicate the server asks in its oplog query (measured on 6.0.27, by what ``explain`` shows).
 
-It decides whose current document is looked up: an event that the query has left out needs none, so a look-up that would
-fail does not. What may be asked of an entry is more (``terms.py``, ``entry_test.py``); where it would spare a look-up
-that fails on the server, it is not asked.
+This decides which events have their current document looked up: an event that the query has left out needs no look-up,
+so none can fail. More may be asked of an entry (``terms.py``, ``entry_test.py``), but not if that would leave out a
+look-up that fails on the server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.expression.match import tree
 from tailrace.expression.values import value as v
 from tailrace.plan.conjuncts import expression_fields
 
-#: Fields that an entry has under another name or none: asked with every operator, and negated too.
+#: Fields that an entry has under another name, or does not have: asked with every operator, and negated too.
 _RENAMED: Final = frozenset((b"clusterTime", b"lsid", b"txnNumber"))
 _NAMESPACES: Final = frozenset((b"ns", b"to"))
 _FIELDS: Final = _RENAMED | _NAMESPACES | {b"operationType", b"documentKey", b"fullDocument", b"updateDescription"}
@@ -26,9 +26,9 @@ _ORDERINGS: Final = frozenset(("$gt", "$gte", "$lt", "$lte"))
 
 
 def queried(node: tree.Node, *, exact: bool = False) -> tree.Node | None:
-    """The part of ``node`` that the oplog query asks; ``None``: nothing of it.
+    """The part of ``node`` that the oplog query asks; ``None``: no part of it.
 
-    ``exact``  it is negated, so all of it is asked or nothing
+    ``exact``  the node is negated, so either all of it is asked or nothing
     """
     if isinstance(node, tree.And | tree.Or):
         children = [queried(child, exact=exact) for child in node.children]
@@ -66,7 +66,7 @@ def _asks_leaf(node: tree.Node, path: bytes, *, exact: bool) -> bool:
 
 
 def _asks_description(node: tree.Node, path: bytes, *, exact: bool) -> bool:
-    """Of ``updateDescription``: a test of one field that was updated, the rest where a missing field does not pass."""
+    """For ``updateDescription``: tests of one updated field are asked; others only if a missing field does not pass."""
     below = path.removeprefix(_UPDATED_FIELDS + b".")
     if below != path and b"." not in below:
         return True
