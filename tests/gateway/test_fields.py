@@ -298,6 +298,28 @@ def test_what_is_not_done_here_is_left_to_the_server(sides: SideBySide) -> None:
     close(sides.gateway, cursor_id)
 
 
+def test_commands_that_end_sessions_end_the_same_streams_as_on_the_server(sides: SideBySide) -> None:
+    """``killSessions: []`` means every session, and had ended none here; ``killAllSessions`` had ended streams that
+    have no session too. Only a session that was named had been tried."""
+    commands: list[dict[str, Any]] = [
+        {"killSessions": []},
+        {"killSessions": [session(7)["lsid"]]},
+        {"killAllSessions": []},
+        {"killAllSessionsByPattern": []},
+    ]
+    for command in commands:
+        found = []
+        for wire in (sides.server, sides.gateway):
+            streams = [(opened(wire, fields)[0], fields) for fields in (session(7), session(8), {})]
+            assert wire.run("admin", command)["ok"] == 1
+            read = {"collection": "quiet", "maxTimeMS": 1}
+            replies = [answer(wire, {"getMore": number, **read, **fields}) for number, fields in streams]
+            found.append([(reply["ok"], reply.get("code")) for reply in replies])
+            for number, _ in streams:
+                close(wire, number)
+        assert found[0] == found[1], command
+
+
 def test_a_session_that_ends_takes_its_streams_with_it(sides: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
     """They had stayed, for ten minutes. The server looks every five minutes, or when it is told to; we more often."""
     monkeypatch.setattr(gateway_engine, "_EXPIRE_S", 0.1)

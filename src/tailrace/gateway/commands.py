@@ -379,9 +379,13 @@ def _is_meant(command: ClientCommand, stream: ServedStream, identity: Identity) 
     except BSONError:
         return False
     listed = asked.get(command.name.decode())
+    if stream.owner.session is None:
+        return False  # the server's stay open, too
     if command.name != b"killSessions":
         if not listed or command.name == b"killAllSessionsByPattern":
             return True
         named = {(each.get("user"), each.get("db")) for each in listed if isinstance(each, dict)}
         return bool(stream.owner.users & named)
-    return stream.owner.session in sessions_ended(command.document) and stream.owner.users == identity.users
+    # No session named means every one of the user.
+    is_named = not listed or stream.owner.session in sessions_ended(command.document)
+    return is_named and stream.owner.users == identity.users

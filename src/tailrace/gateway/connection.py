@@ -345,10 +345,11 @@ class ClientConnection:
     async def _replies(self) -> None:
         try:
             while True:
+                reader = self._upstream.reader
                 try:
                     await self._each_reply()
                 except (EOFError, OSError):
-                    if not self.is_parked:
+                    if not self.is_parked and reader is self._upstream.reader:
                         raise
                 await self._connected_again.wait()
         finally:
@@ -449,6 +450,7 @@ class ClientConnection:
         ``may_take_long``  the server may wait before it answers, for as long as the client does
         """
         await self.answered()
+        self._rests = 0
         await self._connect_again()
         if self._server_left:
             raise ClosedConnection("the server has left")
@@ -496,6 +498,8 @@ class ClientConnection:
         if is_new and self._rests > 1 and not self.is_parked and not self._server_left and not self._leaving:
             self.is_parked = True
             self._connected_again.clear()
+            # With TLS a connection ends when the other side has agreed, up to 30 s later: nobody listens until then.
+            self._upstream.reader.feed_eof()
             self._upstream.writer.close()
 
     async def _connect_again(self) -> None:

@@ -64,7 +64,7 @@ class MongodSource:
     ``waits``          whether that is so where no member can be reached, too: otherwise the client's own patience is
                        all, and the SourceError has the label of what may be resumed
     ``pushed``         at the end of the oplog the server sends each reply without being asked (an exhaust cursor): less
-                       work on both sides, but the connection is this reader's own
+                       work on both sides, but the connection is this reader's own. Not with OIDC
     ``options``        PyMongo's client options, for a URI
 
     Connects at first use; a deployment that cannot be read then is a SourceError. Not for several threads at a time.
@@ -349,7 +349,7 @@ class MongodSource:
             with closing(RawReplyCursor(self._oplog(), query, **options)) as cursor:
                 if await_ms is not None:
                     cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
-                    if self._pushed:
+                    if self._pushed and _may_push(self.client):
                         cursor.add_option(_EXHAUST)
                 first: bytes = next(cursor, b"")
                 end = raw_bson.document_end(first) if first else 0
@@ -411,6 +411,13 @@ class MongodSource:
         options = self.client.options
         limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout, remaining_s()) if limit]
         return max(1, min(_AWAIT_MS_MAX, *(int(limit * 500) for limit in limits))) if limits else _AWAIT_MS_MAX
+
+
+def _may_push(client: MongoClient[Any]) -> bool:
+    """Whether the server may push: not where it may ask for a new login in the middle (OIDC). PyMongo waits for the
+    next reply then, and none comes."""
+    credentials = client.options.pool_options._credentials  # it has no public name
+    return credentials is None or credentials.mechanism != "MONGODB-OIDC"
 
 
 def _replies(cursor: RawBatchCursor[Any], first: bytes) -> Iterator[bytes]:

@@ -1,0 +1,19 @@
+"""For whom the server pushes replies without being asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.source.mongod import _may_push
+
+_OIDC: dict[str, Any] = {"authMechanism": "MONGODB-OIDC", "authMechanismProperties": {"ENVIRONMENT": "test"}}
+
+
+@pytest.mark.parametrize(("options", "may"), [({}, True), ({"username": "u", "password": "p"}, True), (_OIDC, False)])
+def test_nothing_is_pushed_to_who_must_log_in_again(options: dict[str, Any], may: bool) -> None:
+    """No server of the tests has OIDC: once its token had ended, the read would have stood until its time-out."""
+    with MongoClient[Any]("mongodb://localhost:1", connect=False, **options) as client:
+        assert _may_push(client) is may
