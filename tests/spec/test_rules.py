@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import bson
 import pytest
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
@@ -141,3 +142,48 @@ def test_24_to_26_each_failure_has_one_attempt_and_another_error_ends_the_stream
         assert raised.value.code == 2
         assert not stream.alive
         assert len(commands.named("aggregate")) == 4
+
+
+class _Replies(Commands):
+    """With the replies of all commands, the failed ones too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every: list[dict[str, Any]] = []
+
+    def succeeded(self, event: Any) -> None:
+        super().succeeded(event)
+        if event.command_name in ("aggregate", "getMore", "killCursors"):
+            self.every.append(bson.decode(bson.encode(event.reply)))
+
+    def failed(self, event: Any) -> None:
+        super().failed(event)
+        self.every.append(dict(event.failure))
+
+
+def test_listeners_are_told_the_server_s_clock_with_every_command_and_reply(deployment: Deployment) -> None:
+    """Of replies only the cursor had been looked at: ours came without ``operationTime`` and ``$clusterTime``, which
+    programs pass on to another session."""
+    commands = _Replies()
+    deployment.collection.insert_one({})
+    with (
+        deployment.connect(event_listeners=[commands]) as client,
+        client[_DATABASE]["c"].watch(max_await_time_ms=200) as stream,
+    ):
+        stream.try_next()
+        deployment.collection.insert_one({})
+        event = stream.next()
+        with deployment.fail("getMore", errorCode=2), pytest.raises(OperationFailure):
+            stream.try_next()
+    assert {next(iter(command)) for command in commands.sent} == {"aggregate", "getMore", "killCursors"}
+    assert all("$clusterTime" in command for command in commands.sent)
+    times = []
+    for reply in commands.every:
+        assert {"ok", "operationTime", "$clusterTime"} <= set(reply)
+        assert reply["operationTime"] <= reply["$clusterTime"]["clusterTime"]
+        assert {"clusterTime", "signature"} == set(reply["$clusterTime"])
+        if "cursor" in reply:
+            assert set(reply) == {"cursor", "ok", "operationTime", "$clusterTime"}
+            times.append(reply["operationTime"])
+    assert times == sorted(times)
+    assert times[-1] >= event["clusterTime"]

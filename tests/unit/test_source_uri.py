@@ -7,15 +7,16 @@ import pickle
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import dns.resolver
 import pytest
 
 import tailrace
 from tailrace.errors import SourceError, UsageError
-from tailrace.source.connection import open_client
+from tailrace.source.connection import CONNECTIONS_MIN, Reader, open_client
 from tailrace.source.topology import Cluster
-from tailrace.source.uri import ConnectionString, find_uri, parse_complaint, redact_uri
+from tailrace.source.uri import ClientOptions, ConnectionString, find_uri, parse_complaint, redact_uri
 
 SECRET = "tr0ub4dor"
 
@@ -88,6 +89,35 @@ def test_what_the_uri_says_wins_over_our_defaults() -> None:
     with open_client("mongodb://127.0.0.1:1/", serverSelectionTimeoutMS=456) as client:
         assert client.options.server_selection_timeout == 0.456
         assert client.options.pool_options.appname == "tailrace"
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "size"),
+    [
+        ("", {}, 100),
+        ("?maxPoolSize=1", {}, CONNECTIONS_MIN),
+        ("?tls=false;maxpoolsize=3", {}, CONNECTIONS_MIN),
+        ("?maxPoolSize=5", {}, 5),
+        ("?maxPoolSize=1", {"maxPoolSize": 50}, 50),
+        ("?maxPoolSize=50", {"maxpoolsize": 1}, CONNECTIONS_MIN),
+        ("", {"maxPoolSize": "2"}, CONNECTIONS_MIN),
+        ("?maxPoolSize=0", {}, float("inf")),
+        ("", {"maxPoolSize": None}, float("inf")),
+    ],
+)
+def test_what_reads_an_oplog_has_the_connections_that_it_needs(query: str, options: Any, size: float) -> None:
+    """``maxPoolSize`` bounds a program's own commands. No test had looked at a smaller one."""
+    with open_client(f"mongodb://127.0.0.1:1/{query}", connect=False, **options) as client:
+        assert (client.options.pool_options.max_pool_size or float("inf")) == size
+    hidden = ConnectionString(f"mongodb://127.0.0.1:1/{query}")
+    with Reader.opened(hidden, None, ClientOptions({**options, "connect": False})) as reader:
+        assert (reader.options.pool_options.max_pool_size or float("inf")) == size
+
+
+@pytest.mark.parametrize("size", ["x", "-1", ""])
+def test_a_size_that_is_none_is_the_drivers_to_refuse(size: str) -> None:
+    with pytest.raises(UsageError, match=r"(?i)maxPoolSize"):
+        open_client("mongodb://127.0.0.1:1/", maxPoolSize=size)
 
 
 def test_an_option_that_the_driver_does_not_know_is_told_without_secrets(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -394,6 +394,8 @@ class OplogChangeStream(BlockChangeStream):
         super().__init__(source.client, request, stream, partial(_close_all, self._open))
         #: False if the caller asked for an empty first batch.
         self._fills_first_batch = request.batch_size != 0
+        if self._commands is not None:
+            self._commands.clocks = partial(_clocks, source.client)
         self._resume = OplogResume(source.client, request, self._commands)
         self._answers = self._resume.answers(answers_of(source))
         self._tail = partial(
@@ -492,6 +494,10 @@ class OplogChangeStream(BlockChangeStream):
         self._session.advance(batch.high_water, [known_clock(self._source.client)])
         self._batch = batch
         return batch
+
+
+def _clocks(client: Any) -> list[Mapping[str, Any] | None]:
+    return [known_clock(client)]
 
 
 def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:

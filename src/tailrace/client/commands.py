@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -16,12 +16,15 @@ from typing import Any, Final
 import bson
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from tailrace.client.request import STAGE_NAMES, WatchRequest
 from tailrace.client.resume import get_more_wait_ms
 from tailrace.client.session import StreamSession, known_clock
 from tailrace.errors import TailraceError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.time_limit import TimeLimitError, limit_s, remaining_s
 
 #: After these the server has no cursor any more.
@@ -40,6 +43,9 @@ class StreamCommands:
         self._cursor_id = 0
         self._session = StreamSession(request.session)
         self._under_way: tuple[str, int, float] | None = None
+        #: The ``$clusterTime`` of who reads for the stream; set by whom knows them.
+        self.clocks: Callable[[], Iterable[Mapping[str, Any] | None]] = tuple
+        self._reached = ClusterTime(0)
 
     @property
     def waits(self) -> bool:
@@ -93,6 +99,7 @@ class StreamCommands:
             self._cursor_id = 0
         batch = [self._decoded(event) for event in events]
         token = batch[-1].get("_id", token) if batch else token
+        self._reached = max(self._reached, _time_of(token))
         cursor = {
             "firstBatch" if name == "aggregate" else "nextBatch": batch,
             "postBatchResumeToken": token,
@@ -113,6 +120,8 @@ class StreamCommands:
         if self._under_way is None:
             return
         failure = _failure_document(error)
+        if "code" in failure:  # a reply; else no server has answered
+            failure = {**self._times(), **failure}
         name, number, since = self._under_way
         self._under_way = None
         self._listeners.publish_command_failure(
@@ -153,7 +162,7 @@ class StreamCommands:
 
     def _start(self, name: str, command: dict[str, Any]) -> None:
         command["lsid"] = self._session.identity  # rule 15
-        clock = known_clock(self._request.client)
+        clock = self._clock()
         if clock is not None:
             command["$clusterTime"] = clock
         number = random.randint(1, (1 << 31) - 1)
@@ -168,13 +177,40 @@ class StreamCommands:
         self._under_way = None
         self._listeners.publish_command_success(
             timedelta(seconds=time.monotonic() - since),
-            reply,
+            reply | self._times(),
             name,
             number,
             self._address,
             None,
             database_name=self._database,
         )
+
+    def _clock(self) -> Mapping[str, Any] | None:
+        """The newest ``$clusterTime`` that any client of the stream was sent."""
+        known = [clock for clock in (known_clock(self._request.client), *self.clocks()) if clock is not None]
+        return max(known, key=_time_in, default=None)
+
+    def _times(self) -> dict[str, Any]:
+        """What stands in each reply of a replica set: its clock, and up to which time it was read."""
+        clock = self._clock()
+        if clock is None:
+            return {}
+        # A token may stand one tick behind all that has happened.
+        reached = min(self._reached.to_timestamp(), _time_in(clock)) if self._reached else _time_in(clock)
+        return {"operationTime": reached, "$clusterTime": clock}
+
+
+def _time_in(clock: Mapping[str, Any]) -> Timestamp:
+    found: Timestamp = clock["clusterTime"]
+    return found
+
+
+def _time_of(token: Any) -> ClusterTime:
+    """The cluster time of a resume token; none of what the caller's stages have made of one."""
+    try:
+        return ResumeToken.parse(bson.encode(token)).cluster_time
+    except (TailraceError, BSONError, TypeError, ValueError):
+        return ClusterTime(0)
 
 
 def _failure_document(error: Exception) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from tailrace.client import kernel_loader
 from tailrace.client.change_stream import BlockChangeStream, checked_options, collections_read
 from tailrace.client.commands import StreamCommands, telling_refusals
 from tailrace.client.request import WatchRequest
-from tailrace.client.session import StreamSession
+from tailrace.client.session import StreamSession, known_clock
 from tailrace.client.shard_failures import ShardFailures
 from tailrace.client.statistics import StreamStatistics
 from tailrace.errors import SourceError, TailraceError, on_shard
@@ -122,6 +122,8 @@ class ShardedChangeStream(BlockChangeStream):
             self._read(*member)
         if begun.config_after is not None:
             self._read(CONFIG_SHARDS, cluster.config_client(), begun.config_after)
+        if self._commands is not None:
+            self._commands.clocks = lambda: [known_clock(each) for each in cluster.clients]
         self._failures = ShardFailures(client, request, self._commands)
         self._failures.opened(self._token_given())
 

@@ -47,6 +47,12 @@ class _Client(MongoClient[Any]):
 _Client.__name__ = MongoClient.__name__  # PyMongo's texts name the class
 
 
+#: What reads an oplog has so many connections to a member at least, whatever ``maxPoolSize`` says of the program's own
+#: commands. The server pushes a shared read's replies over one of them for as long as it lasts, and the wait for a
+#: shard's promise and a stream that reads for itself keep one for seconds: look-ups and new streams need one beside.
+CONNECTIONS_MIN: Final = 4
+_POOL_SIZE: Final = "maxPoolSize"
+
 #: Our defaults, where nobody says otherwise.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "appname": APP_NAME,
@@ -60,6 +66,17 @@ def _defaults(uri: ConnectionString, options: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in _DEFAULTS.items() if name.lower() not in named}
 
 
+def _pool(uri: ConnectionString, options: Mapping[str, Any]) -> dict[str, int]:
+    """The option that enlarges a pool too small to read by, by the name that the caller gave it; else none."""
+    name = next((name for name in options if name.lower() == _POOL_SIZE.lower()), None)
+    in_uri = re.findall(rf"[?&;]{_POOL_SIZE}=([^&;]*)", uri.reveal(), re.IGNORECASE)
+    try:
+        size = int(options[name]) if name is not None else int(in_uri[-1])
+    except (IndexError, TypeError, ValueError):
+        return {}  # PyMongo's default, or its complaint
+    return {name or _POOL_SIZE: CONNECTIONS_MIN} if 0 < size < CONNECTIONS_MIN else {}  # 0: no limit
+
+
 class Reader(_Client):
     """The connections that a client's streams read the oplog by. Whoever forgets to close the client is told by that
     one: this one says nothing of itself."""
@@ -70,7 +87,7 @@ class Reader(_Client):
         PyMongo's client (30 s): a stream's call raises then."""
         defaults = _defaults(uri, options)
         defaults.pop("serverSelectionTimeoutMS", None)
-        return cls(uri.reveal(), port, **(defaults | options))
+        return cls(uri.reveal(), port, **(defaults | options | _pool(uri, options)))
 
     def __del__(self) -> None:
         pass
@@ -96,7 +113,7 @@ def open_client(uri: str | ConnectionString, **options: Any) -> MongoClient[dict
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            client: MongoClient[dict[str, Any]] = _Client(uri.reveal(), **(chosen | options))
+            client: MongoClient[dict[str, Any]] = _Client(uri.reveal(), **(chosen | options | _pool(uri, options)))
     except (PyMongoError, ValueError, TypeError, KeyError, OSError) as error:
         raise unusable(parse_complaint(str(error), uri.reveal(), options)) from None
     for warning in warned:

@@ -188,6 +188,13 @@ class Cluster:
             raise SourceError(f"the cluster has no shard {name}")
         return found
 
+    @property
+    def clients(self) -> list[MongoClient[Any]]:
+        """The config server's client if it is known, and those of the shards that are."""
+        with self._lock:
+            named = [*self._names.values()]
+        return named if self.config is None else [self.config, *named]
+
     def client_at(self, shard: ShardAddress) -> MongoClient[Any]:
         """The client of a present or former shard, made now if there is none yet. Does not connect."""
         with self._lock:
