@@ -68,7 +68,7 @@ class _CursorInSteps(Protocol):
 
 
 class StreamCursor:
-    """What both flavours add to PyMongo's cursor."""
+    """What both flavours add to PyMongo's cursor, which stands behind it among a class's bases."""
 
     #: The wire version of the connection that its last command ran on.
     wire_version: int | None = None
@@ -84,6 +84,10 @@ class StreamCursor:
     def wait_at_most(self, milliseconds: int | None) -> None:
         """How long the server waits for events from the next getMore on."""
         self._max_await_time_ms = milliseconds
+
+    def _run_with_conn(self, conn: Any, operation: Any, read_preference: Any) -> Any:
+        self.wire_version = conn.max_wire_version
+        return super()._run_with_conn(conn, operation, read_preference)  # type: ignore[misc]
 
 
 class ServerSteps:
