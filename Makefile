@@ -21,6 +21,8 @@ SEED ?= 1
 SEEDS ?=
 OPS ?= 2000
 N ?= 300
+# What a fuzz run does with the compiled kernel: auto, on, off.
+KERNEL ?= auto
 
 .PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway simulate-consumers record bench lock clean
 
@@ -49,8 +51,8 @@ format: $(INSTALLED) ## format the code and fix what ruff can fix by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n replays a case
-	$(BIN)/python -m tests.differential.fuzz --seed $(SEED) --operations $(OPS) $(ARGS)
+fuzz: $(INSTALLED) ## random workloads against a live mongod; SEED=n OPS=n replays a case, KERNEL=off is without numba
+	$(BIN)/python -m tests.differential.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) --operations $(OPS) --kernel $(KERNEL) $(ARGS)
 
 fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n N=n replays a case
 	$(BIN)/python -m tests.differential.fuzz_expressions --seed $(SEED) --n $(N) $(ARGS)
@@ -58,8 +60,8 @@ fuzz-expressions: $(INSTALLED) ## random pipelines against a live mongod; SEED=n
 fuzz-images: $(INSTALLED) ## random updates against a live mongod, each document compared with ours; SEED=n or SEEDS=a-b, ARGS="--version 4.4.2"
 	$(BIN)/python -m tests.differential.fuzz_images $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
 
-fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move and shards come and go; SEED=n or SEEDS=a-b
-	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
+fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chunks move and shards come and go; SEED=n or SEEDS=a-b, KERNEL=off
+	$(BIN)/python -m tests.sharded.fuzz $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) --kernel $(KERNEL) $(ARGS)
 
 fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS="--cases n", ARGS=--atheris where it is installed
 	$(BIN)/python -m tests.gateway.fuzz --seed $(SEED) $(ARGS)

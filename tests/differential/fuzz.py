@@ -5,6 +5,7 @@
     python -m tests.differential.fuzz --seeds 1-9999 --ops 500 --until-minutes 60
     python -m tests.differential.fuzz --seed 7 --version 4.4.2       a server of another version
     python -m tests.differential.fuzz --seed 7 --archive             ours from an archive of the oplog
+    python -m tests.differential.fuzz --seed 7 --kernel off          as where numba cannot be imported
 
 Exit code 1 when anything differs. The last line gives operations, streams, events and bytes compared.
 """
@@ -30,6 +31,7 @@ from tailrace.source.mongod import MongodSource
 from tests.differential import cases
 from tests.differential.compare import Bench, Case, Compared, Difference
 from tests.differential.execute import Executed, clear, execute
+from tests.differential.kernel_choice import CHOICES, kernel_use
 from tests.differential.ours import (
     ArchiveOplog,
     SourceOplog,
@@ -265,7 +267,11 @@ def main(arguments: list[str] | None = None) -> int:
     totals = Totals()
     reported = 0
     deadline = time.monotonic() + 60 * options.until_minutes if options.until_minutes else None
-    with server(options.version) as (wire, source), tempfile.TemporaryDirectory() as folder:
+    with (
+        kernel_use(options.kernel) as worked,
+        server(options.version) as (wire, source),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         archive = Path(folder, "archive") if options.archive else None
         for seed in options.seeds:
             if deadline is not None and time.monotonic() > deadline:
@@ -280,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
                 with options.report.open("a") as report:
                     report.writelines(f"{text}\n\n" for text in totals.differences[reported:])
             reported = len(totals.differences)
-    print(totals)
+    print(f"{options.version}, {worked}: {totals}")
     return 1 if totals.differences else 0
 
 
@@ -295,6 +301,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--version", default=SERVER, help=f"of the server: 4.4.2, 5.0.4 or {SERVER} (default)")
     parser.add_argument("--matches", type=int, default=2, help="random $match stages for each stream (2)")
     parser.add_argument("--archive", action="store_true", help="read ours from an archive of the oplog")
+    parser.add_argument(
+        "--kernel", choices=CHOICES, default="auto", help="where it pays (auto), on each batch, or without numba (off)"
+    )
     parser.add_argument("--until-minutes", type=float, help="begin no further seed after this time")
     parser.add_argument("--show", type=int, default=3, help="differences to print a seed (3)")
     parser.add_argument("--report", type=Path, help="append every difference to this file")

@@ -3,6 +3,7 @@
     python -m tests.sharded.fuzz --seed 7              one seed, on a cluster of its own
     python -m tests.sharded.fuzz --seeds 1-20          many, each on a cluster of its own
     python -m tests.sharded.fuzz --seeds 1-3 --steps 400 --version 5.0.4
+    python -m tests.sharded.fuzz --seed 7 --kernel off             as where numba cannot be imported
 
 For each seed the events of three scopes are read by us, one of them live while the workload ran, a shard was added and
 one removed, and compared as bytes with the union of the shards' own native streams in the order of their tokens; what
@@ -35,6 +36,7 @@ from tailrace import raw_bson
 from tailrace.embedded import ShardedCluster
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
+from tests.differential.kernel_choice import CHOICES, kernel_use
 from tests.golden.recording import token_time
 from tests.sharded import native
 from tests.sharded.random_workload import History, Ran, RandomWorkload, history_difference, history_of
@@ -352,17 +354,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = _arguments(arguments)
     totals = Totals()
     reported = 0
-    for seed in options.seeds:
-        begun = time.monotonic()
-        ran = run_seed(totals, seed=seed, steps=options.steps, resumes=options.resumes, version=options.version)
-        print(f"{ran}\n  {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
-        for text in totals.differences[reported:]:
-            print(text, flush=True)
-            if options.report is not None:
-                with options.report.open("a") as report:
-                    report.write(f"{text}\n\n")
-        reported = len(totals.differences)
-    print(totals)
+    with kernel_use(options.kernel) as worked:
+        for seed in options.seeds:
+            begun = time.monotonic()
+            ran = run_seed(totals, seed=seed, steps=options.steps, resumes=options.resumes, version=options.version)
+            print(f"{ran}\n  {time.monotonic() - begun:.1f} s; so far {totals}", flush=True)
+            for text in totals.differences[reported:]:
+                print(text, flush=True)
+                if options.report is not None:
+                    with options.report.open("a") as report:
+                        report.write(f"{text}\n\n")
+            reported = len(totals.differences)
+    print(f"{worked}: {totals}")
     return 1 if totals.differences else 0
 
 
@@ -374,6 +377,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=150, help="writes or transactions of each of three writers (150)")
     parser.add_argument("--resumes", type=int, default=5, help="resumes of each kind for each stream (5)")
     parser.add_argument("--version", help="of mongod: 6.0.27 (the default), 5.0.4 or 4.4.2")
+    parser.add_argument(
+        "--kernel", choices=CHOICES, default="auto", help="where it pays (auto), on each batch, or without numba (off)"
+    )
     parser.add_argument("--report", type=Path, help="append every difference to this file")
     return parser.parse_args(arguments)
 

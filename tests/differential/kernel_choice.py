@@ -1,0 +1,55 @@
+"""What a fuzz run does with the kernel: where it pays (``auto``), on each batch however small (``on``), or nothing, for
+our code finds that numba cannot be imported (``off``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import pytest
+
+from tailrace import kernel
+from tailrace.client import kernel_loader
+from tailrace.pipeline import kernel as pipeline_kernel
+
+CHOICES: Final = ("auto", "on", "off")
+
+
+@dataclass
+class Worked:
+    """How many batches the kernel was given."""
+
+    choice: str
+    batches: int = 0
+
+    def __str__(self) -> str:
+        return f"kernel {self.choice}, {self.batches} batches through it"
+
+
+@contextmanager
+def kernel_use(choice: str) -> Iterator[Worked]:
+    """Everything within uses the kernel so."""
+    worked = Worked(choice)
+
+    def counted(*arguments: Any) -> Any:
+        worked.batches += 1
+        return import_module("tailrace.kernel.fast_path").process_batch(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if choice == "off":
+            if "tailrace.kernel.compiled" in sys.modules:
+                raise RuntimeError("The kernel is loaded already. Start a new process.")
+            patch.setitem(sys.modules, "numba", None)
+        else:
+            patch.setattr(kernel, "process_batch", counted, raising=False)
+        if choice == "on":
+            kernel.warm_up()
+            patch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", 0)
+            patch.setattr(kernel_loader._loader, "ready", True)
+        pipeline_kernel._available.cache_clear()
+        yield worked
+    pipeline_kernel._available.cache_clear()
