@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.client import kernel_loader
+
 HITS = (
     "from tailrace.kernel import transform, columns, variant;"
     "points = transform.frame, transform.transform, columns.locate, columns.gather, columns.is_utf8, variant.encode;"
@@ -44,6 +46,24 @@ def test_a_name_that_the_package_does_not_have_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'transmogrify'"):
         _ = tailrace.kernel.transmogrify
+
+
+WRITERS = "; print(*(name for name in ('variant', 'extended_json') if f'tailrace.kernel.{name}' in sys.modules))"
+
+
+@pytest.mark.parametrize(
+    ("code", "writers"),
+    [
+        ("".join(f"; import {module}" for module in kernel_loader._MODULES), ""),
+        ("; from tailrace.kernel import gather, locate, process_batch", ""),
+        ("; from tailrace.kernel import encode_variants", "variant"),
+        ("; from tailrace.kernel import encode_json", "extended_json"),
+    ],
+    ids=["watch", "events", "variants", "json"],
+)
+def test_nobody_waits_for_compiled_code_of_columns_that_he_does_not_ask_for(code: str, writers: str) -> None:
+    """No test had looked at what is compiled for whom: every ``watch()`` waited for the writers of JSON and VARIANT."""
+    assert python("import sys" + code + WRITERS) == writers
 
 
 @pytest.mark.slow

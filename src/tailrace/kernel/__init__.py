@@ -54,19 +54,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.kernel.arrays import (
-        JsonColumn,
-        Part,
-        VariantColumn,
-        encode_json,
-        encode_variants,
-        gather,
-        is_utf8,
-        locate,
-    )
+    from tailrace.kernel.arrays import Part, gather, is_utf8, locate
     from tailrace.kernel.batch import EVENT, PLAIN, SKIPPED, KernelBatch, KernelSettings, transform_batch
     from tailrace.kernel.fast_path import process_batch, settings_for
+    from tailrace.kernel.json_column import JsonColumn, encode_json
     from tailrace.kernel.merge import merge_blocks
+    from tailrace.kernel.variant_column import VariantColumn, encode_variants
 
 __all__ = [
     "EVENT",
@@ -90,18 +83,16 @@ __all__ = [
     "warm_up",
 ]
 
-_MODULES = tuple(
-    f"tailrace.kernel.{name}"
-    for name in (
-        "reply",
-        "entry_index",
-        "batch",
-        "arrays",
-        "fast_path",
-        "look_up",
-        "merge",
-    )
-)
+#: Where each name is: a module is compiled as a whole, so none is imported for another's sake.
+_HOMES = {
+    "batch": ("EVENT", "PLAIN", "SKIPPED", "KernelBatch", "KernelSettings", "transform_batch"),
+    "arrays": ("Part", "gather", "is_utf8", "locate"),
+    "variant_column": ("VariantColumn", "encode_variants"),
+    "json_column": ("JsonColumn", "encode_json"),
+    "fast_path": ("process_batch", "settings_for"),
+    "merge": ("merge_blocks",),
+}
+_MODULES = ("reply", "entry_index", "look_up", *_HOMES)
 
 
 def available() -> bool:
@@ -117,13 +108,11 @@ def available() -> bool:
 def warm_up() -> None:
     """Load all compiled code, compiling it where the cache does not hold it."""
     for module in _MODULES:
-        importlib.import_module(module)
+        importlib.import_module(f"tailrace.kernel.{module}")
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in _MODULES:
-            found = getattr(importlib.import_module(module), name, None)
-            if found is not None:
-                return found
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"tailrace.kernel.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

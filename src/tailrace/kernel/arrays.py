@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tailrace.errors import OplogFormatError, UsageError
-from tailrace.kernel import columns, extended_json, fragments, number_text, variant
+from tailrace.kernel import columns
 from tailrace.kernel.batch import Bytes, Offsets, address, as_bytes
 
 #: The parts of an event that ``locate`` finds, by the names of the Spark columns.
@@ -33,8 +32,6 @@ PARTS: Final[dict[str, int]] = {
 #: ``database`` and ``collection`` are found together, inside ``ns``; those of a rename's target inside ``to``.
 _FOUND_BY: Final = {columns.COLLECTION: columns.DATABASE, columns.TO_COLLECTION: columns.TO_DATABASE}
 
-_TEXT = np.frombuffer(fragments.TEXT, np.uint8)
-
 
 class Part(NamedTuple):
     """One part of each of ``n`` events.
@@ -51,32 +48,6 @@ class Part(NamedTuple):
     start: Offsets
     end: Offsets
     type: Offsets
-
-
-@dataclass(frozen=True, slots=True)
-class VariantColumn:
-    """``n`` values as VARIANT: two binary columns in Arrow's layout (data, int32 offsets of length n + 1).
-
-    Where ``ok`` is false, a VARIANT null holds the place of a value that the Python encoder has to make.
-    """
-
-    value: Bytes
-    value_offsets: npt.NDArray[np.int32]
-    metadata: Bytes
-    metadata_offsets: npt.NDArray[np.int32]
-    ok: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class JsonColumn:
-    """``n`` values as text: one string column in Arrow's layout (data, int32 offsets of length n + 1).
-
-    Where ``ok`` is false, an empty text holds the place of one that ``json_util`` has to make.
-    """
-
-    text: Bytes
-    offsets: npt.NDArray[np.int32]
-    ok: npt.NDArray[np.bool_]
 
 
 def locate(buffer: bytes | memoryview | Bytes, offsets: Offsets, wanted: Iterable[str] = PARTS) -> dict[str, Part]:
@@ -105,9 +76,9 @@ def locate(buffer: bytes | memoryview | Bytes, offsets: Offsets, wanted: Iterabl
 
 def gather(buffer: bytes | memoryview | Bytes, start: Offsets, end: Offsets) -> tuple[Bytes, npt.NDArray[np.int32]]:
     """The runs [start, end) of ``buffer`` one behind the other, and their int32 offsets: an Arrow binary column."""
-    data, starts, ends = _checked(buffer, start, end)
+    data, starts, ends = checked_runs(buffer, start, end)
     size = int((ends - starts).sum())
-    _check_offsets(size)
+    check_offsets(size)
     gathered = np.empty(size, np.uint8)
     offsets = np.empty(starts.size + 1, np.int32)
     places = [address(data), address(starts), address(ends), starts.size, address(gathered), address(offsets)]
@@ -122,68 +93,13 @@ def is_utf8(buffer: bytes | memoryview | Bytes) -> bool:
     return bool(columns.is_utf8(address(data), address(data) + data.size))
 
 
-def encode_variants(buffer: bytes | memoryview | Bytes, part: Part) -> VariantColumn:
-    """One VARIANT for each value of a document part (``locate``); see ``VariantColumn`` for what is left over.
-
-    Absent values are a VARIANT null with ``ok`` true: the caller masks them by ``part.type == 0``.
-    """
-    data, starts, ends = _checked(buffer, part.start, part.end)
-    types = np.ascontiguousarray(part.type, np.int64)
-    count = starts.size
-    sizes = ends - starts
-    largest = int(sizes.max(initial=0))
-    room = 4 * int(sizes.sum()) + variant.ROW_ROOM * (count + 1) + 8 * largest
-    _check_offsets(room)
-    # Only what is written to is ever backed by memory.
-    values, metadata = np.empty(room, np.uint8), np.empty(room, np.uint8)
-    value_offsets, metadata_offsets = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
-    ok = np.empty(count, np.uint8)
-    state, kept = _variant_state(largest)
-    job = np.array(
-        [address(a) for a in (state, data, starts, ends, types)]
-        + [count]
-        + [address(a) for a in (values, value_offsets, metadata, metadata_offsets, ok)],
-        np.int64,
-    )
-    variant.encode(address(job))
-    del kept
-    return VariantColumn(
-        values[: value_offsets[-1]],
-        value_offsets,
-        metadata[: metadata_offsets[-1]],
-        metadata_offsets,
-        ok.view(np.bool_),
-    )
-
-
-def encode_json(buffer: bytes | memoryview | Bytes, part: Part) -> JsonColumn:
-    """The relaxed Extended JSON of each value of a document part (``locate``); ``JsonColumn`` says what is left over.
-
-    Absent values are an empty text with ``ok`` true: the caller masks them by ``part.type == 0``.
-    """
-    data, starts, ends = _checked(buffer, part.start, part.end)
-    types = np.ascontiguousarray(part.type, np.int64)
-    count = starts.size
-    room = extended_json.GROWTH * int((ends - starts).sum()) + extended_json.ROW_ROOM * (count + 1)
-    _check_offsets(room)
-    # Only what is written to is ever backed by memory.
-    text, offsets, ok = np.empty(room, np.uint8), np.empty(count + 1, np.int32), np.empty(count, np.uint8)
-    state, kept = _json_state()
-    job = np.array(
-        [address(a) for a in (state, data, starts, ends, types)] + [count] + [address(a) for a in (text, offsets, ok)],
-        np.int64,
-    )
-    extended_json.encode(address(job))
-    del kept
-    return JsonColumn(text[: offsets[-1]], offsets, ok.view(np.bool_))
-
-
-def _check_offsets(size: int) -> None:
+def check_offsets(size: int) -> None:
+    """Refuse a column whose offsets would not fit into int32."""
     if size > np.iinfo(np.int32).max:
         raise UsageError("a column of one batch is limited to 2 GiB", hint="Make smaller batches")
 
 
-def _checked(buffer: bytes | memoryview | Bytes, start: Offsets, end: Offsets) -> tuple[Bytes, Offsets, Offsets]:
+def checked_runs(buffer: bytes | memoryview | Bytes, start: Offsets, end: Offsets) -> tuple[Bytes, Offsets, Offsets]:
     """The three as arrays for compiled code, every run inside the buffer."""
     data = as_bytes(buffer)
     starts, ends = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
@@ -192,34 +108,3 @@ def _checked(buffer: bytes | memoryview | Bytes, start: Offsets, end: Offsets) -
     ):
         raise UsageError("the runs to gather lead outside their buffer")
     return data, starts, ends
-
-
-def _variant_state(largest: int) -> tuple[Offsets, list[npt.NDArray[np.generic]]]:
-    """The encoder's state, and the memory that it points to, which the caller keeps."""
-    state = np.zeros(variant.STATE_SIZE // 8, np.int64)
-    memory: dict[int, npt.NDArray[np.generic]] = {
-        variant.RECORDS: np.empty(variant.RECORDS_SIZE, np.uint8),
-        variant.NAMES: np.empty(variant.NAMES_SIZE, np.uint8),
-        variant.TABLE: np.zeros(variant.TABLE_SIZE, np.uint8),
-        variant.FRAMES: np.empty(variant.FRAMES_SIZE, np.uint8),
-        variant.SORTED: np.empty(4 * largest + variant.ROW_ROOM, np.uint8),
-        variant.FRAGMENTS: _TEXT,
-    }
-    for slot, array in memory.items():
-        state[slot // 8] = address(array)
-    return state, list(memory.values())
-
-
-def _json_state() -> tuple[Offsets, list[npt.NDArray[np.generic]]]:
-    """The same for the writer of JSON."""
-    state = np.zeros(extended_json.STATE_SIZE // 8, np.int64)
-    memory: dict[int, npt.NDArray[np.generic]] = {
-        extended_json.FRAGMENTS: _TEXT,
-        extended_json.POWERS: number_text.POWERS,
-        extended_json.PAIRS: number_text.DIGIT_PAIRS,
-        extended_json.TABLE: np.zeros(extended_json.TABLE_SIZE, np.uint8),
-        extended_json.FRAMES: np.empty(extended_json.FRAMES_SIZE, np.uint8),
-    }
-    for slot, array in memory.items():
-        state[slot // 8] = address(array)
-    return state, list(memory.values())

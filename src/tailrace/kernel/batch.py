@@ -33,6 +33,8 @@ _MARGIN = 1 << 16
 #: The first guess: so many times the oplog's bytes are its events', and so few bytes has an operation.
 _GROWTH = 4
 _OPERATION_BYTES = 64
+#: No entry is shorter than that, unless it is none.
+_ENTRY_BYTES = 64
 #: The buffer for a batch's events is not made larger than twice this; of 16 MB of oplog the events are 60 MB at most
 #: where none of them is much longer than its entry.
 _EVENTS_BYTES_MAX = 128 << 20
@@ -286,10 +288,14 @@ def transform_operations(
 def _entry_starts(data: Bytes) -> Offsets:
     """Where each document of a run begins, and where the last one ends: addresses."""
     start = address(data)
-    count = transform.frame(start, start + data.size, 0)
-    starts = np.empty(count + 1, np.int64)
-    transform.frame(start, start + data.size, address(starts))
-    return starts
+    # An entry is longer than that, so the bytes are gone through once; more of them are only counted, and then noted.
+    room = data.size // _ENTRY_BYTES + 2
+    while True:
+        starts = np.empty(room, np.int64)
+        count = transform.frame(start, start + data.size, address(starts), room)
+        if count < room:
+            return starts[: count + 1]
+        room = count + 1
 
 
 class _Job:

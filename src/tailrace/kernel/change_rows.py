@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from tailrace.kernel.batch import address
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
-from tailrace.kernel.entry_columns import count_entries
+from tailrace.kernel.entry_rows import Ints, entry_rows
 from tailrace.kernel.memory import load8, load64, store64
 from tailrace.kernel.scan import (
     BINARY,
@@ -41,8 +37,6 @@ _O2: Final = word_of(b"o2")
 _ID: Final = word_of(b"_id")
 _FROM_MIGR: Final = word_of(b"fromMigr")
 _UPDATE: Final = ord("u")
-
-Ints = npt.NDArray[np.int64]
 
 
 class ChangeRows(NamedTuple):
@@ -160,13 +154,5 @@ _fill = _make_fill(fingerprint(__name__))
 
 def change_rows(raw: bytes) -> ChangeRows | None:
     """The rows of a run of entries; ``None`` if one of them is not valid BSON. The plain code then says more."""
-    buffer = np.frombuffer(raw, np.uint8)
-    begin = address(buffer) if raw else 0
-    count = count_entries(begin, begin + len(raw))
-    if count < 0:
-        return None
-    rows = np.zeros((count, _ROW), np.int64)
-    if count and not _fill(begin, begin + len(raw), address(rows)):
-        return None
-    columns = rows.T
-    return ChangeRows(np.append(columns[0], len(raw)), *(np.ascontiguousarray(column) for column in columns[1:]))
+    columns = entry_rows(raw, _ROW, _fill)
+    return None if columns is None else ChangeRows(*columns)

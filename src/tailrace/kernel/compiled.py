@@ -12,6 +12,7 @@ lies in a zip file, each process compiles for itself.
 
 from __future__ import annotations
 
+import gc
 import re
 import zlib
 from collections.abc import Callable
@@ -137,4 +138,15 @@ def entry_point(signature: str) -> Callable[[F], F]:
                 raise
         return cast(F, numba.njit(signature, nogil=True)(function))
 
-    return compile_
+    def without_collecting(function: F) -> F:
+        """numba keeps most of what it makes for a function until the end, and the collector goes through it again and
+        again: a tenth of the time."""
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return compile_(function)
+        finally:
+            if was_on:
+                gc.enable()
+
+    return without_collecting

@@ -32,11 +32,9 @@ from tailrace.kernel.event_record import START as EVENT_START
 from tailrace.kernel.fragments import (
     COLL,
     COLLECTION_UUID,
-    DATA,
     DB,
     DOCUMENT_KEY,
     FULL_DOCUMENT,
-    HEX,
     ID,
     IDENTIFIER_DELETE,
     IDENTIFIER_INSERT,
@@ -52,7 +50,6 @@ from tailrace.kernel.fragments import (
     OPERATION_UPDATE,
     RAW_UPDATE_DESCRIPTION,
     TXN_NUMBER,
-    TYPE_BITS,
     UPDATE_DESCRIPTION,
     WALL_TIME,
 )
@@ -94,11 +91,10 @@ from tailrace.kernel.key_string import (
     put_bytes,
     put_document,
     put_integer,
-    type_bits,
     writer_next,
     writer_open,
 )
-from tailrace.kernel.memory import copy, load8, load16, load32, load64, store8, store16, store32, store64
+from tailrace.kernel.memory import copy, load8, load32, load64, store8, store32, store64
 from tailrace.kernel.memory import store64_big_endian as store_time
 from tailrace.kernel.namespace import first_dot
 from tailrace.kernel.oplog_entry import (
@@ -117,6 +113,7 @@ from tailrace.kernel.oplog_entry import (
 )
 from tailrace.kernel.oplog_entry import ID as ID_ELEMENT
 from tailrace.kernel.scan import INT32, OBJECT, load_signed32, value_end
+from tailrace.kernel.token_element import put_constant, put_token_element
 
 _INSERT = 1
 _UPDATE = 2
@@ -130,8 +127,7 @@ _LETTER_U = 0x75
 @inner
 def put_fragment(out: int, job: int, fragment: tuple[int, int]) -> int:
     """Copy one of the job's fragments, ``(offset, size)``, to ``out``; gives the place behind it."""
-    copy(out, load64(job + FRAGMENTS) + fragment[0], fragment[1])
-    return out + fragment[1]
+    return put_constant(out, load64(job + FRAGMENTS), fragment)
 
 
 @inner
@@ -240,30 +236,7 @@ def _key_string(job: int, operation: int, key: int) -> bool:
 @inner
 def put_token(out: int, job: int) -> int:
     """The element ``_id`` from the key string."""
-    writer, digits = load64(job + WRITER), load64(job + FRAGMENTS) + HEX[0]
-    source = load64(job + KEY_STRING)
-    size = writer_next(writer) - source
-    out = put_fragment(out, job, ID)
-    document = out
-    out = put_fragment(out + 4, job, DATA)
-    store32(out, 2 * size + 1)
-    out += 4
-    for i in range(size):
-        store16(out + 2 * i, load16(digits + 2 * load8(source + i)))
-    out += 2 * size
-    store8(out, 0)
-    out += 1
-    bits = writer_next(writer)
-    bits_size = type_bits(writer, bits)
-    if bits_size > 0:
-        out = put_fragment(out, job, TYPE_BITS)
-        store32(out, bits_size)
-        store8(out + 4, 0)
-        copy(out + 5, bits, bits_size)
-        out += 5 + bits_size
-    store8(out, 0)
-    store32(document, out + 1 - document)
-    return out + 1
+    return put_token_element(out, load64(job + FRAGMENTS), load64(job + WRITER), load64(job + KEY_STRING))
 
 
 @inner

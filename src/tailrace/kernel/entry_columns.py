@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tailrace.kernel.batch import address
 from tailrace.kernel.compiled import entry_point, fingerprint
+from tailrace.kernel.entry_rows import Ints, entry_rows
 from tailrace.kernel.memory import load8, load64, store64
 from tailrace.kernel.runs import copy_runs
 from tailrace.kernel.scan import STRING, TIMESTAMP, document_end, find_nul, name_word, value_end, word_of
@@ -23,8 +24,6 @@ _ROW: Final = 6
 _TS: Final = word_of(b"ts")
 _OP: Final = word_of(b"op")
 _NS: Final = word_of(b"ns")
-
-Ints = npt.NDArray[np.int64]
 
 
 class EntryColumns(NamedTuple):
@@ -37,23 +36,6 @@ class EntryColumns(NamedTuple):
     operation_end: Ints
     namespace_start: Ints
     namespace_end: Ints
-
-
-def _make_count(sources: int) -> Callable[[int, int], int]:
-    @entry_point("int64(int64, int64)")
-    def count(start: int, limit: int) -> int:
-        """How many documents lie in [start, limit); -1 where a length leads astray."""
-        if sources == 0:
-            return 0
-        pos, found = start, 0
-        while pos < limit:
-            pos = document_end(pos, limit)
-            if pos < 0:
-                return -1
-            found += 1
-        return found
-
-    return count
 
 
 def _make_fill(sources: int) -> Callable[[int, int, int], bool]:
@@ -101,22 +83,13 @@ def _make_fill(sources: int) -> Callable[[int, int, int], bool]:
     return fill
 
 
-count_entries = _make_count(fingerprint(__name__))
 _fill = _make_fill(fingerprint(__name__))
 
 
 def entry_columns(raw: bytes) -> EntryColumns | None:
     """The columns of a run of entries; ``None`` where one of them is none, which the plain walk tells more about."""
-    buffer = np.frombuffer(raw, np.uint8)
-    begin = address(buffer) if raw else 0
-    count = count_entries(begin, begin + len(raw))
-    if count < 0:
-        return None
-    rows = np.zeros((count, _ROW), np.int64)
-    if count and not _fill(begin, begin + len(raw), address(rows)):
-        return None
-    columns = rows.T
-    return EntryColumns(np.append(columns[0], len(raw)), *(np.ascontiguousarray(column) for column in columns[1:]))
+    columns = entry_rows(raw, _ROW, _fill)
+    return None if columns is None else EntryColumns(*columns)
 
 
 def gathered(raw: bytes, start: Ints, end: Ints) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tailrace.kernel.batch import address
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
-from tailrace.kernel.fragments import DATA, DOCUMENT_KEY, HEX, ID, TEXT, TYPE_BITS
+from tailrace.kernel.fragments import DOCUMENT_KEY, TEXT
 from tailrace.kernel.key_string import (
     STACK_SIZE,
     WRITER_SIZE,
@@ -23,13 +23,12 @@ from tailrace.kernel.key_string import (
     put_byte,
     put_bytes,
     put_document,
-    type_bits,
-    writer_next,
     writer_open,
 )
-from tailrace.kernel.memory import copy, load8, load16, load32, load64, store8, store16, store32, store64
+from tailrace.kernel.memory import copy, load8, load32, load64, store8, store32, store64
 from tailrace.kernel.oplog_entry import find_id
 from tailrace.kernel.scan import document_end, value_end
+from tailrace.kernel.token_element import put_constant, put_token_element
 
 #: A larger ``_id`` is left to the plain way; so an event is larger than its document by this much at most.
 _KEY_MAX: Final = 256
@@ -64,45 +63,10 @@ class ChunkConstants(NamedTuple):
 
 
 @inner
-def _put(out: int, fragments: int, fragment: tuple[int, int]) -> int:
-    copy(out, fragments + fragment[0], fragment[1])
-    return out + fragment[1]
-
-
-@inner
-def _put_constant(out: int, job: int, slot: int) -> int:
+def _put_bytes_of(out: int, job: int, slot: int) -> int:
     size = load64(job + slot + 8)
     copy(out, load64(job + slot), size)
     return out + size
-
-
-@inner
-def _put_token(out: int, job: int) -> int:
-    """The element ``_id`` from the key string."""
-    writer, fragments, source = load64(job + _WRITER), load64(job + _FRAGMENTS), load64(job + _KEY_STRING)
-    size = writer_next(writer) - source
-    out = _put(out, fragments, ID)
-    document = out
-    out = _put(out + 4, fragments, DATA)
-    store32(out, 2 * size + 1)
-    out += 4
-    digits = fragments + HEX[0]
-    for i in range(size):
-        store16(out + 2 * i, load16(digits + 2 * load8(source + i)))
-    out += 2 * size
-    store8(out, 0)
-    out += 1
-    bits = writer_next(writer)
-    bits_size = type_bits(writer, bits)
-    if bits_size > 0:
-        out = _put(out, fragments, TYPE_BITS)
-        store32(out, bits_size)
-        store8(out + 4, 0)
-        copy(out + 5, bits, bits_size)
-        out += 5 + bits_size
-    store8(out, 0)
-    store32(document, out + 1 - document)
-    return out + 1
 
 
 @inner
@@ -128,11 +92,11 @@ def _put_event(out: int, job: int, document: int, size: int) -> int:
     put_byte(writer, 0)
     put_byte(writer, 0x04)
     event = out
-    out = _put_token(out + 4, job)
-    out = _put_constant(out, job, _HEAD)
+    out = put_token_element(out + 4, load64(job + _FRAGMENTS), load64(job + _WRITER), load64(job + _KEY_STRING))
+    out = _put_bytes_of(out, job, _HEAD)
     copy(out, document, size)
-    out = _put_constant(out + size, job, _MIDDLE)
-    out = _put(out, load64(job + _FRAGMENTS), DOCUMENT_KEY)
+    out = _put_bytes_of(out + size, job, _MIDDLE)
+    out = put_constant(out, load64(job + _FRAGMENTS), DOCUMENT_KEY)
     copy(out, key, key_size + 5)
     out += key_size + 5
     store8(out, 0)

@@ -92,10 +92,11 @@ def _entry(job: int, start: int, end: int) -> int:
     return PLAIN if status == FALL_BACK else NO_ROOM
 
 
-def _make_frame(sources: int) -> Callable[[int, int, int], int]:
-    @entry_point("int64(int64, int64, int64)")
-    def frame(start: int, end: int, starts: int) -> int:
-        """The number of documents in [start, end); their addresses, and ``end``, go to ``starts`` unless that is 0.
+def _make_frame(sources: int) -> Callable[[int, int, int, int], int]:
+    @entry_point("int64(int64, int64, int64, int64)")
+    def frame(start: int, end: int, starts: int, room: int) -> int:
+        """The number of documents in [start, end). Their addresses, and ``end`` behind them, go to ``starts`` as far as
+        there is room for so many.
 
         Where a length leads astray, the rest of the buffer counts as one document, which is then found corrupt.
         """
@@ -103,12 +104,12 @@ def _make_frame(sources: int) -> Callable[[int, int, int], int]:
             return 0
         count, pos = 0, start
         while pos < end:
-            if starts != 0:
+            if count < room:
                 store64(starts + 8 * count, pos)
             count += 1
             after = document_end(pos, end)
             pos = end if after < 0 else after
-        if starts != 0:
+        if count < room:
             store64(starts + 8 * count, end)
         return count
 
