@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.differential.workload import Workload
 pytestmark = pytest.mark.mongod
 
 _OPERATIONS = 250
+_ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,17 @@ def test_the_same_seed_gives_the_same_operations() -> None:
 def _operations(seed: int) -> list[str]:
     """In words. The session is fresh in every run, so that a replay on the same server is not taken for a retry."""
     return [re.sub(r"'lsid': \{'id': Binary\(.*?, 4\)\}", "", repr(one)) for one in Workload(seed).operations(300)]
+
+
+_WITHOUT = """
+from tailrace import kernel
+from tests.differential.kernel_choice import kernel_use
+with kernel_use("off") as worked:
+    print(kernel.available(), worked)
+print(kernel.available())
+"""
+
+
+def test_a_run_without_the_kernel_finds_no_numba() -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True, cwd=_ROOT)
+    assert done.stdout.splitlines() == ["False kernel off, 0 batches through it", "True"]
