@@ -37,6 +37,8 @@ unless --engine server asks for the server's own change stream. Ends at an inval
 _AWAIT_MS_WITH_END: Final = 100
 #: After so long without an event it is said what is watched.
 _QUIET_S: Final = 2.0
+#: What resume tokens from the middle of a copy hold.
+SNAPSHOT: Final = "snapshot"
 #: The stage's options that watch() has parameters for.
 _PARAMETERS = {
     "fullDocument": "full_document",
@@ -58,6 +60,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_uri_argument(parser)
     add_stream_arguments(parser, more_modes=("exact", "exactWhenAvailable"))
+    parser.add_argument(
+        "--start",
+        choices=("snapshot",),
+        help="snapshot: first an event for each document that is there, then every change since (default: now)",
+    )
+    parser.add_argument(
+        "--snapshot-documents-per-second", type=float, metavar="N", help="copy no more than that (default: no limit)"
+    )
     parser.add_argument(
         "--images",
         metavar="DIR",
@@ -108,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
                 max_await_time_ms=await_ms,
                 batch_size=args.batch_size,
                 collation=collation_of(args),
+                start=args.start,
+                snapshot_documents_per_second=args.snapshot_documents_per_second,
                 **parameters,
             )
         ) as stream:
@@ -123,6 +135,7 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
 
     first, found_nothing = stream.resume_token, False
     shown = None if first is None else bytes(first.raw)
+    copying = _copy_of(first) is not None
     quiet_since: float | None = time.monotonic()
     try:
         while stream.alive and not until.all_counted and not _is_past(stream, until, first if found_nothing else None):
@@ -134,6 +147,7 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
                     break
                 token = stream.resume_token
                 shown = shown if token is None else bytes(token.raw)
+                copying = _copy_of(token) is not None
                 if quiet_since is not None and time.monotonic() - quiet_since >= _QUIET_S:
                     quiet_since = None
                     _say_watching(what)
@@ -143,7 +157,11 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
             if until.is_before(_token_of(raw)):
                 break
             writer.write(raw)
-            shown = _token_of(raw)
+            if not copying:
+                shown = _token_of(raw)
+            elif not stream.has_next:  # at the end of a chunk; to go on in the middle of one repeats events of it
+                shown = bytes(stream.resume_token.raw)
+                copying = _copy_of(stream.resume_token) is not None
             until.count()
             if not stream.has_next:
                 writer.flush()
@@ -165,10 +183,18 @@ def _say_watching(what: str) -> None:
 
 def _token_argument(token: bytes) -> str:
     """The token as an argument of ``--resume-after``: its ``_data``, or quoted JSON where there is more in it."""
+    copy = _copy_of(RawBSONDocument(token))
+    if copy is not None:
+        return shlex.quote(dumps({SNAPSHOT: copy}, json_options=CANONICAL_JSON_OPTIONS))
     parsed = ResumeToken.parse(token)
     if parsed.type_bits is None:
         return parsed.data
     return shlex.quote(dumps(parsed.to_document(), json_options=CANONICAL_JSON_OPTIONS))
+
+
+def _copy_of(token: Any) -> Any:
+    """What a token from the middle of a copy says of it; ``None`` for any other token."""
+    return None if token is None else token.get(SNAPSHOT)
 
 
 def _token_of(event: bytes) -> bytes:
@@ -182,8 +208,8 @@ def _is_past(stream: ChangeStream, until: Until, first: Any) -> bool:
     """Whether everything up to the end was given. ``first`` is the stream's first token when the last look found
     nothing, else ``None``: only then may events at the end's own time not still come, and not even then while the
     stream stands at a high-water mark that it has begun with."""
-    token = stream.resume_token
-    if until.time is None or token is None:
+    token = None if until.time is None else stream.resume_token
+    if until.time is None or token is None or _copy_of(token) is not None:
         return False
     reached = ResumeToken.parse(bytes(token.raw))
     if reached.cluster_time != until.time or first is None:

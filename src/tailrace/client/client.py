@@ -110,6 +110,8 @@ class _Watchable(Watchable):
         codec_options: CodecOptions[Any] | None = None,
         options: Mapping[str, Any] | None = None,
         timeout_ms: int | None = None,
+        start: str | None = None,
+        snapshot_documents_per_second: float | None = None,
     ) -> ChangeStream:
         """A change stream, with PyMongo's parameters in PyMongo's order.
 
@@ -129,6 +131,10 @@ class _Watchable(Watchable):
                                ``{"showSystemEvents": True}``
         ``timeout_ms``         how long ``watch`` and each call on the stream may take, in place of the client's
                                ``timeoutMS``; 0: as long as it takes. More than ``max_await_time_ms``
+        ``start``              "snapshot": first an event for each document that is there (operation type ``snapshot``),
+                               then every change since before the copy began; a ``resume_token`` of any moment goes on
+                               from there (docs/how-to/snapshot.md)
+        ``snapshot_documents_per_second``  how many documents are copied in a second at most
 
         Raises what PyMongo's ``watch`` raises, which is a TailraceError too: by the server's code where its
         ``aggregate`` would refuse the stream, and SourceError where the oplog cannot be read.
@@ -148,6 +154,8 @@ class _Watchable(Watchable):
             comment=comment,
             session=session,
             options=options,
+            start=start,
+            snapshot_documents_per_second=snapshot_documents_per_second,
             document_class=document_class,
             codec_options=codec_options,
         )

@@ -19,6 +19,7 @@ from tailrace.client.request import WatchRequest
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.session import StreamSession
 from tailrace.client.sharded_stream import ShardedChangeStream
+from tailrace.client.snapshot_stream import SnapshotChangeStream, copies_first
 from tailrace.errors import ChangeStreamHistoryLost, ServerError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.profile import ServerProfile, chosen_profile
@@ -105,6 +106,8 @@ class WatchedDeployment:
     def open(self, client: MongoClient[Any], request: WatchRequest) -> ChangeStream:
         """The stream that was asked of ``client``."""
         with driver_errors(), time_limit_of(client, request.timeout_ms):  # rule 31
+            if copies_first(request):
+                return self._open_snapshot(client, request)
             if self.engine == "server":
                 return ServerChangeStream(client, request)
             if client.options.auto_encryption_opts is not None:
@@ -134,6 +137,24 @@ class WatchedDeployment:
                 return _open_with_archive(live, self._archive, request, self.profile)
             source = TailedSource(readers.client, readers.tail, request.scope, waits=False)
             return OplogChangeStream(source, request, self.profile)
+
+    def _open_snapshot(self, client: MongoClient[Any], request: WatchRequest) -> ChangeStream:
+        if asks_for_exact(request):
+            raise refused(
+                "exact images do not go together with a snapshot: their state is of the present",
+                ConfigurationError,
+                "Leave the images out, or start=",
+            )
+        if client.options.auto_encryption_opts is not None:
+            raise refused(
+                "a snapshot copies encrypted fields as they are, and this client decrypts what it reads",
+                ConfigurationError,
+                "Watch without start=, and read the documents by the client",
+            )
+        readers = self.readers(client, request.read_preference)
+        return SnapshotChangeStream(
+            client, readers.cluster or readers.client, request, lambda behind: self.open(client, behind)
+        )
 
     def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:
         if readers.cluster is not None:

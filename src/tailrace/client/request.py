@@ -29,6 +29,11 @@ STAGE_NAMES: Final[dict[str, str]] = {
     "show_expanded_events": "showExpandedEvents",
 }
 
+#: The value of ``start``, and the field of resume tokens from the middle of a copy. Such a token has no other: a server
+#: would pass over this one, and with it over the rest of the copy.
+SNAPSHOT: Final = "snapshot"
+_STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
+
 #: A command holds no larger whole number.
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -46,6 +51,10 @@ class WatchRequest:
     start_after: Mapping[str, Any] | None = None
     start_at_operation_time: Timestamp | None = None
     show_expanded_events: bool | None = None
+    #: "snapshot": what is there comes first.
+    start: str | None = None
+    #: How many documents a second are copied at most.
+    snapshot_documents_per_second: float | None = None
     max_await_time_ms: int | None = None
     #: How long each call on the stream may take, in place of the client's ``timeoutMS``; 0: as long as it takes.
     timeout_ms: int | None = None
@@ -90,9 +99,28 @@ class WatchRequest:
             raise refused(f"the options must be a mapping, not {type(self.options).__name__}", TypeError)
         if self.collation is not None and not isinstance(self.collation, (Collation, Mapping)):
             raise refused(f"the collation must be a mapping, not {type(self.collation).__name__}", TypeError)
+        self._check_start()
         self._check_session()
         if self.comment is not None:
             self.encoded({"comment": self.comment}, "the comment")
+
+    def _check_start(self) -> None:
+        pace: Any = self.snapshot_documents_per_second
+        if pace is not None and (isinstance(pace, bool) or not isinstance(pace, (int, float)) or not pace > 0):
+            raise refused(f"snapshot_documents_per_second must be a number larger than 0, not {pace!r}", ValueError)
+        if self.start is None:
+            return
+        if self.start != SNAPSHOT:
+            raise refused(
+                f"there is no start {self.start!r}", ValueError, f"Give {SNAPSHOT!r}, or leave it out to start now"
+            )
+        others = [name for name in _STARTS if getattr(self, name) is not None]
+        if others:
+            raise refused(
+                f"start={SNAPSHOT!r} and {others[0]} do not go together",
+                ConfigurationError,
+                "A resume token says by itself how far the copy had come: leave start out to go on",
+            )
 
     def _check_session(self) -> None:
         """Raises as PyMongo does where the session cannot be used with the client."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tailrace.snapshot.reader import SnapshotProgress
 from tailrace.source.sharded import ShardStatistics
 
 
@@ -16,9 +17,11 @@ class StreamStatistics:
     ``waiting_for``   the shards without whose promise the next event, or the resume token, cannot move
     ``forced_noops``  no-ops that shards wrote because this stream asked them for a promise
     ``unknown_operations``  how many oplog entries were skipped for an operation letter that is not known, by letter
+    ``snapshot``  how far the copy of ``watch(start="snapshot")`` has come; ``None`` where no copy is under way
     """
 
     shards: Mapping[str, ShardStatistics] = field(default_factory=dict)
     waiting_for: tuple[str, ...] = ()
     forced_noops: int = 0
     unknown_operations: Mapping[str, int] = field(default_factory=dict)
+    snapshot: SnapshotProgress | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -19,6 +19,7 @@ from pymongo.collection import Collection
 
 from tailrace import raw_bson
 from tailrace.errors import SourceError
+from tailrace.event.keystring import encode_object
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.snapshot.places import Placement
 from tailrace.snapshot.state import HIGHEST, LOWEST, KeyRange
@@ -88,7 +89,7 @@ class ChunkReader:
         """The ``_id`` before which a member has at most ``size`` documents of a range; the range's end if it has no
         more."""
         found = self._find(placement, client, within, after, projection=_INDEX, skip=size, limit=1)
-        return _id_alone(found[0]) if found else within.to
+        return id_alone(found[0]) if found else within.to
 
     def _documents(
         self, placement: Placement, client: MongoClient[Any], within: KeyRange, after: ClusterTime
@@ -141,7 +142,7 @@ class ChunkReader:
 
         def read() -> list[bytes]:
             with connection.majority(database, name).aggregate_raw_batches(sample) as cursor:
-                return [_id_alone(document) for batch in cursor for document in raw_bson.split(batch)]
+                return [id_alone(document) for batch in cursor for document in raw_bson.split(batch)]
 
         found = connection.retrying(read)
         step = len(found) / count
@@ -165,7 +166,20 @@ class ChunkReader:
         return known
 
 
-def _id_alone(document: bytes) -> bytes:
+def not_given(found: ChunkRead, behind: bytes | None) -> ChunkRead:
+    """What of a chunk is left where the documents up to ``behind`` were given (``KeyRange.behind``)."""
+    if behind is None:
+        return found
+    last = order_of(behind)
+    return replace(found, documents=[one for one in found.documents if order_of(one) > last])
+
+
+def order_of(document: bytes) -> bytes:
+    """The key string of a document's ``_id``."""
+    return encode_object(id_alone(document))[0]
+
+
+def id_alone(document: bytes) -> bytes:
     """A document of the field ``_id`` alone."""
     element = raw_bson.find(document, b"_id")
     if element is None:

@@ -17,7 +17,7 @@ from pymongo import MongoClient
 from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.snapshot.chunk import ChunkRead, ChunkReader
+from tailrace.snapshot.chunk import ChunkRead, ChunkReader, not_given
 from tailrace.snapshot.event import snapshot_event
 from tailrace.snapshot.places import ClusterPlaces, Placement, Places, ReplicaSetPlaces
 from tailrace.snapshot.state import CollectionCopy, KeyRange, SnapshotState, key_ranges
@@ -43,6 +43,7 @@ class SnapshotChunk:
 
     ``namespace``  what the collection was called when the snapshot began: so the stream calls it until it shows a
                    rename
+    ``in_order``   whether the documents come in the order of the index: those of several shards do not
     """
 
     collection: int
@@ -53,11 +54,12 @@ class SnapshotChunk:
     documents: tuple[bytes, ...]
     start: ClusterTime
     key: Mapping[str, Any] | None
+    in_order: bool = True
 
-    def events(self) -> Iterator[bytes]:
+    def events(self, position: int = 0) -> Iterator[bytes]:
         """The event of each document (``snapshot_event``)."""
         for document in self.documents:
-            yield snapshot_event(document, self.namespace, self.uuid, self.start, self.key)
+            yield snapshot_event(document, self.namespace, self.uuid, self.start, self.key, position=position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,7 @@ class SnapshotReader:
             self._replace(index, replace(copy, uuid=successor.uuid, ranges=key_ranges(()), restarts=copy.restarts + 1))
 
     def _replace(self, index: int, collection: CollectionCopy) -> None:
-        collections = self._state.collections
-        self._state = replace(self._state, collections=(*collections[:index], collection, *collections[index + 1 :]))
+        self._state = self._state.having(index, collection)
 
 
 def places_of(client: MongoClient[Any] | Cluster, retry_seconds: float) -> Places:
@@ -287,6 +288,7 @@ class _Worker:
             found, placement = self._settled(copy, wanted, size, placement)
             if found is None or placement is None:
                 return
+            found = not_given(found, wanted.behind)
             self._throttle.spend(len(found.documents), self._stopped)
             yield SnapshotChunk(
                 index,
@@ -297,6 +299,7 @@ class _Worker:
                 tuple(found.documents),
                 self._start,
                 placement.key,
+                len(placement.members) < 2,
             )
             wanted = replace(wanted, at=found.to, done=found.to == wanted.to)
             if found.documents:

@@ -34,11 +34,16 @@ _ANY_VALUE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """``_id`` from ``at`` (that included; everything before is copied) up to ``to`` (excluded)."""
+    """``_id`` from ``at`` (that included; everything before is copied) up to ``to`` (excluded).
+
+    ``behind``  of what is left, the documents up to this ``_id`` were given already, by the order of key strings, which
+                is not always that of the index
+    """
 
     at: bytes = LOWEST
     to: bytes = HIGHEST
     done: bool = False
+    behind: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,21 @@ class CollectionCopy:
         counted = replace(self, ranges=ranges, documents=self.documents + documents)
         return counted.ended("copied") if all(one.done for one in ranges) else counted
 
+    def before(self, number: int, at: bytes, documents: int) -> CollectionCopy:
+        """In the middle of a chunk of range ``number`` that came in the index's order: what is left begins at the
+        ``_id`` ``at``, ``documents`` more have been given."""
+        ranges = (*self.ranges[:number], replace(self.ranges[number], at=at), *self.ranges[number + 1 :])
+        return replace(self, ranges=ranges, documents=self.documents + documents)
+
+    def within(self, number: int, to: bytes, behind: bytes, documents: int) -> CollectionCopy:
+        """In the middle of the chunk of range ``number`` that ends before ``to``: the ``documents`` up to the ``_id``
+        ``behind``, by the order of key strings, have been given."""
+        found = self.ranges[number]
+        here = replace(found, to=to, behind=behind)
+        rest = () if to == found.to else (replace(found, at=to),)
+        ranges = (*self.ranges[:number], here, *rest, *self.ranges[number + 1 :])
+        return replace(self, ranges=ranges, documents=self.documents + documents)
+
     def ended(self, outcome: Outcome) -> CollectionCopy:
         """Nothing of it is left to copy."""
         return replace(self, ranges=(), outcome=outcome)
@@ -84,6 +104,10 @@ class SnapshotState:
     def is_complete(self) -> bool:
         """Whether nothing is left to copy."""
         return all(one.outcome is not None for one in self.collections)
+
+    def having(self, index: int, copy: CollectionCopy) -> SnapshotState:
+        """The state with another value for one collection."""
+        return replace(self, collections=(*self.collections[:index], copy, *self.collections[index + 1 :]))
 
     def to_document(self) -> dict[str, Any]:
         """The document to keep; BSON and Extended JSON both hold it."""
@@ -119,10 +143,23 @@ def _collection_document(copy: CollectionCopy) -> dict[str, Any]:
         "documents": copy.documents,
         "outcome": copy.outcome,
         "restarts": copy.restarts,
-        "ranges": [
-            {"at": bound_document(one.at), "to": bound_document(one.to), "done": one.done} for one in copy.ranges
-        ],
+        "ranges": [_range_document(one) for one in copy.ranges],
     }
+
+
+def _range_document(one: KeyRange) -> dict[str, Any]:
+    document = {"at": bound_document(one.at), "to": bound_document(one.to), "done": one.done}
+    return document if one.behind is None else {**document, "behind": bound_document(one.behind)}
+
+
+def _range(document: Mapping[str, Any]) -> KeyRange:
+    behind = document.get("behind")
+    return KeyRange(
+        bound_of(document["at"]),
+        bound_of(document["to"]),
+        bool(document["done"]),
+        None if behind is None else bound_of(behind),
+    )
 
 
 def _collection(document: Mapping[str, Any]) -> CollectionCopy:
@@ -135,7 +172,7 @@ def _collection(document: Mapping[str, Any]) -> CollectionCopy:
     return CollectionCopy(
         str(document["namespace"]),
         uuid,
-        tuple(KeyRange(bound_of(one["at"]), bound_of(one["to"]), bool(one["done"])) for one in document["ranges"]),
+        tuple(_range(one) for one in document["ranges"]),
         int(document["estimate"]),
         int(document["documents"]),
         outcome,

@@ -14,15 +14,17 @@ from pymongo.asynchronous import collection as pymongo_collection
 from pymongo.asynchronous import database as pymongo_database
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.collation import Collation
+from pymongo.errors import ConfigurationError
 from pymongo.read_concern import ReadConcern
 from pymongo.typings import _DocumentType
 from pymongo.write_concern import WriteConcern
 
-from tailrace.client.arguments import Arguments
+from tailrace.client.arguments import Arguments, refused
 from tailrace.client.asynchronous.change_stream import AsyncChangeStream, ThreadedChangeStream
 from tailrace.client.asynchronous.server_stream import AsyncServerChangeStream
 from tailrace.client.client import Host, Pipeline
 from tailrace.client.deployment import Engine, WatchedDeployment
+from tailrace.client.snapshot_stream import copies_first
 from tailrace.client.watchable import Watchable, WatchableClient, WatchableCollection, WatchableDatabase
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.uri import ClientOptions
@@ -51,6 +53,8 @@ class _AsyncWatchable(Watchable):
         codec_options: CodecOptions[Any] | None = None,
         options: Mapping[str, Any] | None = None,
         timeout_ms: int | None = None,
+        start: str | None = None,
+        snapshot_documents_per_second: float | None = None,
     ) -> AsyncChangeStream:
         """A change stream, with the parameters and errors of ``Client.watch``. ``session`` is an AsyncClientSession."""
         request = self._request(
@@ -68,11 +72,17 @@ class _AsyncWatchable(Watchable):
             comment=comment,
             session=session,
             options=options,
+            start=start,
+            snapshot_documents_per_second=snapshot_documents_per_second,
             document_class=document_class,
             codec_options=codec_options,
         )
         client: AsyncClient[Any] = self._watched_client()
         with driver_errors():
+            if client._deployment.engine == "server" and copies_first(request):
+                raise refused(
+                    "an asynchronous client copies with engine='oplog' only", ConfigurationError, "Leave the engine out"
+                )
             if client._deployment.engine == "server":
                 return await AsyncServerChangeStream.opened(client, request)
             return await ThreadedChangeStream.opened(partial(client._deployment.open, cast(Any, client), request))

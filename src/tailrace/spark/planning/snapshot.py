@@ -76,7 +76,7 @@ class SnapshotPlanner:
                 index += 1
                 continue
             if placement is None:
-                state = _with(state, index, self._successor(copy))
+                state = state.having(index, self._successor(copy))
                 continue
             average = self._average(placement)
             wanted = next(one for one in copy.ranges if not one.done)
@@ -87,7 +87,7 @@ class SnapshotPlanner:
             chunks.append(chunk)
             if to == wanted.to:
                 count = max(0, min(count, copy.estimate - copy.documents))
-            state = _with(state, index, copy.advanced(number, to, count))
+            state = state.having(index, copy.advanced(number, to, count))
             documents, size = documents - max(1, count), size - max(1, count) * average
         if not chunks:
             return None
@@ -123,7 +123,7 @@ class SnapshotPlanner:
         for uuid in {chunk.uuid: None for chunk in position.chunks}:
             for index, copy in enumerate(state.collections):
                 if copy.uuid == uuid and self._placement(copy) is None:
-                    state = _with(state, index, self._successor(copy))
+                    state = state.having(index, self._successor(copy))
         return state
 
     def _placement(self, copy: CollectionCopy) -> Placement | None:
@@ -156,10 +156,6 @@ class SnapshotPlanner:
             if stats.get("avgObjSize"):
                 return max(64, int(stats["avgObjSize"]))
         return _AVERAGE
-
-
-def _with(state: SnapshotState, index: int, copy: CollectionCopy) -> SnapshotState:
-    return replace(state, collections=(*state.collections[:index], copy, *state.collections[index + 1 :]))
 
 
 def snapshot_slices(position: SnapshotPosition, parts: int) -> Sequence[SnapshotSlice]:

@@ -1,0 +1,174 @@
+"""A stream that gives what is there first (``watch(start="snapshot")``), and then every change since."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import bson
+from pymongo import MongoClient
+from pymongo.errors import ConfigurationError
+
+from tailrace.client.arguments import refused
+from tailrace.client.change_stream import ChangeStream, checked_options
+from tailrace.client.request import SNAPSHOT, WatchRequest
+from tailrace.client.statistics import StreamStatistics
+from tailrace.client.turn import Turn
+from tailrace.expression.stages.pipeline import CompiledPipeline, compile_stages
+from tailrace.expression.values.collation import parse_collation
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.snapshot.events import SnapshotEvents, place_of
+from tailrace.snapshot.reader import CHUNK_DOCUMENTS, SnapshotReader, begin
+from tailrace.source.driver_error import at_the_border
+from tailrace.source.time_limit import TimeLimitError, check_time_limit
+from tailrace.source.topology import Cluster
+
+#: While the copy runs, the stream that is to follow is opened this often, to see that the oplog still holds its start.
+_LOOK_S: Final = 30.0
+
+OpenStream = Callable[[WatchRequest], ChangeStream]
+
+
+def copies_first(request: WatchRequest) -> bool:
+    """Whether the stream begins with a copy, or goes on in the middle of one."""
+    return request.start is not None or _place_in(request) is not None
+
+
+class SnapshotChangeStream(ChangeStream):
+    """The copy's events, then those of the stream that ``open_stream`` gives. Raises at once what that one raises.
+
+    ``client``      the one whose ``watch`` was called
+    ``deployment``  what is copied: the replica set's client, or the cluster
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        deployment: MongoClient[Any] | Cluster,
+        request: WatchRequest,
+        open_stream: OpenStream,
+    ) -> None:
+        self._client = client
+        self._timeout_ms = request.timeout_ms
+        self._codec_options = request.codec_options
+        stages = _stages(request)
+        place = _place_in(request)
+        state, chunk = (begin(deployment, request.scope), 0) if place is None else place_of(place)
+        self._open_stream = open_stream
+        self._follows = _request_behind(request, state.start)
+        self._stream: ChangeStream | None = None
+        self._turn = Turn(self._release)
+        pace = request.snapshot_documents_per_second
+        reader = SnapshotReader(
+            deployment,
+            request.scope,
+            state=state,
+            chunk_documents=CHUNK_DOCUMENTS if pace is None else max(1, min(CHUNK_DOCUMENTS, int(pace))),
+            documents_per_second=pace,
+            stopped=lambda: self._turn.ended,
+        )
+        self._copy = SnapshotEvents(reader, stages, chunk)
+        self._check_history()
+
+    def _check_history(self) -> None:
+        """Raises what opening the stream behind the copy would raise now: 286 where its start is lost."""
+        self._open_stream(self._follows).close()
+        self._looked = time.monotonic()
+
+    def next(self) -> Any:
+        with self._time_limit():  # of the whole call
+            return super().next() if self._stream is None else self._stream.next()
+
+    __next__ = next
+
+    def try_next(self) -> Any | None:
+        return self._copied() if self._stream is None else self._stream.try_next()
+
+    @at_the_border
+    def _copied(self) -> Any | None:
+        event = None
+        with self._turn, self._time_limit():
+            try:
+                if self.alive:
+                    event = self._next_of_copy()
+                self._turn.check()
+            except BaseException as error:
+                if not isinstance(error, TimeLimitError):
+                    self.close()
+                raise
+        if event is not None:
+            return self._decoded(event)
+        return None if self._stream is None else self._stream.try_next()
+
+    def _next_of_copy(self) -> bytes | None:
+        """The copy's next event; ``None`` if there is none left, and the stream behind it is open then."""
+        check_time_limit("the deployment")
+        if time.monotonic() - self._looked > _LOOK_S and not self._copy.at_hand:
+            self._check_history()
+        event = self._copy.next()
+        if event is None and self._copy.is_complete:
+            self._stream = self._open_stream(self._follows)
+        return event
+
+    @property
+    def resume_token(self) -> Any:
+        if self._stream is not None:
+            return self._stream.resume_token
+        return bson.decode(bson.encode({SNAPSHOT: self._copy.place()}), codec_options=self._codec_options)
+
+    @property
+    def alive(self) -> bool:
+        return not self._turn.ended and (self._stream is None or self._stream.alive)
+
+    @property
+    def has_next(self) -> bool:
+        return self.alive and (self._copy.at_hand if self._stream is None else self._stream.has_next)
+
+    @property
+    def statistics(self) -> StreamStatistics:
+        if self._stream is not None:
+            return self._stream.statistics
+        return StreamStatistics(snapshot=self._copy.progress)
+
+    def explain(self) -> dict[str, Any]:
+        if self._stream is not None:
+            return self._stream.explain()
+        with self._open_stream(self._follows) as stream:
+            return stream.explain()
+
+    def close(self) -> None:
+        self._turn.end()
+
+    def _release(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _place_in(request: WatchRequest) -> Mapping[str, Any] | None:
+    """The copy's place that a resume token holds."""
+    for token in (request.resume_after, request.start_after):
+        if not isinstance(token, Mapping) or SNAPSHOT not in token:
+            continue
+        if len(token) > 1:
+            raise refused(
+                f"a resume token has the field {SNAPSHOT!r} beside others", ConfigurationError, "Pass it on as it came"
+            )
+        place: Mapping[str, Any] = bson.decode(request.encoded(token, "the resume token"))[SNAPSHOT]
+        return place
+    return None
+
+
+def _request_behind(request: WatchRequest, start: ClusterTime) -> WatchRequest:
+    """What is watched behind the copy. What happened at its own time is in it, since every read waits for that."""
+    behind = ClusterTime(int(start) + 1).to_timestamp()
+    return replace(request, start=None, resume_after=None, start_after=None, start_at_operation_time=behind)
+
+
+def _stages(request: WatchRequest) -> CompiledPipeline:
+    """The stages that the copy's events go through. One that divides large events divides none of these."""
+    behind = replace(request, start=None, resume_after=None, start_after=None)
+    checked_options(behind)  # what is wrong with the call is said without connecting
+    collation = request.collation_document()
+    return compile_stages(request.stages(), collation=None if collation is None else parse_collation(collation))
