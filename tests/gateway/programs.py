@@ -20,6 +20,8 @@ from tailrace.cache import cache_directory, cached_directory
 HERE = Path(__file__).parent / "drivers"
 _NODE_PACKAGES = {"mongodb": "7.8.0"}
 _MONGOSH_PACKAGES = {"mongosh": "2.12.0"}
+#: Where Debian keeps the sources of Go's packages.
+_GO_SOURCES = Path("/usr/share/gocode")
 _LIMIT_S = 400
 
 
@@ -70,7 +72,39 @@ def c(uri: str, name: str, directory: Path) -> str:
     return run([str(program), uri, name])
 
 
-PROGRAMS: dict[str, Callable[[str, str, Path], str]] = {"node": node, "perl": perl, "c": c, "mongosh": mongosh}
+def php(uri: str, name: str, _: Path) -> str:
+    interpreter = _tool("php")
+    if "mongodb" not in subprocess.run([interpreter, "-m"], capture_output=True, text=True, check=False).stdout.split():
+        raise Unavailable("PHP's driver is not installed (Debian: php8.2-cli, php8.2-mongodb)")
+    return run([interpreter, str(HERE / "php_driver.php"), uri, name])
+
+
+def ruby(uri: str, name: str, _: Path) -> str:
+    interpreter = _tool("ruby")
+    if subprocess.run([interpreter, "-rmongo", "-e", "1"], capture_output=True, check=False).returncode:
+        raise Unavailable("Ruby's driver is not installed (Debian: ruby-mongo)")
+    return run([interpreter, str(HERE / "ruby_driver.rb"), uri, name])
+
+
+def go(uri: str, name: str, directory: Path) -> str:
+    compiler, program = _tool("go"), directory / "go_driver"
+    if not (_GO_SOURCES / "src" / "go.mongodb.org" / "mongo-driver").is_dir():
+        raise Unavailable("Go's driver is not installed (Debian: golang-mongodb-mongo-driver-dev)")
+    if not program.exists():
+        environment = {"GO111MODULE": "off", "GOPATH": str(_GO_SOURCES), "GOFLAGS": ""}
+        run([compiler, "build", "-o", str(program), str(HERE / "go_driver.go")], **environment)
+    return run([str(program), uri, name])
+
+
+PROGRAMS: dict[str, Callable[[str, str, Path], str]] = {
+    "node": node,
+    "perl": perl,
+    "c": c,
+    "php": php,
+    "ruby": ruby,
+    "go": go,
+    "mongosh": mongosh,
+}
 
 
 def facts(program: str, uri: str, name: str, directory: Path) -> str:

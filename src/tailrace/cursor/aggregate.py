@@ -10,6 +10,7 @@ from tailrace import raw_bson
 from tailrace.cursor.command import GENERIC_FIELDS, Fields
 from tailrace.errors import ServerError, UsageError
 from tailrace.event.bson_text import document_text, spaced_document_text
+from tailrace.expression.stages.pipeline import check_name
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, OBJECT, STRING, Element
@@ -60,11 +61,11 @@ class AggregateCommand:
         stages = _stages(fields)
         _check_other_fields(fields)
         _check_read_concern(fields)
-        stage = _stream_stage(stages)
         batch_size = _batch_size(fields)
         needs_merge = fields.boolean(b"needsMerge")
         if needs_merge and not fields.boolean(b"fromMongos"):
             raise UsageError("Cannot specify 'needsMerge' without 'fromMongos'", code=9)
+        stage = _stream_stage(stages)
         return cls(
             database=database,
             collection=collection,
@@ -173,6 +174,8 @@ def _stream_stage(stages: list[bytes]) -> bytes:
         raise UsageError(f"$changeStream must take a nested object but found: {found}", code=6188500)
     if any(element.name == _CHANGE_STREAM for element in names[1:]):
         raise _not_first()
+    for element in names[1:]:
+        check_name(element.name.decode("utf-8", "replace"))
     return raw_bson.value(stages[0], names[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_HALF_EVEN
 from typing import Any, Final
 
 import bson
@@ -136,7 +137,7 @@ class Fields:
         return raw_bson.read_int64(self.document, element.value_start)
 
     def not_negative(self, name: bytes) -> int | None:
-        """A number of any type, cut to a whole one, or ``None`` where absent or null. 51024 below zero."""
+        """A number of any type, made whole, or ``None`` where absent or null. 51024 below zero."""
         element = self.given(name)
         if element is None:
             return None
@@ -156,20 +157,20 @@ class Fields:
         if element.type not in _NUMBERS:
             raise self.wrong_type(element, "types '[long, int, decimal, double']")
         given = self.decoded(element)
-        exact = given.to_decimal() if isinstance(given, Decimal128) else given
         number = _whole(given)
-        if number != exact:
-            raise UsageError("maxTimeMS has non-integral value", code=2)
         if not 0 <= number <= _INT32_MAX:
             raise UsageError(f"{number} value for maxTimeMS is out of range", code=2)
+        if isinstance(given, float) and number != given:  # a decimal is rounded instead
+            raise UsageError("maxTimeMS has non-integral value", code=2)
         return number
 
     def check_time_limit(self) -> None:
-        """An aggregate's maxTimeMS bounds nothing here, and is checked by other rules than a getMore's."""
+        """An aggregate's maxTimeMS bounds nothing here, and is checked more closely than a getMore's."""
         element = self.get(b"maxTimeMS")
         if element is not None:
             _refuse_null_limit(element)
             self.not_negative(b"maxTimeMS")
+            self.time_limit()
 
     def wrong_type(self, element: Element, expected: str) -> UsageError:
         found = raw_bson.type_name(element.type)
@@ -183,13 +184,14 @@ def _refuse_null_limit(element: Element) -> None:
 
 
 def _whole(number: Any) -> int:
-    """A number cut towards zero and to 64 bits; NaN is 0."""
+    """A double cut towards zero, a decimal rounded (halves to the even number), to 64 bits; NaN is 0."""
     if isinstance(number, Decimal128):
         number = number.to_decimal()
         if number.is_nan():
             return 0
         if not number.is_finite():
             return _INT64_MAX if number > 0 else -_INT64_MAX - 1
+        number = number.to_integral_value(ROUND_HALF_EVEN)
     elif isinstance(number, float):
         if math.isnan(number):
             return 0

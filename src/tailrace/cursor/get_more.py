@@ -8,7 +8,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.cursor.command import GENERIC_FIELDS, Fields
 from tailrace.errors import UsageError
-from tailrace.raw_bson import ARRAY, INT64, STRING
+from tailrace.raw_bson import ARRAY, INT64, NULL, STRING
 
 #: How long a getMore that finds nothing waits where it does not say, in milliseconds.
 AWAIT_MS_DEFAULT: Final = 1000
@@ -53,7 +53,7 @@ class GetMoreCommand:
 
 
 def cursors_to_kill(command: bytes) -> list[int]:
-    """The ids in a killCursors command. Raises ``UsageError`` with the server's code."""
+    """The ids in a killCursors command; nulls are skipped. Raises ``UsageError`` with the server's code."""
     fields = Fields("killCursors", command, _KILL_FIELDS)
     collection = fields.get(b"killCursors")
     if collection is None or collection.type != STRING:
@@ -65,6 +65,8 @@ def cursors_to_kill(command: bytes) -> list[int]:
     array = fields.value(listed)
     ids = []
     for element in raw_bson.elements(array):
+        if element.type == NULL:
+            continue
         if element.type != INT64:
             found = raw_bson.type_name(element.type)
             raise UsageError(

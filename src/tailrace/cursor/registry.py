@@ -98,7 +98,7 @@ class CursorRegistry:
                 members = yield NeedMembers(plan.read_after)
             stream = _stream(plan, start, members, self._kernel)
             cursor = ChangeStreamCursor(stream, started_by_caller=started_by_caller)
-            prefix = IN_AGGREGATE
+            prefix = self._prefixed(IN_AGGREGATE)
             reply = ReplyEvents("firstBatch", wanted.batch_size)
             token, closed = yield from cursor.fill(reply, None)
         except InternalError:
@@ -125,7 +125,7 @@ class CursorRegistry:
         except InternalError:
             raise
         except TailraceError as error:
-            return error_reply(error, prefix=IN_GET_MORE, in_stream=True)
+            return error_reply(error, prefix=self._prefixed(IN_GET_MORE), in_stream=True)
         finally:
             entry.in_use = False
             entry.used_ms = now_ms + wanted.await_ms
@@ -133,6 +133,10 @@ class CursorRegistry:
                 self._open.pop(wanted.cursor_id, None)
         cursor_id = 0 if closed else wanted.cursor_id
         return self._reply(reply, token, cursor_id, entry.namespace)
+
+    def _prefixed(self, prefix: str) -> str:
+        """What stands before an error of execution: nothing on 4.4."""
+        return prefix if self._profile.version >= (5, 0) else ""
 
     def kill_cursors(self, command: bytes) -> bytes:
         """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not looked at."""

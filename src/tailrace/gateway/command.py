@@ -25,8 +25,8 @@ from tailrace.gateway.frame import (
     check_checksum,
     command_name,
 )
-from tailrace.gateway.generic_fields import are_known, is_ordinary
-from tailrace.raw_bson import ARRAY, INT64, OBJECT, STRING
+from tailrace.gateway.generic_fields import are_known, has_plain_size, is_ordinary
+from tailrace.raw_bson import ARRAY, INT64, NULL, OBJECT, STRING
 
 #: How much of a message shows what it is. More is read only if it is for the gateway.
 HEAD_BYTES: Final = 4096
@@ -147,6 +147,8 @@ def opens_stream(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
         return False
     if raw_bson.find(document, b"explain") is not None or not is_ordinary(document, version):
         return False
+    if not has_plain_size(document, version):
+        return False
     stages = raw_bson.value(document, pipeline)
     first = next(raw_bson.elements(stages), None)
     if first is None or first.type != OBJECT:
@@ -166,12 +168,13 @@ def cursor_asked(document: bytes) -> int | None:
 
 
 def cursors_asked(document: bytes) -> list[int]:
-    """The cursor ids that a killCursors names; empty where it does not name them as it should."""
+    """The cursor ids that a killCursors names, without nulls, which the server skips (4.4 refuses them); empty where it
+    does not name them as it should."""
     element = raw_bson.find(document, b"cursors")
     if element is None or element.type != ARRAY:
         return []
     array = raw_bson.value(document, element)
-    listed = list(raw_bson.elements(array))
+    listed = [each for each in raw_bson.elements(array) if each.type != NULL]
     if any(each.type != INT64 for each in listed):
         return []
     return [raw_bson.read_int64(array, each.value_start) for each in listed]

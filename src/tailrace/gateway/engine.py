@@ -60,6 +60,7 @@ _KERNEL_BYTES_MIN: Final = 8_192
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
 _NOT_DONE: Final = 115
+_OPTIMIZER: Final = b"Failed to optimize pipeline :: caused by :: "
 #: The version whose error messages the engine has word for word.
 _MEASURED: Final = (6, 0)
 
@@ -183,7 +184,7 @@ class Engine:
         finally:
             self._opening -= 1
         cursor = _cursor_of(reply)
-        if self._is_left(cursor.code, command):
+        if self._is_left(cursor.code, reply, command):
             opening.close()
             return None
         if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
@@ -302,14 +303,17 @@ class Engine:
         self._keep(self._client, self._shared)
         return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room)
 
-    def _is_left(self, code: int | None, command: bytes) -> bool:
+    def _is_left(self, code: int | None, reply: bytes, command: bytes) -> bool:
         """Whether the server is to answer a command that the engine refuses with ``code``: the server supports what the
-        engine does not, and versions other than the measured one word their errors differently. ``exchange`` is never
-        passed on, because it ends the server's process."""
+        engine does not; versions other than the measured one word their errors differently; and the words around an
+        error of its optimizer depend on the stage. ``exchange`` is never passed on, because it ends the server's
+        process."""
         if code is None or code in RESUMABLE_CODES:
             return False
         exchange = raw_bson.find(command, b"exchange")
-        return (exchange is None or exchange.type == raw_bson.NULL) and (code == _NOT_DONE or self.version != _MEASURED)
+        if exchange is not None and exchange.type != raw_bson.NULL:
+            return False
+        return code == _NOT_DONE or self.version != _MEASURED or _OPTIMIZER in reply
 
     def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:
         if client not in self._kept:

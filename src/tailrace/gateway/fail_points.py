@@ -1,4 +1,4 @@
-"""Fail points for the commands that the gateway answers. They work as the server's do (measured on 6.0.27). No I/O.
+"""Fail points for the commands that the gateway answers. They work as the server's do (6.0, 5.0 and 4.4). No I/O.
 
 The server never sees a change stream's commands; its fail points would hit the gateway's own reads instead. So fail
 points for ``aggregate``, ``getMore`` and ``killCursors`` are kept here, for every such command that comes through the
@@ -51,9 +51,13 @@ class _FailPoint:
 
 
 class FailPoints:
-    """The fail points that are set."""
+    """The fail points that are set.
 
-    def __init__(self) -> None:
+    ``version``  of the server, major and minor: 6.0 words one error differently
+    """
+
+    def __init__(self, version: tuple[int, int] = (6, 0)) -> None:
+        self.version = version
         self._set: dict[str, _FailPoint] = {}
 
     @staticmethod
@@ -101,7 +105,8 @@ class FailPoints:
             return Fault(closes=True, delay_ms=delay_ms)
         if "errorCode" not in data:
             return Fault(delay_ms=delay_ms)
-        error = ServerError("Failing command via 'failCommand' failpoint", code=int(data["errorCode"]))
+        cause = "via" if self.version >= (6, 0) else "due to"
+        error = ServerError(f"Failing command {cause} 'failCommand' failpoint", code=int(data["errorCode"]))
         return Fault(_reply(error, data, in_stream=opens_stream), delay_ms=delay_ms)
 
     def on_get_more(self) -> Fault | None:

@@ -6,6 +6,7 @@ command with other values is left to the server, or is sent to it first.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -67,10 +68,23 @@ def is_plain_get_more(document: bytes, version: tuple[int, int]) -> bool:
     """Whether a getMore has no fields that a server of ``version`` might refuse, apart from its own fields' values."""
     if any(raw_bson.find(document, name) is not None for name in _RARE_IN_A_GET_MORE):
         return False
+    named = raw_bson.find(document, b"collection")
+    if named is not None and not _is_plain_name(document, named):
+        return False
     size = raw_bson.find(document, b"batchSize") if version < (5, 0) else None
-    if size is not None and not any(raw_bson.value(document, size)):
-        return False  # 4.4 refuses null and 0
+    if size is not None and not _is_plain_size(document, size, 1):
+        return False  # 4.4 refuses 0, and what becomes 0
     return is_ordinary(document, version)
+
+
+def has_plain_size(document: bytes, version: tuple[int, int]) -> bool:
+    """Whether an aggregate's batch size is one that a server of ``version`` reads as the engine does: 4.4 reads null,
+    NaN and large numbers in its own way."""
+    cursor = raw_bson.find(document, b"cursor") if version < (5, 0) else None
+    if cursor is None or cursor.type != OBJECT:
+        return True
+    size = raw_bson.find(document, b"batchSize", cursor.value_start)
+    return size is None or _is_plain_size(document, size, 0)
 
 
 def transaction_of(document: bytes) -> int | None:
@@ -83,8 +97,10 @@ def transaction_of(document: bytes) -> int | None:
 
 def is_plain_kill(document: bytes, version: tuple[int, int]) -> bool:
     """Whether a killCursors has no fields that the server might refuse."""
-    name = raw_bson.find(document, b"killCursors")
-    if name is None or name.type != STRING or not raw_bson.read_string(document, name.value_start):
+    name, cursors = raw_bson.find(document, b"killCursors"), raw_bson.find(document, b"cursors")
+    if name is None or not _is_plain_name(document, name) or cursors is None or cursors.type != ARRAY:
+        return False
+    if any(each.type != INT64 for each in raw_bson.elements(document, cursors.value_start)):
         return False
     names = {element.name for element in raw_bson.elements(document)}
     return names <= _OF_A_KILL and is_ordinary(document, version)
@@ -167,6 +183,25 @@ def _is_read_preference(document: bytes, element: Element) -> bool:
     )
 
 
+def _is_plain_name(document: bytes, element: Element) -> bool:
+    """Whether it names a collection as no server would refuse to have it named."""
+    if element.type != STRING:
+        return False
+    name = raw_bson.read_string(document, element.value_start)
+    return bool(name) and name[:1] != b"." and b"\0" not in name
+
+
+def _is_plain_size(document: bytes, element: Element, least: int) -> bool:
+    if element.type == INT32:
+        return raw_bson.read_int32(document, element.value_start) >= least
+    if element.type == INT64:
+        return raw_bson.read_int64(document, element.value_start) >= least
+    if element.type != DOUBLE:
+        return False
+    (number,) = _DOUBLE.unpack_from(document, element.value_start)
+    return bool(least <= number < _LARGE)  # false for NaN too
+
+
 def _staleness(inner: bytes, element: Element) -> float:
     if element.type == INT32:
         return raw_bson.read_int32(inner, element.value_start)
@@ -207,6 +242,8 @@ def _is_flag(document: bytes, element: Element) -> bool:
     return element.type == BOOL or element.type in _NUMBERS
 
 
+_DOUBLE: Final = struct.Struct("<d")
+_LARGE: Final = 1 << 31
 _UUID_HEAD: Final = b"\x10\x00\x00\x00\x04"
 #: Seconds; the server refuses less.
 _STALENESS_MIN: Final = 90

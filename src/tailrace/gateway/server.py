@@ -44,8 +44,8 @@ class Gateway:
             self.upstream.client, uri, self.metrics, cursors_max=options.cursors_max, window_bytes=options.window_bytes
         )
         self.engine.clock.signed = self.upstream.has_users
-        fail_points = FailPoints() if options.test_commands else None
-        self.commands = Commands(self.engine, rights_seconds=options.rights_seconds, fail_points=fail_points)
+        self._fail_points = FailPoints() if options.test_commands else None
+        self.commands = Commands(self.engine, rights_seconds=options.rights_seconds, fail_points=self._fail_points)
         self._surroundings = Surroundings(
             options,
             self.metrics,
@@ -68,6 +68,8 @@ class Gateway:
         gateway cannot listen at the address."""
         try:
             await self.engine.start()
+            if self._fail_points is not None:
+                self._fail_points.version = self.engine.version
             await self._listen()
         except BaseException:
             await self._close()

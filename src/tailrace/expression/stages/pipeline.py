@@ -201,6 +201,13 @@ class Compiler:
             raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
+def check_name(name: str) -> None:
+    """Refuse a stage that the server does not know, which it does before it looks into any stage."""
+    known = name in STAGES or name in REFUSED_OTHERWISE or name in NOT_PERMITTED
+    if not known and name not in (SPLIT_STAGE, INHIBIT_STAGE):
+        raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
+
+
 def check_depths(stages: Sequence[bytes]) -> None:
     """Refuse what nests deeper than the server takes: before anything is parsed, which would recurse into it."""
     for place, raw in enumerate(stages):
