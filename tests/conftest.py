@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +49,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ranks.get(parts[0], len(ranks))
 
     items.sort(key=rank)  # the order inside a folder stays
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process runs a file, as ever, but one runs all files that ask for the Spark session: the first queries of a
+    session take 25 s of processor, more than all others, and each process would have a session of its own."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class OneSparkSession(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "the Spark session" if asks_for_spark(config.rootpath / file) else file
+
+    return OneSparkSession(config, log)
+
+
+@functools.cache
+def asks_for_spark(file: Path) -> bool:
+    return re.search(r"\bspark: SparkSession\b", file.read_text()) is not None
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,7 @@ def check(entries: list[bytes], plan: Plan, cuts: tuple[int, ...]) -> object:
     return expected
 
 
+@pytest.mark.parametrize("seeds", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scope", [None, "shop", "shop.orders"])
 @pytest.mark.parametrize(
     ("profile", "v2"),
@@ -61,12 +62,12 @@ def check(entries: list[bytes], plan: Plan, cuts: tuple[int, ...]) -> object:
     ids=["6.0", "6.0 v2", "4.4", "5.0", "7.0", "8.0"],
 )  # fmt: skip
 def test_random_transactions_give_the_events_of_the_plain_stages(
-    scope: str | None, profile: ServerProfile, *, v2: bool
+    scope: str | None, profile: ServerProfile, *, v2: bool, seeds: int
 ) -> None:
     plan, settings = plan_of(scope, profile=profile, v2=v2)
     kinds: Counter[int] = Counter()
     events = 0
-    for seed in range(60):
+    for seed in range(seeds):
         rng = random.Random(SEED + seed)
         make = sound_operation if seed % 3 else random_transactions.odd_operation
         entries = random_transactions.oplog(rng, 4, make)
@@ -78,10 +79,10 @@ def test_random_transactions_give_the_events_of_the_plain_stages(
                 kinds.update(made.kind.tolist())
                 commands = [b"applyOps" in entry[:200] for entry in entries[first : first + size]]
                 kinds["transaction"] += int(((made.kind == EVENT) & np.array(commands)).sum())  # type: ignore[index]
-    assert events > 800
-    assert kinds[CHAIN_ENTRY] > 10
-    assert kinds[MEMBER_ENTRY] > 10
-    assert kinds["transaction"] > 60  # type: ignore[index]
+    assert events > 13 * seeds
+    assert kinds[CHAIN_ENTRY] > seeds // 6
+    assert kinds[MEMBER_ENTRY] > seeds // 6
+    assert kinds["transaction"] > seeds  # type: ignore[index]
 
 
 def test_other_options_hold_in_transactions_too() -> None:

@@ -1,15 +1,10 @@
-"""The lake on real Spark and a real MongoDB: killed, filled up, given to the wrong stream, read by others."""
+"""The lake on real Spark and a real MongoDB: filled up, given to the wrong stream, read by others."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,24 +17,16 @@ from bson import json_util
 from pyspark.sql import SparkSession
 
 from tailrace.demo.comparison import lake_events
-from tailrace.demo.shop import Shop, work
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal, UsageError
-from tailrace.lake.commit_log import CommitLog
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import read, verify
 from tailrace.spark.lake.failure import query_error
 from tailrace.spark.lake.stream import write_stream
+from tests.spark.lake_driving import options_for
 from tests.spark.streams import newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 300  # a loaded machine takes a minute to start Spark
-
-
-def options_for(uri: str, database: str, after: ClusterTime, **more: str) -> dict[str, str]:
-    start = after.tick()
-    return {"uri": uri, "database": database, "startAtOperationTime": f"{start.seconds},{start.increment}", **more}
 
 
 def change(uri: str, database: str, first: int, count: int, *, pad: int = 60) -> ClusterTime:
@@ -64,91 +51,6 @@ def fill(spark: SparkSession, options: dict[str, str], lake: Path, **more: Any) 
         query.awaitTermination()
     finally:
         query.stop()
-
-
-@contextmanager
-def driver(options: dict[str, str], lake: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (lake.parent / "driver.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.lake_driver", json.dumps(options), str(lake), *arguments],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@contextmanager
-def at_work(uri: str, database: str) -> Iterator[None]:
-    """The demo's shop beside the test: about 200 events a second of all kinds, transactions among them."""
-    stop = threading.Event()
-    failures: list[Exception] = []
-
-    def run() -> None:
-        try:
-            with pymongo.MongoClient[dict[str, Any]](uri) as client:
-                shop = Shop(client[database], seed=1)
-                shop.open()
-                work(shop, seconds=None, rate=100, stopped=stop.is_set)
-        except Exception as error:  # noqa: BLE001  told by the test's own thread
-            failures.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert failures == []
-
-
-def commits(lake: Path) -> int:
-    return max(0, CommitLog(lake).head().number) if (lake / "_tailrace" / "lake.json").exists() else 0
-
-
-def wait_for_commits(process: subprocess.Popen[bytes], lake: Path, number: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while commits(lake) < number:
-        assert process.poll() is None, (lake.parent / "driver.log").read_text()[-3000:]
-        assert time.monotonic() < deadline, (lake.parent / "driver.log").read_text()[-3000:]
-        time.sleep(0.01)
-
-
-def test_after_five_kills_at_random_moments_and_two_inside_a_commit_the_lake_is_the_servers_stream(
-    replica_set: ReplicaSet, tmp_path: Path
-) -> None:
-    seed = int(os.environ.get("TAILRACE_SEED", time.time_ns() % 10**6))
-    print(f"TAILRACE_SEED={seed}")
-    moments = random.Random(seed)
-    database, lake = "lakecrash", tmp_path / "lake"
-    start = newest(replica_set.uri)
-    options = options_for(replica_set.uri, database, start, columns="event,token", maxEventsPerTrigger="400")
-    with at_work(replica_set.uri, database):
-        for _ in range(5):
-            with driver(options, lake) as process:
-                wait_for_commits(process, lake, commits(lake) + 1)
-                time.sleep(moments.uniform(0, 0.8))
-                os.killpg(process.pid, signal.SIGKILL)
-        for step, times in (("commit.log", 1), ("commit.head", 1)):
-            with driver(options, lake, "--die-at", step, str(times)) as process:
-                assert process.wait(PATIENCE_S) == -signal.SIGKILL, (tmp_path / "driver.log").read_text()[-3000:]
-    until = newest(replica_set.uri)
-    with driver({**options, "maxEventsPerTrigger": "20000"}, lake, "--available-now") as process:
-        assert process.wait(PATIENCE_S) == 0, (tmp_path / "driver.log").read_text()[-3000:]
-
-    found = list(lake_events(lake))
-    expected = server_events(replica_set.uri, (database, None), start, until)
-    assert len(found) == len(expected) > 500
-    assert found == expected, f"seed {seed}"
-    assert verify(lake).problems == []
-    assert list((lake / "_staging").iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
 from tailrace.spark.lake import verify
+from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest
-from tests.spark.test_lake import PATIENCE_S, driver, options_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
