@@ -6,6 +6,7 @@ would take it opens its files."""
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -13,9 +14,15 @@ import pytest
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+import tailrace
+from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.reading import slice_plan
+from tailrace.spark.reading.slice_reader import slice_events
+from tailrace.spark.source.options import parse
 from tests.differential.compare import Bench, Case
 from tests.differential.execute import note
 from tests.differential.ours import SourceOplog, read_into_memory
@@ -66,4 +73,60 @@ def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp
                     assert result.difference is None
                     assert result.equal_events == events
                     assert [error.code for error in result.errors_met] == codes
+        source.close()
+
+
+@pytest.mark.parametrize("version", ["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow)])
+def test_entries_with_an_unknown_operation_are_skipped_and_told_of(
+    version: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The counts were tested with streams that are fed; whether they come through a live reader to the statistics, the
+    command line and the log of Spark's workers had been looked at nowhere."""
+    unknown = [insert(7) | {"op": operation} for operation in ("xi", "km", "xi")]
+    with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
+        before = note(wire, "the gap begins")
+        time.sleep(GAP_S)
+        end = note(wire, "the gap ends")
+        member = deployment.members[0]
+    entries = placed([HARMLESS, insert(1), *unknown, insert(2)], before)
+    write(member, entries, version="6.0.27" if version == "5.0.4" else None)
+    start = before.to_timestamp()
+    with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
+        source = MongodSource(deployment.uri)
+        memory = read_into_memory(wire, source, ClusterTime(before - 1), end)
+        bench = Bench(wire, memory, SourceOplog(source), version, end)
+        result = bench.compare(Case(("gr", "c"), {"startAtOperationTime": start}, live=True))
+        if version == "5.0.4":  # docs/reference/differences.md
+            assert result.difference is not None
+            assert "Enumeration value 'xi'" in result.difference.server
+            assert result.equal_events == 1
+        else:
+            assert (result.difference, result.equal_events) == (None, 2)
+
+        with tailrace.connect(deployment.uri) as client:
+            stream = client.gr.c.watch(start_at_operation_time=start, max_await_time_ms=100)
+            assert [next(stream)["documentKey"]["_id"] for _ in range(2)] == [1, 2]
+            assert stream.statistics.unknown_operations == {"xi": 2, "km": 1}
+            stream.close()
+
+        at = f"{start.time},{start.inc}"
+        watch = ["watch", deployment.uri, "gr.c", "--format", "json", "--start-at-operation-time", at, "--until", "2"]
+        assert main(watch) == 0
+        out, said = capsys.readouterr()
+        assert len(out.splitlines()) == 2
+        assert said.splitlines()[-1] == (
+            "tailrace: skipped oplog entries with an operation that this version does not know: 'km' (1), 'xi' (2)"
+        )
+
+        monkeypatch.setattr(slice_plan, "_reported", set())
+        slice_ = OplogSlice(ClusterTime(before - 1), end, version, 1, None)
+        with caplog.at_level(logging.WARNING, "tailrace.spark"):
+            options = parse({"uri": deployment.uri, "database": "gr", "collection": "c"})
+            assert sum(len(block) for block in slice_events(options, slice_, source)) == 2
+        told = [record.args for record in caplog.records if record.name == "tailrace.spark"]
+        assert sorted(told, key=str) == [("km",), ("xi",)]
         source.close()

@@ -9,6 +9,8 @@ parsing, so a look-up at run time is one list index. The parsed form stays reada
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import call
 from typing import Final
 
 from tailrace.errors import TailraceError, UsageError
@@ -458,7 +460,7 @@ def _variadic(
     def build(args: Sequence[Expression], bindings: Bindings) -> Expression:
         function = make(bindings.order)
         closures = [argument.evaluate for argument in args]
-        return operator_of(name, args, lambda frame: function(evaluate(frame) for evaluate in closures), bindings)
+        return operator_of(name, args, lambda frame: function(map(call, closures, repeat(frame))), bindings)
 
     def parse(operand: Value, bindings: Bindings) -> Expression:
         args = parse_arguments(operand, bindings)

@@ -69,6 +69,7 @@ def widest(*kinds: int) -> int:
 
 
 _BY_WIDTH: Final = (v.DECIMAL, v.DOUBLE, v.INT64)
+_WIDTH: Final = {kind: width for width, kind in enumerate((v.INT32, v.INT64, v.DOUBLE, v.DECIMAL))}
 
 
 def float_of(value: Value) -> float:
@@ -157,8 +158,8 @@ def _multiply(args: Iterable[Maybe]) -> Maybe:
                 return v.NULL
             raise failure(14, f"$multiply only supports numeric types, not {v.type_name(value)}")
         before = kind
-        if value[0] != kind:
-            kind = widest(kind, value[0])
+        if _WIDTH[value[0]] > _WIDTH[kind]:
+            kind = value[0]
         if kind == v.DECIMAL:
             if before != v.DECIMAL:
                 product = v.decimal_of_double(as_double) if before == v.DOUBLE else Decimal(int(product))
