@@ -2,6 +2,7 @@
 
     python bench/watchers.py                                     1, 10, 100, 1,000 and 10,000 streams
     python bench/watchers.py --streams 1 1000 --native-max 100
+    python bench/watchers.py --streams 10 --rounds 3             medians of three; all take turns
 
 The same writes for every number of streams: half of them to the first stream's collection, the others to 1,000
 collections in turn. One client, the same for both sides, has a connection for each stream, whose getMore waits; the
@@ -19,6 +20,7 @@ import argparse
 import asyncio
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 10, 100, 1000, 10_000])
     parser.add_argument("--native-max", type=int, default=1000, help="how many native streams at most")
     parser.add_argument("--writes", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--rate", type=float, default=200.0, help="writes a second")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -58,24 +61,38 @@ def main() -> int:
         for number in range(COLLECTIONS):
             client[DATABASE].create_collection(f"c{number}")
         write(client, 200, args.rate)
-        bare = cost([mongod], lambda: write(client, args.writes, args.rate))[0]
+        bare = statistics.median(
+            cost([mongod], lambda: write(client, args.writes, args.rate))[0] for _ in range(args.rounds)
+        )
         print(f"{args.writes} writes at {args.rate:.0f}/s; without a stream they cost mongod {bare:.2f} s of CPU\n")
         print(
             f"{'streams':>8} {'side':8}{'mongod, s':>10}{'with writes':>12}{'gateway, s':>11}{'p50 ms':>8}{'p99 ms':>9}"
             f"{'kB each':>9}"
         )
-        rows: dict[tuple[str, int], dict[str, float]] = {}
-        for count in args.streams:
-            for side in SIDES:
-                if side == "native" and count > args.native_max:
-                    continue
-                row = rows[side, count] = measure(client, replica_set, side, count, writes=args.writes, rate=args.rate)
-                print(
-                    f"{count:8} {side:8}{row['mongod'] - bare:10.2f}{row['mongod']:12.2f}{row['gateway']:11.2f}"
-                    f"{row['p50']:8.2f}{row['p99']:9.2f}{row['kB']:9.1f}",
-                    flush=True,
-                )
+        found: dict[tuple[str, int], list[dict[str, float]]] = {}
+        for _ in range(args.rounds):
+            for count in args.streams:
+                for side in SIDES:
+                    if side == "gateway" or count <= args.native_max:
+                        row = measure(client, replica_set, side, count, writes=args.writes, rate=args.rate)
+                        found.setdefault((side, count), []).append(row)
+                        print(line(side, count, row, bare), flush=True)
+        rows = {
+            place: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+            for place, rounds in found.items()
+        }
+        if args.rounds > 1:
+            print("\nmedians")
+            for (side, count), row in rows.items():
+                print(line(side, count, row, bare))
         return verdict(rows, bare)
+
+
+def line(side: str, count: int, row: dict[str, float], bare: float) -> str:
+    return (
+        f"{count:8} {side:8}{row['mongod'] - bare:10.2f}{row['mongod']:12.2f}{row['gateway']:11.2f}"
+        f"{row['p50']:8.2f}{row['p99']:9.2f}{row['kB']:9.1f}"
+    )
 
 
 def verdict(rows: dict[tuple[str, int], dict[str, float]], bare: float) -> int:

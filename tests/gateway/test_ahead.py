@@ -77,3 +77,28 @@ def test_what_was_read_ahead_is_given_up_with_the_stream(behind: Behind) -> None
             stream.close()
         until(lambda: room(behind.running) == 4)
     assert len(events(behind.running.uri(), behind.token)) == _DOCUMENTS + 40
+
+
+def test_a_client_that_has_gone_keeps_nobody_from_reading_ahead_and_one_that_returns_has_lost_nothing(
+    behind: Behind,
+) -> None:
+    """No test had streams that stay open and do not ask: they held the places until their cursors expired."""
+    native = events(behind.server, behind.token)
+    room_of = behind.running.gateway.engine._ahead_room
+    with pymongo.MongoClient[RawBSONDocument](behind.running.uri(), document_class=RawBSONDocument) as client:
+        idle = [client.gatewayAhead.c.watch(resume_after=behind.token, batch_size=10) for _ in range(4)]
+        seen = [[next(stream).raw] for stream in idle]
+        holders = behind.running.call(lambda: set(room_of._holders))
+        assert len(holders) == 4
+        room_of._idle_s = 0.0
+        try:
+            with client.gatewayAhead.c.watch(resume_after=behind.token, batch_size=3) as another:
+                next(another)
+                assert len(behind.running.call(lambda: holders - set(room_of._holders))) == 1
+        finally:
+            room_of._idle_s = 10.0
+        for stream, begun in zip(idle, seen, strict=True):
+            with stream:
+                begun += [next(stream).raw for _ in range(199)]  # beyond what was read before it waited
+            assert begun == native[:200]
+    until(lambda: room(behind.running) == 4)

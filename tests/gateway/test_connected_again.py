@@ -35,6 +35,13 @@ class Peer:
         self.reader = asyncio.StreamReader()
         self.channel = Channel(asyncio.StreamReader(), self)  # type: ignore[arg-type]
         self.is_closed = False
+        self.transport = self
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.is_closed
 
     def write(self, data: bytes) -> None:
         self.reader.feed_data(bytes(data))
@@ -92,7 +99,7 @@ async def _until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-async def _parked(client: Peer, servers: Servers) -> asyncio.Task[None]:
+async def _parked(client: Peer, servers: Servers, may_connect: Callable[[], bool] = lambda: True) -> asyncio.Task[None]:
     shared = Surroundings(
         GatewayOptions(),
         GatewayMetrics(),
@@ -102,6 +109,7 @@ async def _parked(client: Peer, servers: Servers) -> asyncio.Task[None]:
         _answer,
         MemoryBudget(1 << 20),
         MemoryBudget(1 << 20),
+        may_connect,
     )
     serving = asyncio.create_task(ClientConnection(shared, client.channel, "a:1").serve())
     client.send({"hello": 1, "$db": "admin"})
@@ -159,5 +167,23 @@ def test_a_stream_whose_commands_the_server_has_to_judge_keeps_its_connection(mo
         client.channel.reader.feed_eof()
         async with asyncio.timeout(_LIMIT_S):
             await serving
+
+    asyncio.run(run())
+
+
+def test_whoever_returns_when_no_file_is_left_is_told_by_the_end_of_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only new clients were counted: thousands that returned at once took the files that the gateway itself needs."""
+    monkeypatch.setattr(connection, "keep_alive", lambda writer: None)
+
+    async def run() -> None:
+        client, servers = Peer(), Servers()
+        serving = await _parked(client, servers, lambda: False)
+        client.send({"ping": 1, "$db": "admin"})
+        async with asyncio.timeout(_LIMIT_S):
+            await serving
+        assert client.is_closed
+        assert len(servers.peers) == 1
 
     asyncio.run(run())

@@ -52,7 +52,9 @@ def plan_of(scope: Scope, profile: ServerProfile, options: Mapping[str, object])
 
 def compiled_index(raw: bytes, chains: Chains) -> EntryIndex:
     pytest.importorskip("tailrace.kernel.entry_index")
-    return index_entries(raw, chains)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tailrace.tail.entry_index._COMPILED_BYTES_MIN", 0)
+        return index_entries(raw, chains)
 
 
 def plain_index(raw: bytes, chains: Chains) -> EntryIndex:

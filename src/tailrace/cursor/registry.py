@@ -110,10 +110,11 @@ class CursorRegistry:
             self._open[cursor_id] = _Open(cursor, wanted.namespace, now_ms)
         return self._reply(reply, token, cursor_id, wanted.namespace)
 
-    def get_more(self, database: str, command: bytes, now_ms: int) -> Acting:
-        """Give the next batch, after a wait where there is nothing."""
+    def get_more(self, database: str, command: bytes, now_ms: int, wanted: GetMoreCommand | None = None) -> Acting:
+        """Give the next batch, after a wait where there is nothing. ``wanted``: what the command asks for, from whoever
+        has parsed it."""
         try:
-            wanted = GetMoreCommand.parse(database, command)
+            wanted = wanted or GetMoreCommand.parse(database, command)
             entry = self._checked_out(wanted)
         except TailraceError as error:
             return error_reply(error, in_stream=False)

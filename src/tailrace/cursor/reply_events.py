@@ -44,6 +44,8 @@ class ReplyEvents:
         """Take in as many of the events as there is room for. Returns how many; the others must wait for the next
         reply."""
         count, held = len(block), len(self._elements)
+        if count == 1:
+            return self._add_one(block, held)
         if self._documents_max is not None:
             count = min(count, self._documents_max - held)
         sizes = np.diff(block.offsets[: count + 1])
@@ -61,6 +63,18 @@ class ReplyEvents:
             self._used = int(ends[taken - 1])
             self.last_token = block.token(taken - 1)
         return taken
+
+    def _add_one(self, block: EventBlock, held: int) -> int:
+        """``add`` for a single event, without arrays: most replies have one."""
+        if self.is_full:
+            return 0
+        document, token = block.event(0), block.token(0)
+        if held and self._used + len(document) + (len(token) if self._token_counts else 0) > REPLY_BYTES_MAX:
+            return 0
+        self._elements.append(b"\x03%d\x00%b" % (held, document))
+        self._used += len(self._elements[-1])
+        self.last_token = token
+        return 1
 
     def to_element(self) -> bytes:
         """The array as an element of the reply."""

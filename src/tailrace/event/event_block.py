@@ -84,6 +84,15 @@ class EventBlock:
     @classmethod
     def _of(cls, parts: Sequence[bytes], times: Sequence[int], operations: Sequence[int]) -> EventBlock:
         count = len(parts)
+        if count == 1:  # as most that a waiting stream gives; what is general costs four times as much
+            part = parts[0]
+            return cls(
+                np.frombuffer(part, np.uint8),
+                np.array((0, len(part)), np.int64),
+                np.array(times, np.uint64),
+                np.array(operations, np.uint8),
+                *np.array(_places(part, 0), np.int64).reshape(4, 1),
+            )
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum([len(part) for part in parts], out=offsets[1:])
         places = np.zeros((4, count), np.int64)

@@ -34,15 +34,9 @@ from tailrace.gateway.command import (
 from tailrace.gateway.connection import ClientConnection, ClosedConnection
 from tailrace.gateway.engine import Engine, Owner, ServedStream
 from tailrace.gateway.fail_points import FailPoints
-from tailrace.gateway.generic_fields import (
-    api_text,
-    has_plain_session,
-    is_plain_get_more,
-    is_plain_kill,
-    times_of,
-    transaction_of,
-)
+from tailrace.gateway.generic_fields import is_plain_kill, times_of
 from tailrace.gateway.reading import aside
+from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
 from tailrace.gateway.replies import code_of, is_ok, merged_kills
 from tailrace.gateway.rights import Identity, User
 from tailrace.oplog.namespace import Scope
@@ -153,7 +147,10 @@ class Commands:
     async def _refused_times(self, connection: ClientConnection, command: ClientCommand) -> bytes | None:
         """The server's error for the cluster times of a command, if the server has to check them: a time that it may
         not have reached, for which it waits, or one that is far ahead."""
-        times, known = times_of(command.document), self._engine.clock.time
+        known = self._engine.clock.time
+        if isinstance(command, KnownGetMore) and command.cluster_time.seconds <= known.seconds + _FAR_S:
+            return None
+        times = times_of(command.document)
         is_far = times.cluster.seconds > known.seconds + _FAR_S
         if command.name != b"aggregate" or times.after <= known:
             if not is_far:
@@ -181,15 +178,17 @@ class Commands:
         return None if is_ok(reply) else reply
 
     async def _get_more(self, connection: ClientConnection, command: ClientCommand) -> bool:
-        cursor_id = cursor_asked(command.document)
-        stream = None if cursor_id is None else self._engine.streams.get(cursor_id)
+        facts = command.facts if isinstance(command, KnownGetMore) else None
+        asked = cursor_asked(command.document) if facts is None or facts.wanted is None else facts.wanted.cursor_id
+        stream = None if asked is None else self._engine.streams.get(asked)
         if stream is None:
             return False
+        facts = facts or facts_of(command, self._engine.version)
         await connection.answered()
         identity = await connection.identity(self._rights_seconds)
         if not identity.users and not identity.may_all:
             return False  # logged out, or the user was dropped
-        reply = await self._refused_get_more(connection, stream, identity, command)
+        reply = await self._refused_get_more(connection, stream, identity, command, facts)
         if reply is not None:
             await connection.reply(command, reply)
             return True
@@ -198,29 +197,29 @@ class Commands:
             self._engine.kill([stream])
             await connection.reply(command, self._engine.stamped(fault.reply))
             return True
+        connection.last_get_more.remember(command, facts)
         connection.rest()
-        reply = await self._engine.get_more(stream, command.database, command.document)
+        reply = await self._engine.get_more(stream, command.database, command.document, facts.wanted)
         await connection.reply(command, self._engine.stamped(reply))
         return True
 
     async def _refused_get_more(
-        self, connection: ClientConnection, stream: ServedStream, identity: Identity, command: ClientCommand
+        self,
+        connection: ClientConnection,
+        stream: ServedStream,
+        identity: Identity,
+        command: ClientCommand,
+        facts: GetMoreFacts,
     ) -> bytes | None:
         """The error reply to a getMore that fails before it reaches its cursor.
 
         A getMore with unusual generic fields is sent to the server, which does not have the cursor. Any error other
         than CursorNotFound is about these fields.
         """
-        document, version = command.document, self._engine.version
-        error: UsageError | None = None
-        wanted: GetMoreCommand | None = None
-        try:
-            wanted = GetMoreCommand.parse(command.database, document)
-        except UsageError as caught:
-            error = caught
-        if wanted is None or not is_plain_get_more(document, version):
-            theirs = await connection.ask(document)
-            if code_of(theirs) != _CURSOR_NOT_FOUND or not has_plain_session(document):
+        version, wanted, error = self._engine.version, facts.wanted, facts.error
+        if wanted is None or not facts.is_plain:
+            theirs = await connection.ask(command.document)
+            if code_of(theirs) != _CURSOR_NOT_FOUND or not facts.has_plain_session:
                 return theirs
         if error is None and (refusal := await self._refused_times(connection, command)) is not None:
             return refusal
@@ -230,7 +229,7 @@ class Commands:
             if version < (5, 0) and identity.may_all and wanted.namespace != stream.namespace:
                 return None  # 4.4 checks this first; the code that carries out the command refuses it
             _check_owner(stream, identity, command.session, version)
-            _check_use(stream, wanted, document, version)
+            _check_use(stream, wanted, facts, version)
         except (UsageError, ServerError) as caught:
             return self._engine.stamped(self._engine.refused(caught, in_stream=False))
         return None
@@ -314,20 +313,18 @@ def _check_owner(stream: ServedStream, identity: Identity, session: bytes | None
         raise ServerError(f"not authorized for getMore with cursor id {stream.cursor_id}", code=_UNAUTHORIZED)
 
 
-def _check_use(stream: ServedStream, wanted: GetMoreCommand, document: bytes, version: tuple[int, int]) -> None:
+def _check_use(stream: ServedStream, wanted: GetMoreCommand, facts: GetMoreFacts, version: tuple[int, int]) -> None:
     """Raise ServerError for a getMore in a transaction, or with API parameters that differ from those of its cursor.
     6.0 compares the namespace before these, older servers afterwards."""
-    transaction = transaction_of(document)
-    if transaction is not None:
+    if facts.transaction is not None:
         raise ServerError(
             f"Cannot run getMore on cursor {stream.cursor_id}, which was not created in a transaction, in transaction "
-            f"{transaction}",
+            f"{facts.transaction}",
             code=50739,
         )
-    asked = api_text(document)
-    if asked != stream.api and (version < (6, 0) or wanted.namespace == stream.namespace):
+    if facts.api != stream.api and (version < (6, 0) or wanted.namespace == stream.namespace):
         raise ServerError(
-            f"API parameter mismatch: getMore used params {asked}, the cursor-creating command used {stream.api}",
+            f"API parameter mismatch: getMore used params {facts.api}, the cursor-creating command used {stream.api}",
             code=347,
         )
 

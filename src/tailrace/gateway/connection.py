@@ -53,6 +53,7 @@ from tailrace.gateway.memory import COUNTED_BYTES_MIN, MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.reading import aside
+from tailrace.gateway.repeated import LastGetMore
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.rights import Identity, User
 from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
@@ -67,6 +68,7 @@ _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
 #: While others wait for memory, a client has to take a large reply at this rate, in bytes per second, after this time.
 _SLOW_BYTES: Final = 1 << 20
 _SLOW_S: Final = 5.0
+_OP_MSG: Final = OP_MSG.to_bytes(4, "little")
 #: The rights of at most this many sets of users are remembered.
 _RIGHTS_MAX: Final = 1000
 
@@ -111,7 +113,9 @@ class Surroundings:
     ``answer``        answers such a command; false if the command is the server's
     ``memory``        the bytes that large messages of clients take
     ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
+    ``may_connect``   whether the limit of open files allows another connection
     ``rights``        by the users of a connection: what they may do, and when the server was asked
+    ``parked``        the connections that have none to the server for the time being
     """
 
     options: GatewayOptions
@@ -122,16 +126,25 @@ class Surroundings:
     answer: Callable[[ClientConnection, ClientCommand], Awaitable[bool]]
     memory: MemoryBudget
     reply_memory: MemoryBudget
+    may_connect: Callable[[], bool] = lambda: True
     rights: dict[frozenset[User], tuple[float, Identity]] = field(default_factory=dict)
+    parked: set[ClientConnection] = field(default_factory=set)
 
 
 class ClientConnection:
     """Serves one client until it disconnects.
 
     ``address``  the address that the client is told
+    ``holds``    whether the client has sent so many bytes that nobody has read yet
     """
 
-    def __init__(self, shared: Surroundings, client: Channel, address: str) -> None:
+    def __init__(
+        self,
+        shared: Surroundings,
+        client: Channel,
+        address: str,
+        holds: Callable[[int], bool] = lambda size: False,
+    ) -> None:
         self.number = next(_numbers)
         self._shared = shared
         self._client = client
@@ -153,6 +166,8 @@ class ClientConnection:
         self._asks_nobody: bool | None = None
         self._serving: asyncio.Task[None] | None = None
         self._at_rest = True
+        self._holds = holds
+        self.last_get_more = LastGetMore()
         #: A command is being answered here: nothing of it has to reach the server.
         self._answering = False
         self._server_left = False
@@ -180,6 +195,7 @@ class ClientConnection:
         except SourceError as error:
             _log.warning("connection %d: %s", self.number, error)
         finally:
+            self._shared.parked.discard(self)
             for task in tasks:
                 task.cancel()
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
@@ -234,12 +250,31 @@ class ClientConnection:
             raise ClosedConnection("no message came") from None
         while True:
             self._at_rest = False
-            async with asyncio.timeout(options.stall_seconds) as limit:
-                await self._request(head, limit)
+            head, is_done = await self._repeated(head)
+            if not is_done:
+                async with asyncio.timeout(options.stall_seconds) as limit:
+                    await self._request(head, limit)
             if self._server_left or (self._leaving and not self._is_owed()):
                 return
             self._at_rest = True
             head = await self._client.reader.readexactly(HEADER_SIZE)
+
+    async def _repeated(self, head: bytes) -> tuple[bytes, bool]:
+        """Answer a getMore that repeats the last one and is here as a whole. What was read of the message, and whether
+        it was answered."""
+        size = self.last_get_more.size
+        if not size or head[:4] != size.to_bytes(4, "little") or not self._holds(size - HEADER_SIZE):
+            return head, False
+        if head[12:16] != _OP_MSG:
+            return head, False
+        message = head + await self._rest(head, size)  # comes at once
+        command = self.last_get_more.repeated(message)
+        if command is None:
+            return message, False
+        if not await self._while_answering(self._shared.answer(self, command)):
+            return message, False
+        self._shared.metrics.client_bytes_received += size
+        return message, True
 
     async def _request(self, head: bytes, limit: asyncio.Timeout) -> None:
         """One message. ``limit``: until it is here, or passed on."""
@@ -497,6 +532,7 @@ class ClientConnection:
         is_new = self._handshake is not None and not self._awaited and self._asks_nobody
         if is_new and self._rests > 1 and not self.is_parked and not self._server_left and not self._leaving:
             self.is_parked = True
+            self._shared.parked.add(self)
             self._connected_again.clear()
             # With TLS a connection ends when the other side has agreed, up to 30 s later: nobody listens until then.
             self._upstream.reader.feed_eof()
@@ -506,6 +542,10 @@ class ClientConnection:
         """Connect the client to the server again, if its connection was closed by ``rest``."""
         if not self.is_parked or self._handshake is None:
             return
+        if not self._shared.may_connect():
+            _log.warning("connection %d is closed: the limit of open files is reached", self.number)
+            raise ClosedConnection("the limit of open files is reached")
+        self._shared.parked.discard(self)  # counted before it is made: thousands may return at once
         address, channel = await self._shared.upstream.connect()
         try:
             if address != self.upstream_address:
@@ -528,6 +568,9 @@ class ClientConnection:
     async def _drained(self, grace: float | None = None) -> None:
         """Wait until the client has taken what was sent. ``grace``: the time after which a client counts as too slow if
         others wait for the memory of its reply."""
+        transport = self._client.writer.transport
+        if not transport.get_write_buffer_size() and not transport.is_closing():
+            return  # the system has taken all of it
         stalled = time.monotonic() + self._shared.options.stall_seconds
         while True:
             if grace is not None and time.monotonic() > grace and self._shared.reply_memory.is_wanted:
@@ -541,7 +584,7 @@ class ClientConnection:
                 if time.monotonic() >= stalled:
                     break
         # A plain close would wait until the client has taken the rest.
-        self._client.writer.transport.abort()
+        transport.abort()
         raise ClosedConnection("the client does not take its replies")
 
 

@@ -17,8 +17,10 @@ from pymongo import MongoClient
 from tailrace import raw_bson
 from tailrace.client import kernel_loader
 from tailrace.cursor import Acting, Action, CursorRegistry, NeedStart
+from tailrace.cursor.get_more import GetMoreCommand
 from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
 from tailrace.errors import InternalError, ServerError, TailraceError
+from tailrace.gateway.attendant import LoopAttendant
 from tailrace.gateway.cluster_reading import ClusterReading
 from tailrace.gateway.generic_fields import api_text
 from tailrace.gateway.log import note
@@ -56,6 +58,12 @@ _CLOSE_S: Final = 2.0
 #: For a smaller batch, of about sixteen entries, the compiled code takes longer than the plain stages, because of the
 #: fixed work for each batch. Most batches of a gateway have one entry.
 _KERNEL_BYTES_MIN: Final = 8_192
+
+#: How a reply to a getMore is laid out: where its array begins; what follows it; where in the token its text begins.
+_NEXT_BATCH: Final = b"\x04nextBatch\x00"
+_ARRAY_AT: Final = 27
+_TOKEN: Final = b"\x03postBatchResumeToken\x00"
+_DATA_AT: Final = 15
 
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
@@ -125,7 +133,16 @@ class Engine:
         self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
         self._waker = Waker(asyncio.get_running_loop())
-        tails: Any = {"window_bytes": window_bytes, "on_read": kernel_loader.is_ready, "streams_min": 1}
+        # Until the kernel is there, a read may have to load it, which takes a second: not in the loop.
+        self._attendant = LoopAttendant(
+            asyncio.get_running_loop(), lambda: kernel_loader.is_ready(0) or kernel_loader.is_missing()
+        )
+        tails: Any = {
+            "window_bytes": window_bytes,
+            "on_read": kernel_loader.is_ready,
+            "streams_min": 1,
+            "attendant": self._attendant,
+        }
         self._shared = SharedTail(client, **tails)
         self._shard_tails = ShardTails(**tails)
         self._ahead_room = AheadRoom()
@@ -199,13 +216,16 @@ class Engine:
         self._count(reply, cursor)
         return reply
 
-    async def get_more(self, stream: ServedStream, database: str, command: bytes) -> bytes:
-        """The next batch of a stream that the caller may read; the reply without the server's times."""
+    async def get_more(
+        self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None = None
+    ) -> bytes:
+        """The next batch of a stream that the caller may read; the reply without the server's times. ``wanted``: what
+        ``command`` asks for, if that is known already."""
         was_busy, stream.is_busy = stream.is_busy, True
         if not was_busy:  # or one that was told to end its wait would wait on
             stream.reading.rest()
         try:
-            acting = self._cursors.run(database, command, now_ms())
+            acting = self._cursors.get_more(database, command, now_ms(), wanted)
             reply = await self._carried_out(acting, stream.reading, len(command))
         finally:
             stream.is_busy = was_busy
@@ -279,6 +299,7 @@ class Engine:
             stream.reading.close()
         self.streams.clear()
         self._let_go()
+        self._attendant.close()
         self._shared.close()
         self._shard_tails.close()
         if self._cluster is not None:
@@ -438,6 +459,11 @@ def _cursor_of(reply: bytes) -> _Cursor:
 
 def _reached(reply: bytes) -> ClusterTime:
     """The cluster time of a reply's resume token: the stream was read up to there. 0 if there is none."""
+    if reply.startswith(_NEXT_BATCH, _ARRAY_AT - len(_NEXT_BATCH)):  # our own replies to a getMore: nothing to look for
+        at = _ARRAY_AT + raw_bson.read_int32(reply, _ARRAY_AT)
+        if reply.startswith(_TOKEN, at):
+            at += len(_TOKEN) + _DATA_AT
+            return ClusterTime(int(reply[at + 2 : at + 18], 16))
     cursor = raw_bson.find(reply, b"cursor")
     token = None if cursor is None else raw_bson.find(reply, b"postBatchResumeToken", cursor.value_start)
     data = None if token is None else raw_bson.find(reply, b"_data", token.value_start)

@@ -46,6 +46,7 @@ OWN_AWAIT_MS: Final = 100
 #: A stream whose reads return this much is far behind.
 _AHEAD_BYTES_MIN: Final = 1 << 20
 _AHEAD_MAX: Final = 4
+_AHEAD_IDLE_S: Final = 10.0
 #: A scope in which nothing ever happens: a stream that waits there keeps the shared reader going.
 _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
@@ -109,10 +110,14 @@ class Waker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self._events: deque[asyncio.Event] = deque()
 
     def wake(self, event: asyncio.Event) -> None:
-        """Set ``event`` soon; from any thread."""
+        """Set ``event`` soon; from any thread. Made in the loop's own."""
+        if threading.get_ident() == self._thread:
+            event.set()
+            return
         is_first = not self._events
         self._events.append(event)
         if is_first:
@@ -177,9 +182,11 @@ class Reading(ABC):
                 await self._wait(action, (deadline - read.now_ms) / 1000)
 
     async def _wait(self, action: ReadOplog, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._came.wait()
+        timer = asyncio.get_running_loop().call_later(seconds, self._came.set)
+        try:
+            await self._came.wait()
+        finally:
+            timer.cancel()
 
     def _is_news(self, action: ReadOplog, read: OplogRead) -> bool:
         """Whether the cursor has to be given it at once."""
@@ -211,10 +218,39 @@ class Reading(ABC):
 
 
 class AheadRoom:
-    """Limits how many streams may hold a batch that was read before they asked for it. Each takes up to 16 MB."""
+    """Limits how many streams may hold a batch that was read before they asked for it. Each takes up to 16 MB.
 
-    def __init__(self, streams_max: int = _AHEAD_MAX) -> None:
-        self.free = streams_max
+    A stream that has not asked for ``idle_s`` gives its place up if another needs it: its client may have gone, and the
+    cursor stays for ten minutes.
+    """
+
+    def __init__(self, streams_max: int = _AHEAD_MAX, idle_s: float = _AHEAD_IDLE_S) -> None:
+        self._streams_max = streams_max
+        self._idle_s = idle_s
+        #: When each stream that holds a batch asked last.
+        self._holders: dict[OplogReading, float] = {}
+
+    @property
+    def free(self) -> int:
+        return self._streams_max - len(self._holders)
+
+    def take(self, reading: OplogReading) -> bool:
+        """Whether ``reading`` may read ahead."""
+        now = time.monotonic()
+        if not self.free:
+            oldest = min(self._holders, key=lambda one: self._holders[one])
+            if now - self._holders[oldest] < self._idle_s or not oldest.give_up_ahead():
+                return False
+        self._holders[reading] = now
+        return True
+
+    def asks(self, reading: OplogReading) -> None:
+        """Its client is there."""
+        if reading in self._holders:
+            self._holders[reading] = time.monotonic()
+
+    def leave(self, reading: OplogReading) -> None:
+        self._holders.pop(reading, None)
 
 
 class OplogReading(Reading):
@@ -234,10 +270,24 @@ class OplogReading(Reading):
         super().__init__(pool, waker)
         self._ahead_room = ahead
         self._ahead: Future[OplogBatch] | None = None
+        self._is_asked = False
+        #: The end of the read that was given up.
+        self._ending_read: Future[None] | None = None
         self._source = TailedSource(client, shared, scope)
         self._source.on_ready(self._wake)
         self._scope = scope
         self._batches: Generator[OplogBatch, None, None] | None = None
+
+    def rest(self) -> None:
+        super().rest()
+        self._ahead_room.asks(self)
+
+    async def answer(self, action: Action) -> Any:
+        self._is_asked = True
+        try:
+            return await super().answer(action)
+        finally:
+            self._is_asked = False
 
     async def _start(self, scope: Scope) -> StreamStart:
         return await in_thread(self.pool, self._started, scope)
@@ -252,7 +302,13 @@ class OplogReading(Reading):
 
     async def _next(self, action: ReadOplog) -> OplogRead:
         batch = await self._taken_ahead() if self._ahead is not None else self._source.poll()
+        if batch is not None and batch.raw and self._source.is_joined:
+            # Asking again to hear that there is nothing more would cost as much as an event does.
+            return OplogRead(batch, not self._source.has_more, now_ms())
         if batch is None:
+            if self._ending_read is not None:
+                await _ended(self._ending_read)
+                self._ending_read = None
             if self._batches is None:
                 self._batches = self._source.tail(action.after, await_ms=OWN_AWAIT_MS)
             own: OplogBatch = await in_thread(self.pool, next, self._batches)
@@ -262,9 +318,18 @@ class OplogReading(Reading):
         return OplogRead(batch, not batch.raw, now_ms())
 
     def _read_ahead(self, batches: Generator[OplogBatch, None, None]) -> None:
-        if self._ahead_room.free > 0:
-            self._ahead_room.free -= 1
+        if self._ahead_room.take(self):
             self._ahead = self.pool.submit(next, batches)
+
+    def give_up_ahead(self) -> bool:
+        """Forget what was read ahead; it is read again when the client asks. False while the client waits."""
+        batches, ahead = self._batches, self._ahead
+        if self._is_asked or batches is None or ahead is None:
+            return False
+        self._forget_ahead()
+        self._batches = None
+        self._ending_read = self.pool.submit(_close, batches, ahead)
+        return True
 
     async def _taken_ahead(self) -> OplogBatch:
         ahead = self._ahead
@@ -275,7 +340,7 @@ class OplogReading(Reading):
 
     def _forget_ahead(self) -> Future[OplogBatch] | None:
         ahead, self._ahead = self._ahead, None
-        self._ahead_room.free += ahead is not None
+        self._ahead_room.leave(self)
         return ahead
 
     def _is_joined(self, action: ReadOplog) -> bool:

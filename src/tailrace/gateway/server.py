@@ -55,6 +55,7 @@ class Gateway:
             self.commands.answered,
             MemoryBudget(options.memory_bytes // 2),
             MemoryBudget(options.memory_bytes // 2),
+            lambda: self._used_files() < self._files,
         )
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,21 +113,24 @@ class Gateway:
 
     def _files_run_out(self) -> bool:
         """Whether another client would exceed the limit of open files. It is then refused at once."""
-        if 2 * len(self._tasks) < self._files:
-            return False
-        used = len(self._tasks) + sum(not connection.is_parked for connection in self._connections)
-        if used + 2 <= self._files:
+        if self._used_files() + 2 <= self._files:
             return False
         if not self._said_full:
             self._said_full = True
             _log.warning("clients are refused: the limit of open files is reached (ulimit -n, LimitNOFILE=)")
         return True
 
+    def _used_files(self) -> int:
+        return 2 * len(self._tasks) - len(self._surroundings.parked)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = ClientConnection(
-            self._surroundings, Channel(reader, writer), self.options.advertise or _own_address(writer)
-        )
         assert isinstance(reader, _ClientReader)
+        connection = ClientConnection(
+            self._surroundings,
+            Channel(reader, writer),
+            self.options.advertise or _own_address(writer),
+            reader.holds,
+        )
         reader.on_end = connection.client_left
         self._connections.add(connection)
         self.metrics.connections = len(self._connections)
@@ -185,6 +189,10 @@ class _ClientReader(asyncio.StreamReader):
     """Tells when the client has gone, while nobody reads."""
 
     on_end: Callable[[], None] | None = None
+
+    def holds(self, size: int) -> bool:
+        """Whether so many bytes can be read without waiting. (asyncio has no public way to ask.)"""
+        return len(getattr(self, "_buffer", b"")) >= size
 
     def feed_eof(self) -> None:
         super().feed_eof()

@@ -165,7 +165,7 @@ class ChangeStreamPipeline:
     def resume_token(self) -> ResumeToken:
         """The post-batch resume token: where a new stream goes on from here (semantics 7). It never goes back."""
         if self._unparsed is not None:
-            self._token, self._unparsed = ResumeToken.parse(self._unparsed), None
+            self._token, self._unparsed = ResumeToken.from_trusted(self._unparsed), None
         return self._token
 
     @property
@@ -276,8 +276,12 @@ class ChangeStreamPipeline:
     def _promise(self, high_water: ClusterTime) -> None:
         """Move the post-batch resume token to the end of what was scanned, where that is later than its time. A mark of
         the same time is written anew: one of version 1 that a version 2 stream was started with becomes version 2."""
-        if self._unparsed is not None and high_water <= self.high_water:
-            return  # an event has come since that was promised
+        if self._unparsed is not None:
+            if high_water <= self.high_water:
+                return  # an event has come since that was promised
+            if high_water == self.resume_token.cluster_time:
+                self.high_water = high_water
+                return  # the event's own token stays
         self.high_water = max(self.high_water, high_water)
         reached = self.resume_token.cluster_time
         if high_water > reached or (high_water == reached and self._token.is_high_water_mark):

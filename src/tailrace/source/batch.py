@@ -15,6 +15,9 @@ from tailrace.plan.request import OplogBatch
 #: What one reply of the server holds at most, so nothing is cut by default.
 BATCH_BYTES_MAX: Final = 48 << 20
 
+#: For less the compiled code takes longer, for the fixed work of a call.
+_COMPILED_BYTES_MIN: Final = 2_048
+
 _LENGTH = struct.Struct("<i")
 
 
@@ -31,7 +34,7 @@ def cut(raw: bytes, bytes_max: int) -> Iterator[tuple[OplogBatch, bytes]]:
     each. Only the lengths are read on the way."""
     unpack, size = _LENGTH.unpack_from, len(raw)
     compiled = getattr(sys.modules.get("tailrace.kernel.reply"), "last_document", None)
-    if compiled is not None and 0 < size <= bytes_max and (place := compiled(raw)) is not None:
+    if compiled is not None and _COMPILED_BYTES_MIN <= size <= bytes_max and (place := compiled(raw)) is not None:
         yield OplogBatch(raw, entry_time(raw, place)), raw[place:]
         return
     piece = last = pos = 0

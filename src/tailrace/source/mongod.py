@@ -8,6 +8,7 @@ answers. How cursors behave at the end of the oplog and under truncation is meas
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -81,7 +82,9 @@ class MongodSource:
     ) -> None:
         self._pushed = pushed
         self._connection = Connection(deployment, retry_seconds=retry_seconds, waits=waits, options=options)
-        self._tailing: RawBatchCursor[Any] | None = None
+        self._tailing: RawReplyCursor | None = None
+        #: The bytes of the reply that ``tail`` is giving.
+        self._reply_bytes = 0
 
     @property
     def client(self) -> MongoClient[Any]:
@@ -109,6 +112,22 @@ class MongodSource:
         """The ``$clusterTime`` of the last reply to ``tail``, with its signature as the member sent it."""
         cursor = self._tailing
         return None if cursor is None or cursor.session is None else cursor.session.cluster_time
+
+    def pushed_socket(self, batch: OplogBatch) -> socket.socket | None:
+        """A handle of the connection on which ``tail`` will find its next batch after ``batch``, if the server pushes
+        it; else ``None``. Whoever is told that something can be read there asks ``take_pushed``, and closes it."""
+        cursor = self._tailing
+        return None if cursor is None or len(batch.raw) != self._reply_bytes else cursor.pushed_socket()
+
+    def take_pushed(self, view: socket.socket) -> bool | None:
+        """True: ``tail`` gives its next batch without waiting. ``None``: nothing has come. False: it may wait."""
+        cursor = self._tailing
+        return False if cursor is None else cursor.take_pushed(view)
+
+    @property
+    def has_pushed_more(self) -> bool:
+        """Whether there was more behind what ``take_pushed`` has taken."""
+        return self._tailing is not None and self._tailing.has_pushed_more
 
     def await_time(self, until: ClusterTime) -> None:
         """The caller of ``tail`` waits for everything up to ``until``, and wants a batch that says so, an empty one
@@ -237,6 +256,7 @@ class MongodSource:
                             return
                         self._connection.trouble = None
                         backoff.progress()
+                        self._reply_bytes = len(raw)
                         for batch, last in cut(raw, batch_bytes_max):
                             position = _Position(batch.high_water, last, reached=True)
                             yield batch
@@ -397,7 +417,8 @@ class MongodSource:
                 newest, address = self._newest()
                 # Another member may be ahead of this one.
                 seen = newest if address == cursor.address else seen
-            cursor.wait_at_most(min(await_ms, self._await_ms_max()))
+            if not cursor.is_pushed:
+                cursor.wait_at_most(min(await_ms, self._await_ms_max()))
             raw: bytes = next(cursor, b"")
             if not cursor.alive:
                 raise AutoReconnect("the server closed the cursor at the end of the oplog")

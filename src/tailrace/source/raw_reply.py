@@ -8,26 +8,98 @@ retries, pinning and the closing of cursors stay PyMongo's, and so does the unpa
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import sys
 from typing import Any, Final
 
 import bson
 from bson.codec_options import CodecOptions
+from bson.errors import BSONError
 from pymongo.cursor import RawBatchCursor
 
 from tailrace import raw_bson
+from tailrace.errors import OplogFormatError
 
 _BATCHES: Final = (b"firstBatch", b"nextBatch")
 #: As PyMongo reads replies: a server's message that is not UTF-8 must not hide the error that it tells.
 _CODEC: Final = CodecOptions[dict[str, Any]](unicode_decode_error_handler="replace")
 
+#: A longer reply is left to PyMongo, which waits for the rest of it.
+PUSHED_BYTES_MAX: Final = 1 << 16
+_LOOK: Final = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+#: What an OP_MSG with one document begins with: length, two ids, opcode, flags, kind; then the document's length.
+_HEAD: Final = struct.Struct("<iiiiIBi")
+_OP_MSG: Final = 2013
+_MORE_TO_COME: Final = 2
+_BEFORE_DOCUMENT: Final = 21
+#: How a successful reply begins, behind its length. An error's begins otherwise.
+_SUCCESS: Final = b"\x03cursor\x00"
+_NEXT_BATCH: Final = b"\x04nextBatch\x00"
+#: For a smaller batch the compiled code takes longer, for the fixed work of a call.
+_COMPILED_BYTES_MIN: Final = 4_096
+
 
 class RawReplyCursor(RawBatchCursor[Any]):
     """``collection.find_raw_batches(...)``, faster: ``RawReplyCursor(collection, ...)``."""
 
+    #: Whether there was more behind what ``take_pushed`` has taken.
+    has_pushed_more = False
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether the server sends the next reply without being asked."""
+        return self._sock_mgr is not None and self._sock_mgr.more_to_come
+
     def wait_at_most(self, milliseconds: int) -> None:
         """How long the server waits for entries from the next reply on; PyMongo's own setter is for unused cursors."""
         self._max_await_time_ms = milliseconds
+
+    def pushed_socket(self) -> socket.socket | None:
+        """A second handle of the connection on which the server pushes replies (an exhaust cursor); ``None`` if it does
+        not, if the connection is encrypted, or if somebody wants to be told of each command. The caller closes it."""
+        manager = self._sock_mgr
+        if manager is None or manager.conn is None or not manager.more_to_come or self._killed:
+            return None
+        if self._collection.database.client._event_listeners.enabled_for_commands:
+            return None
+        own: Any = manager.conn.conn.sock
+        # A handle of its own has no time-out, so looking never waits, and its number stays valid whatever PyMongo does.
+        return socket.socket(fileno=os.dup(own.fileno())) if type(own) is socket.socket else None
+
+    def take_pushed(self, view: socket.socket) -> bool | None:
+        """Take the next pushed reply without waiting: ``next`` then gives its documents at once. ``None``: nothing has
+        come. False: what has come is for ``next`` to read, which may wait: a part of a reply, a long one, one without
+        documents, an error, the end of the connection.
+
+        ``view``  what ``pushed_socket`` gave
+        """
+        try:
+            seen = view.recv(PUSHED_BYTES_MAX, _LOOK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return False
+        if len(seen) < _HEAD.size:
+            return False
+        length, _, _, op_code, flags, kind, size = _HEAD.unpack_from(seen)
+        is_plain = (op_code, flags, kind, size) == (_OP_MSG, _MORE_TO_COME, 0, length - _BEFORE_DOCUMENT)
+        if not is_plain or length > len(seen) or not seen.startswith(_SUCCESS, _HEAD.size):
+            return False
+        try:
+            reply = unpacked(seen[_BEFORE_DOCUMENT:length])
+        except (OplogFormatError, BSONError):
+            return False
+        documents = reply["cursor"].get("nextBatch")
+        if not documents or reply["cursor"].get("id") != self._id or reply.get("ok") != 1 or self._data:
+            return False
+        view.recv(length)
+        self.has_pushed_more = length < len(seen)
+        self._collection.database.client._process_response(reply, self._session)
+        self._data.extend(documents)
+        self._retrieved += len(documents)
+        return True
 
     def _send_message(self, operation: Any) -> None:
         # PyMongo treats 43, 175 and 237 of a tailable cursor as the end of the data, and hides them. Here the caller
@@ -49,6 +121,12 @@ def unpacked(reply: bytes) -> dict[str, Any]:
     """A command's reply, decoded except for the documents of its cursor's batch, which come as one run of bytes. Raises
     OplogFormatError where the reply is not BSON.
     """
+    if reply.startswith(_SUCCESS, 4) and reply.startswith(_NEXT_BATCH, 16):  # as servers answer a getMore
+        start = 16 + len(_NEXT_BATCH)
+        batch_end, end = raw_bson.document_end(reply, start), raw_bson.document_end(reply, 12)
+        if batch_end < end:
+            rest = raw_bson.encode_document(reply[batch_end : end - 1])
+            return _with_batch(raw_bson.encode_document(_SUCCESS, rest, reply[end:-1]), "nextBatch", reply, start)
     cursor = raw_bson.find(reply, b"cursor")
     if cursor is None or cursor.type != raw_bson.OBJECT:
         return bson.decode(reply, _CODEC)
@@ -60,14 +138,20 @@ def unpacked(reply: bytes) -> dict[str, Any]:
     envelope = raw_bson.encode_document(
         reply[4 : cursor.value_start], raw_bson.encode_document(*others), reply[cursor.end : -1]
     )
+    return _with_batch(envelope, batch.name.decode(), reply, batch.value_start)
+
+
+def _with_batch(envelope: bytes, name: str, reply: bytes, start: int) -> dict[str, Any]:
+    """A reply without its batch, decoded, and the batch that stands at ``start`` of the whole reply."""
     decoded = bson.decode(envelope, _CODEC)
-    run = _documents(reply, batch.value_start)
-    decoded["cursor"][batch.name.decode()] = [run] if run else []
+    run = _documents(reply, start)
+    decoded["cursor"][name] = [run] if run else []
     return decoded
 
 
 def _documents(reply: bytes, start: int) -> bytes:
     # Compiled where somebody has loaded the kernel; a read must not wait for that.
     compiled = getattr(sys.modules.get("tailrace.kernel.reply"), "array_documents", None)
-    found: bytes | None = None if compiled is None else compiled(reply, start)
+    is_small = raw_bson.read_int32(reply, start) < _COMPILED_BYTES_MIN
+    found: bytes | None = None if compiled is None or is_small else compiled(reply, start)
     return raw_bson.array_documents(reply, start) if found is None else found

@@ -15,6 +15,8 @@ from tailrace.errors import OplogFormatError
 from tailrace.tail.chains import Chains
 from tailrace.tail.interest import EVERYONE, Keys, keys_of, keys_of_entry
 
+#: For less, which is two entries or so, the compiled code takes longer, for the fixed work of a call.
+_COMPILED_BYTES_MIN: Final = 1_024
 #: In place of a group's number: the entry stands among ``commands``.
 COMMAND: Final = -1
 
@@ -50,6 +52,8 @@ def index_entries(raw: bytes, chains: Chains) -> EntryIndex:
     """The index of a batch. Raises nothing: an entry whose length leads astray stands, with all behind it, as one
     entry that is about everyone."""
     compiled = getattr(sys.modules.get("tailrace.kernel.entry_index"), "index_entries", None)
+    if len(raw) < _COMPILED_BYTES_MIN:
+        compiled = None
     starts, numbers, groups = (compiled and compiled(raw)) or _plain_index(raw)
     commands: list[tuple[int, Keys]] = []
     for entry in _plain_select(numbers, [COMMAND], 0) if isinstance(numbers, list) else _commands(numbers):

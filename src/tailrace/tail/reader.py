@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any, Final, Protocol
 
 from pymongo import MongoClient
@@ -29,7 +31,18 @@ _PIECE_BYTES: Final = 4 << 20
 #: The longest pause between two tries: streams that ask again wait for the next one.
 _PAUSE_S: Final = 1.0
 
+#: How many replies are taken in a row before the event loop sees to its other work.
+_TURNS: Final = 16
+
 _log = logging.getLogger("tailrace.tail")
+
+
+class Attendant(Protocol):
+    """An event loop that takes pushed replies, so that the reader's thread need not be woken for each."""
+
+    def attend(self, file: socket.socket, turn: Callable[[], bool]) -> None:
+        """Have the loop call ``turn`` whenever ``file`` can be read, until it returns False; then return. Returns at
+        once if the loop has ended, or does not want to."""
 
 
 class Receiver(Protocol):
@@ -49,17 +62,31 @@ class Receiver(Protocol):
 class TailReader:
     """Reads an oplog from its newest majority-committed entry on, until its receiver wants no more.
 
-    ``on_read``  told how many bytes each reply had
+    ``on_read``    told how many bytes each reply had
+    ``attendant``  takes replies in place of the thread, while the server pushes them and all is well. The thread sees
+                   to everything for which somebody has to wait
 
     It survives elections and cut connections, as every reader of a ``MongodSource`` does. The receiver is told of each
     failure, and then of the next reply or the next failure. An error that ends the reading is not passed on: the
     streams then read for themselves, and each meets its own error, if any.
     """
 
-    def __init__(self, client: MongoClient[Any], receiver: Receiver, on_read: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        receiver: Receiver,
+        on_read: Callable[[int], object],
+        attendant: Attendant | None = None,
+    ) -> None:
         self.source = MongodSource(client, pushed=True)
         self._receiver = receiver
         self._on_read = on_read
+        self._attendant = attendant
+        self._chains = Chains()
+        self._position = ClusterTime(0)
+        #: Why the loop has stopped taking replies, if the reading is not to go on.
+        self._failure: BaseException | None = None
+        self._is_over = False
         self._backoff = Backoff(give_up_s=None, wait_s_max=_PAUSE_S)
         #: Whether the next batch is only the sign that the read is opened again.
         self._reopens = False
@@ -87,20 +114,53 @@ class TailReader:
             self._receiver.ended(self)
 
     def _read(self) -> None:
-        position = self.source.newest()
-        if not self._receiver.begun(self, position):
+        self._position = self.source.newest()
+        if not self._receiver.begun(self, self._position):
             return
-        chains = Chains()
         options: dict[str, Any] = {"await_ms": AWAIT_MS, "batch_size": _READ_ENTRIES, "batch_bytes_max": _PIECE_BYTES}
-        with closing(self.source.tail(position, on_error=self._endure, **options)) as batches:
+        with closing(self.source.tail(self._position, on_error=self._endure, **options)) as batches:
             for batch in batches:
-                if self._reopens:
-                    self._reopens = False
-                    continue
-                self._backoff.progress()
-                if not self._pass_on(batch, position, chains):
+                if not self._take(batch):
                     return
-                position = batch.high_water
+                if self._attendant is not None and batch.raw:
+                    self._be_attended(self._attendant, batch, batches)
+                if self._failure is not None:
+                    raise self._failure
+                if self._is_over:
+                    return
+
+    def _take(self, batch: OplogBatch) -> bool:
+        """Whether to read on after ``batch``."""
+        if self._reopens:
+            self._reopens = False
+            return True
+        self._backoff.progress()
+        after, self._position = self._position, batch.high_water
+        return self._pass_on(batch, after, self._chains)
+
+    def _be_attended(self, attendant: Attendant, batch: OplogBatch, batches: Iterator[OplogBatch]) -> None:
+        view = self.source.pushed_socket(batch)
+        if view is not None:
+            with view:
+                attendant.attend(view, partial(self._turn, view, batches))
+
+    def _turn(self, view: socket.socket, batches: Iterator[OplogBatch]) -> bool:
+        """In the event loop, while the thread waits: take the replies that are here. Whether the loop goes on."""
+        try:
+            for _ in range(_TURNS):
+                taken = self.source.take_pushed(view)
+                if not taken:
+                    return taken is None
+                batch = next(batches, None)
+                if batch is None or not self._take(batch):
+                    self._is_over = True
+                    return False
+                if not self.source.has_pushed_more:
+                    return True
+        except BaseException as error:  # noqa: BLE001  raised in the thread
+            self._failure = error
+            return False
+        return True
 
     def _endure(self, error: PyMongoError) -> None:
         if is_transient(error) and not self.source.interrupted:

@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS
 from tailrace.source.promise import AskedLately
+from tailrace.tail.reader import Attendant
 from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
 from tailrace.tail.tailed_source import TailedSource
 
@@ -20,7 +21,7 @@ from tailrace.tail.tailed_source import TailedSource
 class ShardTails:
     """A tail for each shard that a stream reads, made when the first one does.
 
-    ``window_bytes``, ``on_read``, ``streams_min``  of each tail
+    ``window_bytes``, ``on_read``, ``streams_min``, ``attendant``  of each tail
     """
 
     def __init__(
@@ -29,8 +30,14 @@ class ShardTails:
         window_bytes: int = WINDOW_BYTES,
         on_read: Callable[[int], object] = lambda size: None,
         streams_min: int = 2,
+        attendant: Attendant | None = None,
     ) -> None:
-        self._options: dict[str, Any] = {"window_bytes": window_bytes, "on_read": on_read, "streams_min": streams_min}
+        self._options: dict[str, Any] = {
+            "window_bytes": window_bytes,
+            "on_read": on_read,
+            "streams_min": streams_min,
+            "attendant": attendant,
+        }
         self._shards: dict[MongoClient[Any], tuple[SharedTail, AskedLately]] = {}
         self._lock = threading.Lock()
 

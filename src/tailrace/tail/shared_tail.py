@@ -19,7 +19,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.plan.request import OplogBatch
 from tailrace.source.failure import is_killed
 from tailrace.tail.interest import key_of
-from tailrace.tail.reader import TailReader
+from tailrace.tail.reader import Attendant, TailReader
 from tailrace.tail.segment import Segment, TailPlace
 from tailrace.tail.shared_window import SharedWindow, Taken
 
@@ -79,6 +79,7 @@ class SharedTail:
     ``on_read``       told of each reply's size
 
     ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
+    ``attendant``     an event loop that takes the server's replies in place of the reader's thread (``TailReader``)
 
     The reader ends when they are fewer. For use by many threads.
     """
@@ -90,9 +91,11 @@ class SharedTail:
         window_bytes: int = WINDOW_BYTES,
         on_read: Callable[[int], object] = lambda size: None,
         streams_min: int = 2,
+        attendant: Attendant | None = None,
     ) -> None:
         self._client = client
         self._on_read = on_read
+        self._attendant = attendant
         self._window_bytes = window_bytes
         self._streams_min = streams_min
         self._closed = False
@@ -152,7 +155,9 @@ class SharedTail:
                 and len(self._places) >= self._streams_min
                 and time.monotonic() >= self._not_before
             )
-            reader = self._reader = TailReader(self._client, self, self._on_read) if starts else self._reader
+            if starts:
+                self._reader = TailReader(self._client, self, self._on_read, self._attendant)
+            reader = self._reader
         if starts and reader is not None:
             reader.start()
         return False

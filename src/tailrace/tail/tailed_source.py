@@ -69,6 +69,11 @@ class TailedSource(MongodSource):
         place = self._place
         return None if place is None else self._shared.poll(place)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more has come for a stream that reads from the window than its last ``poll`` gave."""
+        return self._place is not None and bool(self._place.pending)
+
     def tail(
         self,
         after: ClusterTime,
