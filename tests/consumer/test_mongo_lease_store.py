@@ -250,6 +250,6 @@ def test_a_commit_that_arrives_after_newer_ones_changes_nothing(replica_set: Rep
         before = database["leases"].find_one()
         of_session = {"lsid", "txnNumber", "$clusterTime", "$db", "maxTimeMS"}
         replies = [database.command({name: sent[name] for name in sent if name not in of_session}) for sent in late]
-        assert [replies[0]["value"], replies[1]["n"]] == [None, 0]
+        assert [replies[0]["value"], replies[1]["nModified"]] == [None, 0]
         assert database["leases"].find_one() == before
         client.drop_database("late_commits")

@@ -90,3 +90,26 @@ def test_empty_replies_decide_nothing() -> None:
     for _ in range(5000):
         choice.saw(b"", 0, 0, compiled=True)
     assert not choice.asks
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_replies_that_hold_nothing_for_the_stream_speak_for_the_filter(is_local: bool) -> None:
+    """At the end of the oplog each write of others is a reply, and so are a program's own writes. No test had asked:
+    entries were weighed, and never what it costs to be answered once for each of them."""
+    choice = FilterChoice(is_local=is_local)
+    backlog, foreign = entries(2000, 450), entries(1, 450)
+    for _ in range(40):
+        choice.saw(backlog, 2000, len(backlog), compiled=True)
+    replies = 0
+    while not choice.asks:
+        choice.saw(foreign, 0, 0, compiled=True)
+        replies += 1
+    assert replies < 300
+
+
+def test_replies_that_hold_events_do_not() -> None:
+    choice = FilterChoice(is_local=True)
+    own = entries(1, 450)
+    for _ in range(3000):
+        choice.saw(own, 1, len(own), compiled=True)
+        assert not choice.asks

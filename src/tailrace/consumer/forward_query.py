@@ -26,6 +26,27 @@ def forward(position: Mapping[str, Any]) -> dict[str, Any]:
     return conditions
 
 
+def forward_expressions(position: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The same as conditions of an update pipeline, or stricter where the record holds values of other types. ``None``
+    where only a query says it: while a snapshot is under way."""
+    new = progress(position)
+    if new.generation:
+        return [_not_beyond("$position.generation", Int64(new.generation))]
+    if new.copied is not None:
+        return None
+    conditions = []
+    if new.place is not None:
+        conditions.append(_not_beyond("$position.token._data", new.place))
+    if new.time is not None:
+        conditions.append(_not_beyond("$position.at", new.time))
+    return conditions
+
+
+def _not_beyond(path: str, value: object) -> dict[str, Any]:
+    """A missing field is less than any value."""
+    return {"$lte": [path, {"$literal": value}]}
+
+
 def _not_above(value: object) -> dict[str, Any]:
     """A condition that also holds for values of other types and for a missing field."""
     return {"$not": {"$gt": value}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import bson
@@ -16,6 +16,8 @@ from tailrace.consumer.rules.position import StreamPosition
 #: So many events, and about so many bytes of them, wait for a lane's handler; one event at least.
 WINDOW_EVENTS: Final = 1000
 WINDOW_BYTES: Final = 16 << 20
+#: With fewer events than this a queue runs low: it is time to read on.
+_LOW_EVENTS: Final = 50
 
 
 class Item(NamedTuple):
@@ -75,13 +77,15 @@ class LaneQueue:
         self._closed = False
         self._error: BaseException | None = None
         self._reader: object = None
+        self._on_low: Callable[[], object] | None = None
         self._done = order_of(position)
         self.seen = order_of(begin or position)
 
-    def follow(self, reader: object) -> StreamPosition:
-        """Take events from ``reader`` alone from now on; gives the place ``seen``, where it has to begin."""
+    def follow(self, reader: object, on_low: Callable[[], object] | None = None) -> StreamPosition:
+        """Take events from ``reader`` alone from now on; gives the place ``seen``, where it has to begin. ``on_low``
+        is called whenever the queue begins to run low."""
         with self._changed:
-            self._reader = reader
+            self._reader, self._on_low = reader, on_low
             seen = self._seen
         if isinstance(seen, StreamPosition):
             return seen
@@ -93,6 +97,10 @@ class LaneQueue:
     @property
     def is_empty(self) -> bool:
         return not self._items
+
+    @property
+    def is_low(self) -> bool:
+        return len(self._items) < _LOW_EVENTS
 
     @property
     def is_hungry(self) -> bool:
@@ -155,7 +163,10 @@ class LaneQueue:
             self._bytes -= len(item.event)
             if not was_hungry and self.is_hungry:
                 self._changed.notify_all()
-            return item
+            on_low = self._on_low if len(self._items) == _LOW_EVENTS - 1 else None
+        if on_low is not None:
+            on_low()
+        return item
 
     def wait_for_room(self, timeout: float) -> None:
         """Wait until half of the queue is free, at most so many seconds: waking the reader for each event that is taken

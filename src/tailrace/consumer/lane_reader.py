@@ -20,6 +20,8 @@ from tailrace.consumer.rules.position import StreamPosition
 
 #: How long a reader that waits for room sleeps at most before it looks whether it should stop.
 _LOOK_S: Final = 0.1
+#: How long a reader at the end of the stream rests at most while every lane has enough to do.
+_REST_S: Final = 0.25
 
 #: Opens the stream at a position. Its events are raw.
 OpenStream = Callable[[StreamPosition], ChangeStream]
@@ -33,7 +35,8 @@ class LaneReader(threading.Thread):
         self._open_stream = open_stream
         self._plan = plan
         self._queues = dict(queues)
-        self._begin = least([queue.follow(self) for queue in self._queues.values()])
+        self._wanted = threading.Event()
+        self._begin = least([queue.follow(self, self._wanted.set) for queue in self._queues.values()])
         self._floor_end = plan.floor_end
         self._stopping = threading.Event()
         self._stream: ChangeStream | None = None
@@ -48,6 +51,7 @@ class LaneReader(threading.Thread):
     def stop(self) -> None:
         """End the thread and its stream, as soon as the stream's wait is over. Does not wait for it."""
         self._stopping.set()
+        self._wanted.set()
         stream = self._stream
         if stream is not None:
             stream.close()
@@ -75,7 +79,18 @@ class LaneReader(threading.Thread):
                 if not stream.has_next:
                     self._mark(stream.resume_token)
                     self.caught_up = self.caught_up or event is None
+                    self._rest()
             return StreamPosition(stream.resume_token, start_after=True)
+
+    def _rest(self) -> None:
+        """Let the lanes work while each of them has enough to do.
+
+        The lanes' own commits and writes are in the oplog too. A reader that waits at its end is woken by each of them,
+        or the server is, to find nothing: measured, that was half of this process's time.
+        """
+        self._wanted.clear()
+        if not any(queue.is_low for queue in self._queues.values()):
+            self._wanted.wait(_REST_S)
 
     def _mark(self, token: Mapping[str, Any]) -> None:
         for queue in self._queues.values():
