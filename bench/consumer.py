@@ -21,6 +21,7 @@ missed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
@@ -37,12 +38,16 @@ from pymongo import WriteConcern
 
 class Case(NamedTuple):
     """``partitions`` 0: the loop; below 0: so many threads that share the loop's stream. ``work``: nothing, write,
-    transaction."""
+    transaction, wait (for a service, ``WAIT_S``). ``way``: Listener, AsyncListener, or one on the server's stream."""
 
     partitions: int
     every: int
     work: str
     bar: float | None = None
+    way: str = "listener"
+
+
+WAIT_S: Final = 0.002
 
 
 CASES: Final = {
@@ -61,6 +66,12 @@ CASES: Final = {
     "transaction, loop": Case(0, 1, "transaction"),
     "transaction, 1 partition": Case(1, 1, "transaction"),
     "transaction, 4 partitions": Case(4, 1, "transaction"),
+    "wait 2 ms, loop": Case(0, 1, "wait"),
+    "wait 2 ms, 1 partition": Case(1, 1, "wait"),
+    "wait 2 ms, 4 partitions": Case(4, 1, "wait"),
+    "wait 2 ms, 4 partitions, AsyncListener": Case(4, 1, "wait", way="async"),
+    "nothing, 4 partitions, AsyncListener": Case(4, 1, "nothing", way="async"),
+    'nothing, 4 partitions, engine="server"': Case(4, 1, "nothing", way="server"),
 }
 
 
@@ -77,7 +88,9 @@ def main() -> int:
     from tailrace.embedded import ReplicaSet  # noqa: PLC0415  the children must not pay for it
 
     load_kernel()
-    cases = {name: case for name, case in CASES.items() if args.cases in name or case.partitions <= 0}
+    cases = {name: case for name, case in CASES.items() if args.cases in name}
+    loops = {loop_of(case) for case in cases.values()}
+    cases = {name: case for name, case in CASES.items() if name in cases or name in loops}
     with ReplicaSet(1, oplog_size_mb=2048) as members:
         fill(members.uri, args.changes)
         found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
@@ -90,7 +103,7 @@ def main() -> int:
     good = True
     for name, case in cases.items():
         rate, cpu = (statistics.median(one[what] for one in found[name]) for what in ("rate", "cpu_us"))
-        loop = statistics.median(one["rate"] for one in found[f"{case.work}, loop"])
+        loop = statistics.median(one["rate"] for one in found[loop_of(case)])
         met = case.bar is None or rate / loop >= case.bar
         good = good and met
         bar = "" if case.bar is None else f"{case.bar:g}" + ("" if met else "  missed")
@@ -98,6 +111,11 @@ def main() -> int:
     rate, cpu = (statistics.median(one[what] for one in reading) for what in ("rate", "cpu_us"))
     print(f"{'reading for lanes of others':40}{rate:>10,.0f}{'':8}{cpu:>15,.1f}")
     return 0 if good else 1
+
+
+def loop_of(case: Case) -> str:
+    """The name of the case that this one is compared with."""
+    return next(name for name, other in CASES.items() if other.partitions == 0 and other.work == case.work)
 
 
 def load_kernel() -> None:
@@ -202,7 +220,9 @@ def handle_in_loop(client: pymongo.MongoClient[Any], case: Case, change: Any, na
             effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True, session=session)
             client["tailrace"]["tokens"].update_one(query, token, upsert=True, session=session)
         return
-    if case.work == "write":
+    if case.work == "wait":
+        time.sleep(WAIT_S)
+    elif case.work == "write":
         effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True)
     tokens = client["tailrace"].get_collection("tokens", write_concern=WriteConcern("majority"))
     tokens.update_one(query, token, upsert=True)
@@ -212,7 +232,7 @@ def run_listener(
     client: pymongo.MongoClient[Any], collection: str, case: Case, meter: Meter, job: dict[str, Any]
 ) -> None:
     import tailrace  # noqa: PLC0415  the loop must not pay for it
-    from tailrace.consumer import Change, Listener, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.consumer import AsyncListener, Change, Listener, MongoLeaseStore  # noqa: PLC0415
 
     load_kernel()
     effects = client["effects"]["customers"]
@@ -222,22 +242,33 @@ def run_listener(
             with change.transaction() as session:
                 key = (change.document_key or {})["_id"]
                 effects.update_one({"_id": key}, {"$set": {"n": 1}}, upsert=True, session=session)
+        elif case.work == "wait":
+            time.sleep(WAIT_S)
         elif case.work == "write":
             effects.update_one({"_id": (change.document_key or {})["_id"]}, {"$set": {"n": 1}}, upsert=True)
         meter.count()
 
-    with (
-        tailrace.connect(job["uri"]) as watched,
-        Listener(
-            watched["shop"][collection],
-            handle,
-            resource=job["name"],
-            store=MongoLeaseStore(client["tailrace"]["leases"]),
-            partitions=case.partitions,
-            commit_every=case.every,
-        ),
-    ):
-        meter.ended.wait()
+    async def handle_async(_change: Any) -> None:
+        if case.work == "wait":
+            await asyncio.sleep(WAIT_S)
+        meter.count()
+
+    async def run_async(options: dict[str, Any]) -> None:
+        async with AsyncListener(watched["shop"][collection], handle_async, **options):
+            await asyncio.to_thread(meter.ended.wait)
+
+    options: dict[str, Any] = {
+        "resource": job["name"],
+        "store": MongoLeaseStore(client["tailrace"]["leases"]),
+        "partitions": case.partitions,
+        "commit_every": case.every,
+    }
+    with tailrace.connect(job["uri"], engine="server" if case.way == "server" else "oplog") as watched:
+        if case.way == "async":
+            asyncio.run(run_async(options))
+            return
+        with Listener(watched["shop"][collection], handle, **options):
+            meter.ended.wait()
 
 
 def run_reading(uri: str) -> dict[str, float]:

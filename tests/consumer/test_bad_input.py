@@ -30,6 +30,7 @@ from tailrace.consumer.rules.lanes import LanePlan
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamHistoryLost, StreamInvalidated, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
+from tests.consumer.shops import until
 
 pytestmark = pytest.mark.mongod
 
@@ -282,13 +283,6 @@ def lanes_of_items(shop: Shop, seen: list[Any]) -> Listener:
         full_document="updateLookup",
         on_history_lost="snapshot",
     )
-
-
-def until(holds: Callable[[], Any]) -> None:
-    end = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def lanes_work(shop: Shop) -> Fence:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, Message, MessageRelay
 from tailrace.embedded import ReplicaSet
 from tailrace.event.resume_token import ResumeToken
+from tests.consumer.shops import WAIT_S, until
 
 pytestmark = pytest.mark.mongod
-
-WAIT_S = 90.0
 
 
 @pytest.fixture
@@ -60,13 +58,6 @@ class Batches:
 
 def fill(shop: Any, numbers: range) -> None:
     shop.orders.insert_many([{"_id": number, "n": number} for number in numbers])
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def listen(shop: Any, handler: Any, **options: Any) -> Listener:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tailrace
 from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.consumer.snapshots import oldest_time
 from tailrace.embedded import ReplicaSet
+from tests.consumer.shops import new_shop, until
 
 pytestmark = pytest.mark.mongod
 
-WAIT_S = 120.0
 HANDLER = """
 import time
 from pathlib import Path
@@ -41,18 +39,8 @@ def members(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Iterator
 
 @pytest.fixture
 def shop(members: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
-    name = f"bootstrap_{abs(hash(request.node.nodeid)) % 10**9}"
-    with tailrace.connect(members.uri) as client:
-        client[name].create_collection("orders")
-        yield client[name]
-        client.drop_database(name)
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with new_shop(members.uri, request, "bootstrap") as made:
+        yield made
 
 
 def handled(shop: Any, last: tuple[str, Any], start: Any) -> list[tuple[str, Any]]:

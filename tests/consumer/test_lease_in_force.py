@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,17 @@ from pymongo.errors import WTimeoutError
 import tailrace
 from tailrace.consumer import Change, Fenced, Lease, LeaseStoreUnavailable, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
+from tests.consumer.shops import WAIT_S, new_shop, until
 
 pytestmark = pytest.mark.mongod
 
-WAIT_S = 120.0
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "listener.md"
 
 
 @pytest.fixture
 def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Any]:
-    name = f"in_force_{abs(hash(request.node.nodeid)) % 10**9}"
-    with tailrace.connect(replica_set.uri) as client:
-        client[name].create_collection("orders")
-        yield client[name]
-        client.drop_database(name)
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with new_shop(replica_set.uri, request, "in_force") as made:
+        yield made
 
 
 def key_of(change: Change) -> Any:

@@ -1,0 +1,32 @@
+"""What tests of listeners begin with: a database of their own with a collection, and waiting for what will come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+import tailrace
+
+WAIT_S: Final = 120.0
+
+
+@contextmanager
+def new_shop(uri: str, request: pytest.FixtureRequest, prefix: str) -> Iterator[Any]:
+    """A database of this test alone, with an empty collection ``orders``; it is dropped in the end."""
+    name = f"{prefix}_{abs(hash(request.node.nodeid)) % 10**9}"
+    with tailrace.connect(uri) as client:
+        client[name].create_collection("orders")
+        yield client[name]
+        client.drop_database(name)
+
+
+def until(holds: Callable[[], Any]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,106 @@
+"""The reader of lanes: it leaves lanes that have enough to do alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from tailrace.consumer import lane_reader
+from tailrace.consumer.lane_queue import LaneQueue
+from tailrace.consumer.lane_reader import LaneReader
+from tailrace.consumer.rules.lanes import LanePlan
+from tailrace.consumer.rules.position import StreamPosition
+
+BEGIN = StreamPosition(at=Timestamp(1, 1))
+EVENTS = 60
+
+
+def token(number: int) -> dict[str, Any]:
+    return {"_data": f"82{(1 << 32) + 1 + number:016X}2B0429296E1404"}
+
+
+class Stream:
+    """Gives its events, and then nothing, without waiting for it."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.left = list(range(1, EVENTS + 1))
+        self.looks = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def has_next(self) -> bool:
+        return bool(self.left)
+
+    @property
+    def resume_token(self) -> dict[str, Any]:
+        return token(EVENTS)
+
+    def try_next(self) -> RawBSONDocument | None:
+        self.looks += 1
+        if not self.left:
+            return None
+        number = self.left.pop(0)
+        event = {"_id": token(number), "operationType": "insert", "documentKey": {"_id": number}}
+        return RawBSONDocument(bson.encode(event))
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_reader_rests_while_every_lane_has_enough_and_looks_again_when_one_runs_low(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was woken by each write of the lanes themselves: that took half of the process's time, and no test had
+    counted its looks."""
+    monkeypatch.setattr(lane_reader, "_REST_S", 600.0)
+    stream, rests = Stream(), threading.Event()
+    queue = LaneQueue(BEGIN)
+    reader = LaneReader(lambda _: stream, LanePlan(1, BEGIN), {0: queue}, "reading")  # type: ignore[arg-type, return-value]
+    wait = reader._wanted.wait
+
+    def noted_wait(timeout: float | None = None) -> bool:
+        rests.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(reader._wanted, "wait", noted_wait)
+    reader.start()
+    assert rests.wait(60)
+    assert stream.looks == EVENTS
+    for _ in range(10):
+        assert queue.take(1) is not None
+    assert stream.looks == EVENTS
+    assert queue.take(1) is not None
+    until(lambda: stream.looks > EVENTS + 10)  # and it rests no more
+    reader.stop()
+    reader.join(60)
+    assert not reader.is_alive()
+
+
+def test_a_reader_that_rests_is_woken_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_reader, "_REST_S", 600.0)
+    stream = Stream()
+    reader = LaneReader(lambda _: stream, LanePlan(1, BEGIN), {0: LaneQueue(BEGIN)}, "reading")  # type: ignore[arg-type, return-value]
+    reader.start()
+    until(lambda: stream.looks == EVENTS)
+    reader.stop()
+    reader.join(60)
+    assert not reader.is_alive()
