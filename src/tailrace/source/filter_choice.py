@@ -82,7 +82,9 @@ class FilterChoice:
     def __init__(self, *, is_local: bool) -> None:
         self.asks = False
         self._is_local = is_local
-        self._forget()
+        self._sample = self._last = Sample(0, 0, 0, 0)
+        #: How many replies ``_last`` is of.
+        self._replies = 0
         self._events_left = 0
         self._looks = 0
 
@@ -108,7 +110,6 @@ class FilterChoice:
 
     def _forget(self) -> None:
         self._sample = self._last = Sample(0, 0, 0, 0)
-        #: How many replies ``_last`` is of.
         self._replies = 0
 
     def _pays(self, compiled: bool) -> bool:
