@@ -56,6 +56,7 @@ CODE_NAMES: dict[int, str] = {
     286: "ChangeStreamHistoryLost",
     346: "ChangeStreamInvalidated",
     347: "APIMismatchError",
+    384: "ConnectionError",
     9001: "SocketException",
     10107: "NotWritablePrimary",
     10334: "BSONObjectTooLarge",

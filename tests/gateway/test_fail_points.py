@@ -12,7 +12,7 @@ from bson.int64 import Int64
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests.differential.wire import ANY_VALUE, Wire
-from tests.gateway.side_by_side import OLDER_ARE_SLOW, SideBySide, side_by_side
+from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
 
 pytestmark = pytest.mark.mongod
 
@@ -22,7 +22,7 @@ OF_THE_SERVER = ("$clusterTime", "operationTime", "topologyVersion")
 CODES = (6, 7, 43, 63, 89, 91, 133, 134, 150, 189, 234, 262, 1000, 9001, 10107, 11600, 11601, 11602, 13435, 13436)
 
 
-@pytest.fixture(scope="module", params=OLDER_ARE_SLOW)
+@pytest.fixture(scope="module", params=VERSIONS)
 def sides(request: pytest.FixtureRequest) -> Iterator[SideBySide]:
     with side_by_side(request.param, test_commands=True) as made:
         for wire in (made.server, made.gateway):

@@ -70,7 +70,7 @@ class CursorRegistry:
             check_bson(command)
             name = next((element.name for element in elements(command)), b"")
         except TailraceError as error:
-            return error_reply(error, in_stream=False)
+            return error_reply(error, in_stream=False, version=self._profile.version)
         match name:
             case b"aggregate":
                 return (yield from self.aggregate(database, command, now_ms))
@@ -80,7 +80,9 @@ class CursorRegistry:
                 return self.kill_cursors(command)
             case _:
                 text = name.decode("utf-8", "replace")
-                return error_reply(UsageError(f"no such command: '{text}'", code=59), in_stream=False)
+                return error_reply(
+                    UsageError(f"no such command: '{text}'", code=59), in_stream=False, version=self._profile.version
+                )
 
     def aggregate(self, database: str, command: bytes, now_ms: int) -> Acting:
         """Open a change stream and give its first batch."""
@@ -104,7 +106,7 @@ class CursorRegistry:
         except InternalError:
             raise
         except TailraceError as error:
-            return error_reply(error, prefix=prefix, in_stream=True)
+            return error_reply(error, prefix=prefix, in_stream=True, version=self._profile.version)
         cursor_id = 0 if closed else self._new_id()
         if not closed:
             self._open[cursor_id] = _Open(cursor, wanted.namespace, now_ms)
@@ -117,7 +119,7 @@ class CursorRegistry:
             wanted = wanted or GetMoreCommand.parse(database, command)
             entry = self._checked_out(wanted)
         except TailraceError as error:
-            return error_reply(error, in_stream=False)
+            return error_reply(error, in_stream=False, version=self._profile.version)
         reply = ReplyEvents("nextBatch", wanted.batch_size)
         closed = True  # unless it ends well: whatever leaves this block closes the cursor
         entry.in_use = True
@@ -126,7 +128,7 @@ class CursorRegistry:
         except InternalError:
             raise
         except TailraceError as error:
-            return error_reply(error, prefix=self._prefixed(IN_GET_MORE), in_stream=True)
+            return error_reply(error, prefix=self._prefixed(IN_GET_MORE), in_stream=True, version=self._profile.version)
         finally:
             entry.in_use = False
             entry.used_ms = now_ms + wanted.await_ms
@@ -144,7 +146,7 @@ class CursorRegistry:
         try:
             wanted = cursors_to_kill(command)
         except TailraceError as error:
-            return error_reply(error, in_stream=False)
+            return error_reply(error, in_stream=False, version=self._profile.version)
         killed, not_found = [], []
         for cursor_id in wanted:
             entry = self._open.pop(cursor_id, None)

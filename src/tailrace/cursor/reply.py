@@ -37,6 +37,10 @@ _INVALIDATED: Final = encode_element(BOOL, b"invalidated", b"\x01")
 RESUMABLE_CODES: Final = frozenset(
     {6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 384, 9001, 10107, 11600, 11602, 13435, 13436}
 )
+#: Of these, the ones that tell nothing to clients of 5.0 and 4.4.
+_SINCE_6: Final = frozenset({134, 384})
+#: Names that 5.0 and 4.4 give to codes.
+_OLD_NAMES: Final = {63: "StaleShardVersion", 40414: "Location40414", 40415: "Location40415"}
 _NON_RESUMABLE_CODES: Final = frozenset({280, 286})
 _HOST_UNREACHABLE: Final = 6
 _BAD_VALUE: Final = 2
@@ -66,23 +70,30 @@ def kill_reply(killed: list[int], not_found: list[int]) -> bytes:
     return encode_document(*(encode_element(ARRAY, name, _longs(ids)) for name, ids in lists.items()), _OK)
 
 
-def error_reply(error: TailraceError, *, prefix: str = "", in_stream: bool) -> bytes:
+def is_resumable(code: int | None, version: tuple[int, int] = (6, 0)) -> bool:
+    """Whether a stream's error with this code tells clients of a server of ``version`` to resume."""
+    return code in RESUMABLE_CODES and (version >= (6, 0) or code not in _SINCE_6)
+
+
+def error_reply(error: TailraceError, *, prefix: str = "", in_stream: bool, version: tuple[int, int] = (6, 0)) -> bytes:
     """``{[errorLabels,] ok: 0.0, errmsg, code, codeName}``.
 
     ``prefix``     ``IN_AGGREGATE`` or ``IN_GET_MORE`` for an error of execution, before the message
     ``in_stream``  the command is a change stream's aggregate, or a getMore that has found its cursor
+    ``version``    of the server: labels and names of codes depend on it
     """
     code = _code_of(error)
     labels = set(error.labels)
     if code in _NON_RESUMABLE_CODES:
         labels.add(NON_RESUMABLE_LABEL)
-    if in_stream and code in RESUMABLE_CODES:
+    if in_stream and is_resumable(code, version):
         labels.add(RESUMABLE_LABEL)
+    name = code_name(code) if version >= (6, 0) else _OLD_NAMES.get(code, code_name(code))
     parts = [
         _NOT_OK,
         encode_element(STRING, b"errmsg", encode_string(prefix + error.message)),
         encode_element(INT32, b"code", encode_int32(code)),
-        encode_element(STRING, b"codeName", encode_string(code_name(code))),
+        encode_element(STRING, b"codeName", encode_string(name)),
     ]
     if labels:
         texts = (encode_element(STRING, b"%d" % i, encode_string(text)) for i, text in enumerate(sorted(labels)))

@@ -260,7 +260,7 @@ class Engine:
     def refused(self, error: TailraceError, *, in_stream: bool = True) -> bytes:
         """The reply that says which cursors were killed."""
         self.metrics.errors[error.code or 0] += 1
-        return error_reply(error, in_stream=in_stream)
+        return error_reply(error, in_stream=in_stream, version=self.version)
 
     def stamped(self, reply: bytes) -> bytes:
         """A reply with the server's times, as the tail of the oplog or a client's connection received them."""
@@ -365,7 +365,7 @@ class Engine:
                 size = _size_of(answer)
         except InternalError as caught:
             _log.exception("a change stream has failed")
-            return error_reply(caught, in_stream=True)  # whoever has asked counts it
+            return error_reply(caught, in_stream=True, version=self.version)  # whoever has asked counts it
         finally:
             acting.close()
 

@@ -8,11 +8,11 @@ gateway, whether the gateway or the server answers it. Fail points that name oth
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
+from tailrace.cursor.reply import error_reply, is_resumable
 from tailrace.errors import RESUMABLE_LABEL, ServerError
 
 FAIL_COMMAND: Final = "failCommand"
@@ -107,7 +107,7 @@ class FailPoints:
             return Fault(delay_ms=delay_ms)
         cause = "via" if self.version >= (6, 0) else "due to"
         error = ServerError(f"Failing command {cause} 'failCommand' failpoint", code=int(data["errorCode"]))
-        return Fault(_reply(error, data, in_stream=opens_stream), delay_ms=delay_ms)
+        return Fault(self._reply(error, data, in_stream=opens_stream), delay_ms=delay_ms)
 
     def on_get_more(self) -> Fault | None:
         """What strikes a stream's getMore, and ends its cursor."""
@@ -115,13 +115,11 @@ class FailPoints:
         if point is None or not point.strikes():
             return None
         error = ServerError(f"Hit the '{AFTER_CHECKOUT}' failpoint", code=int(point.data.get("errorCode", 8)))
-        return Fault(_reply(error, {}, in_stream=True))
+        return Fault(self._reply(error, {}, in_stream=True))
 
-
-def _reply(error: ServerError, data: Mapping[str, Any], *, in_stream: bool) -> bytes:
-    labels = data.get("errorLabels")
-    if labels is not None:
-        # Those and no others, whatever the code means elsewhere.
-        return error_reply(ServerError(error.message, code=error.code, labels=map(str, labels)), in_stream=False)
-    added = (RESUMABLE_LABEL,) if in_stream and error.code in RESUMABLE_CODES else ()
-    return error_reply(ServerError(error.message, code=error.code, labels=added), in_stream=False)
+    def _reply(self, error: ServerError, data: Mapping[str, Any], *, in_stream: bool) -> bytes:
+        labels: Iterable[str] = (RESUMABLE_LABEL,) if in_stream and is_resumable(error.code, self.version) else ()
+        if data.get("errorLabels") is not None:
+            labels = map(str, data["errorLabels"])  # those and no others, whatever the code means elsewhere
+        labelled = ServerError(error.message, code=error.code, labels=labels)
+        return error_reply(labelled, in_stream=False, version=self.version)
