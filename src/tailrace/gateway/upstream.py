@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import warnings
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -44,7 +45,8 @@ class Channel(NamedTuple):
 
 
 class Upstream(monitoring.TopologyListener):
-    """Follows the deployment that ``uri`` names, and connects to the member that takes writes.
+    """Follows the deployment that ``uri`` names, and connects to the member that takes writes; with
+    ``directConnection``, to the one that is named.
 
     ``client``  reads the deployment for the engine; ``on_change`` is called in the event loop when another member takes
     writes, or none does any more
@@ -64,7 +66,7 @@ class Upstream(monitoring.TopologyListener):
         self._others: list[Address] = []
         # It looks at the URI first, because it says what is wrong with a URI and hides its secrets.
         self.client: MongoClient[Any] = open_client(uri, event_listeners=[self], appname=APP_NAME)
-        parsed = parse_uri(uri.reveal(), validate=True, warn=False)
+        parsed = _parsed(uri)
         #: Whether the upstream URI logs in.
         self.has_users = parsed["username"] is not None or "authMechanism" in parsed["options"]
         self._ssl = _tls_of(uri)
@@ -80,8 +82,10 @@ class Upstream(monitoring.TopologyListener):
     def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
         """A member has come, gone, or been elected."""
         writable, readable = [], []
+        # Whoever names one member alone wants that one: no connection waits for a primary.
+        wanted = (*_WRITABLE, "RSSecondary") if event.new_description.topology_type_name == "Single" else _WRITABLE
         for address, server in event.new_description.server_descriptions().items():
-            if server.server_type_name in _WRITABLE:
+            if server.server_type_name in wanted:
                 writable.append(Address(address[0], address[1] or 27017))
             elif server.server_type_name == "RSSecondary":
                 readable.append(Address(address[0], address[1] or 27017))
@@ -164,9 +168,16 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
             found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def _parsed(uri: ConnectionString) -> dict[str, Any]:
+    """The parts of a URI. What PyMongo warns of instead of refusing it, opening the client has told already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(parse_uri(uri.reveal(), validate=True, warn=True))
+
+
 def _tls_of(uri: ConnectionString) -> ssl.SSLContext | None:
     """What the URI says of TLS, for connections that are not PyMongo's."""
-    options = parse_uri(uri.reveal(), validate=True, warn=False)["options"]
+    options = _parsed(uri)["options"]
     is_srv = uri.reveal().startswith("mongodb+srv://")
     if not options.get("tls", is_srv):
         return None

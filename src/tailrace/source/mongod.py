@@ -313,7 +313,8 @@ class MongodSource:
             raw: bytes = next(cursor, b"")
             if not raw:
                 raise SourceError(
-                    f"the oplog of replica set {self.name} is empty", hint="Wait until the member has finished starting"
+                    f"the oplog of replica set {self.name} is empty",
+                    hint="Wait until the member has finished starting; if it is an arbiter, name one that holds data",
                 )
             return entry_time(raw), is_initiating_set(raw), cursor.address
 
