@@ -1,4 +1,4 @@
-"""Each promise to a listener has a proof beside it, and the proof is a test that exists."""
+"""Each promise to a listener, and of the gateway, has a proof beside it, and the proof is a test that exists."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.tidy.parsing import parse
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "design" / "consumer.md"
+PAGES = tuple(ROOT / "docs" / "design" / name for name in ("consumer.md", "gateway.md"))
 
 
-def promises() -> list[tuple[str, list[str]]]:
-    table = re.search(r"<!-- promises -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL)
+def promises(page: Path) -> list[tuple[str, list[str]]]:
+    table = re.search(r"<!-- promises -->\n(.*?)<!-- end -->", page.read_text(), re.DOTALL)
     assert table is not None
     rows = [line.strip("|").split("|") for line in table[1].splitlines()[2:]]
     return [(row[0].strip(), re.findall(r"`(tests/[^`]+)`", row[2])) for row in rows]
@@ -28,12 +30,14 @@ def exists(proof: str) -> bool:
     return function in names
 
 
-def test_every_promise_has_a_proof() -> None:
-    found = promises()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_promise_has_a_proof(page: Path) -> None:
+    found = promises(page)
     assert len(found) > 8
     assert [promise for promise, proofs in found if not proofs] == []
 
 
-def test_every_proof_is_a_test() -> None:
-    assert [proof for _, proofs in promises() for proof in proofs if not exists(proof)] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_proof_is_a_test(page: Path) -> None:
+    assert [proof for _, proofs in promises(page) for proof in proofs if not exists(proof)] == []
     assert not exists("tests/tidy/test_promises.py::test_that_is_not_there")
