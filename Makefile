@@ -15,8 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Options that reach the commands: make demo ARGS="--keep-running", make test ARGS="-k resume".
 ARGS ?=
-# Test processes: most tests wait for a mongod or for Spark most of the time, so three of them share even two cores well.
-PROCESSES ?= 3
+# Test processes: many tests wait for elections, time-outs and other processes, and four of them keep two cores busy.
+PROCESSES ?= 4
 SEED ?= 1
 SEEDS ?=
 OPS ?= 2000
