@@ -280,7 +280,7 @@ def test_a_fault_of_a_stream_is_counted_once() -> None:
         raise InternalError("broken")
 
     engine = object.__new__(Engine)
-    engine.metrics, engine.streams = GatewayMetrics(), {}
+    engine.metrics, engine.streams, engine.version = GatewayMetrics(), {}, (6, 0)
     reply = asyncio.run(engine._carried_out(failing(), object.__new__(OplogReading), 0))
     engine._count(reply, _cursor_of(reply))
     assert sum(engine.metrics.errors.values()) == 1
