@@ -64,12 +64,12 @@ def test_executors_in_other_processes_read_the_same_stream(
     assert files == 3
 
 
-def _python_without(directory: Path, *names: str) -> Path:
-    """A Python that finds every package of this one but these."""
+def _python_without_tailrace(directory: Path) -> Path:
+    """A Python that finds every package of this one but ours."""
     packages = directory / "packages"
     packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not any(name in entry.name for name in names) and not entry.name.endswith(".pth"):
+        if "tailrace" not in entry.name and not entry.name.endswith(".pth"):
             (packages / entry.name).symlink_to(entry)
     script = directory / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec "{sys.executable}" -S "$@"\n')
@@ -87,31 +87,19 @@ def _zip_of_the_package(directory: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize(
-    "left_out",
-    [
-        pytest.param(("tailrace",), marks=pytest.mark.slow),
-        # The kernel of a package in a new zip file is compiled anew, in 40 s of processor.
-        ("tailrace", "numba"),
-    ],
-    ids=["with the kernel", "without it"],
-)
-def test_a_package_given_by_py_files_reaches_the_streaming_source_too(
-    replica_set: ReplicaSet, tmp_path: Path, left_out: tuple[str, ...]
-) -> None:
+def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_set: ReplicaSet, tmp_path: Path) -> None:
     # Spark hands --py-files to every process but the one that runs latestOffset and partitions.
-    database = f"submitted{len(left_out)}"
     start = newest(replica_set.uri)
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
-        client[database]["c"].insert_many([{"_id": i} for i in range(20)])
+        client["submitted"]["c"].insert_many([{"_id": i} for i in range(20)])
     until = newest(replica_set.uri)
-    python = _python_without(tmp_path, *left_out)
+    python = _python_without_tailrace(tmp_path)
     probe = subprocess.run([python, "-c", "import tailrace"], cwd=tmp_path, capture_output=True, check=False)
     assert b"No module named 'tailrace'" in probe.stderr
     (tmp_path / "submitted.py").write_text(_SUBMITTED)
     options = {
         "uri": replica_set.uri,
-        "database": database,
+        "database": "submitted",
         "startAtOperationTime": f"{start.seconds},{start.increment + 1}",
         "columns": "event,token",
     }
@@ -141,7 +129,7 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(
     )
     assert done.returncode == 0, done.stdout[:4000]  # spark-submit shows the driver's errors there
     result = json.loads(done.stdout.splitlines()[-1])
-    expected = [event.hex() for event in server_events(replica_set.uri, (database, None), start, until)]
+    expected = [event.hex() for event in server_events(replica_set.uri, ("submitted", None), start, until)]
     assert "tailrace.zip" in result["found"]
     assert result["stream"] == expected
     assert result["batch"] == expected
