@@ -143,7 +143,7 @@ def test_flags_that_say_different_things_are_told_before_anything_is_read(
     flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No test had given two of them: the first one won in silence."""
-    assert main(["run", "missing.yaml", *flags]) == 1
+    assert main(["run", "missing.yaml", *flags]) == 2
     assert capsys.readouterr().err.startswith(f"tailrace: {message}")
 
 

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from types import FrameType
 from typing import Final, NoReturn
 
+from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import InternalError, TailraceError
 from tailrace.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 
@@ -24,6 +25,7 @@ COMMANDS: Final = (
     "demo",
     "watch",
     "run",
+    "lake",
     "archive",
     "tables",
     "replay",
@@ -54,6 +56,7 @@ _EXTRAS: Final = {
     "nats": "nats",
     "confluent_kafka": "kafka",
 }
+_WRONG_USAGE: Final = 2
 _INTERRUPTED: Final = 130
 _DESCRIPTION = """\
 MongoDB change streams outside the server: the server's own events, read from the oplog.
@@ -107,6 +110,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         status: int = args.run(args)
         sys.stdout.flush()
+    except WrongUsageError as error:
+        _fail(str(error))
+        return _WRONG_USAGE
     except TailraceError as error:
         return _fail(str(error), _bug_note(error))
     except KeyboardInterrupt:

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
-from tailrace.errors import TailraceError, UsageError
+from tailrace.cli.lake import print_compaction, print_verification
+from tailrace.cli.stream_arguments import address_of
+from tailrace.cli.usage import WrongUsageError
+from tailrace.errors import TailraceError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="continue although the oplog has lost events that the lake does not have; the lake's log records the gap",
     )
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
     parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)
     return parser
@@ -71,58 +75,23 @@ def run(args: argparse.Namespace) -> int:
     if args.available_now:
         settings = replace(settings, available_now=True, processing_time=None)  # what is typed wins over the file
     if args.compact:
-        return _compact(settings)
+        policy = settings.compaction
+        return print_compaction(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
     if args.verify:
-        return _verify(settings, full=args.full)
+        return print_verification(settings.lake, full=args.full)
     return _stream(settings, args)
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """Raises UsageError for flags that say different things."""
+    """Raises WrongUsageError for flags that say different things."""
     jobs = [flag for flag in ("--compact", "--verify") if getattr(args, flag[2:])]
     jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
     if len(jobs) > 1:
-        raise UsageError(f"{jobs[0]} and {jobs[1]} exclude each other", hint="Run the command once for each")
+        raise WrongUsageError(f"{jobs[0]} and {jobs[1]} exclude each other", hint="Run the command once for each")
+    if args.metrics is not None:
+        address_of(args.metrics, "--metrics")  # checked first: Spark takes its seconds to start
     if args.full and not args.verify:
-        raise UsageError("--full says how --verify works, and --verify is not given")
-
-
-def _compact(settings: PipelineSettings) -> int:
-    from tailrace.spark.lake import compact  # noqa: PLC0415
-
-    policy = settings.compaction
-    result = compact(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
-    print(
-        f"{result.files_before} files became {result.files_after} "
-        f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
-    )
-    return 0
-
-
-def _verify(settings: PipelineSettings, *, full: bool) -> int:
-    from tailrace.spark.lake import verify  # noqa: PLC0415
-
-    report = verify(settings.lake, full=full)
-    for problem in report.problems:
-        print(problem)
-    for gap in report.gaps:
-        print(f"accepted gap: {gap}")
-    if report.replaced:
-        print(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
-    if report.leftovers:
-        print(f"{_counted(report.leftovers, 'file')} of running or interrupted work, in no commit")
-    state = "sound" if report.sound else _counted(len(report.problems), "problem")
-    if report.sound and not full:
-        state += " (order, counts and tokens; --full compares every byte)"
-    print(
-        f"{settings.lake}: {_counted(report.rows, 'event')} in {_counted(report.files, 'file')} of "
-        f"{_counted(report.days, 'day')}: {state}"
-    )
-    return 0 if report.sound else 1
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+        raise WrongUsageError("--full says how --verify works, and --verify is not given")
 
 
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
@@ -151,7 +120,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         )
         try:
             watch = GrowthWatch(settings.lake)
-            with _stopped_by_signals(stop):
+            with _metrics(spark, args.metrics), _stopped_by_signals(stop):
                 query = write_stream(
                     spark,
                     settings.source,
@@ -190,6 +159,7 @@ def _follow(
     while query.isActive and not stop.wait(_LOOK_S):
         show.grown(watch)
         show.copied(copy.look(_end_offset(query)))
+        show.behind(query)
         if not fails_on_invalidate and _invalidated(query):
             query.stop()
             show.end(watch)
@@ -227,6 +197,7 @@ class _Shower:
         self._terminal = stderr.isatty()
         self._open = False
         self._lines = 0
+        self._in_danger = False
 
     def grown(self, watch: Any) -> None:
         for growth in watch.look():
@@ -243,6 +214,21 @@ class _Shower:
         elif self._form == "line":
             self._line(str(progress))
 
+    def behind(self, query: StreamingQuery) -> None:
+        """Warn of a query that the oplog is about to overtake, once until it has caught up again."""
+        from tailrace.spark.monitoring import backlog_of  # noqa: PLC0415
+
+        progress = query.lastProgress
+        backlog = None if progress is None else backlog_of(progress)
+        if backlog is None or backlog.in_danger == self._in_danger:
+            return
+        self._in_danger = backlog.in_danger
+        if backlog.in_danger:
+            print(f"{self._broken_line()}tailrace: {backlog.warning()}", file=self._stderr, flush=True)
+
+    def _broken_line(self) -> str:
+        return "\n" if self._open else ""
+
     def _line(self, text: str) -> None:
         self._lines += 1
         if self._terminal:
@@ -255,6 +241,20 @@ class _Shower:
         self.grown(watch)
         if self._open:
             print(file=self._stderr)
+
+
+@contextlib.contextmanager
+def _metrics(spark: Any, address: str | None) -> Iterator[None]:
+    """Serve the query's statistics while the body runs, if an address was given."""
+    if address is None:
+        yield
+        return
+    from tailrace.spark.monitoring import MetricsListener  # noqa: PLC0415
+
+    listener = MetricsListener()
+    spark.streams.addListener(listener)
+    with listener.serve(*address_of(address, "--metrics")):
+        yield
 
 
 @contextlib.contextmanager

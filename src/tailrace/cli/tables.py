@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tailrace.cli.stream_arguments import parse_duration
+from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.uri import find_uri
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "write":
         return _write(words, once=args.once)
     if not words:
-        raise UsageError(f"tailrace tables {args.action} needs the directory of the tables")
+        raise WrongUsageError(f"tailrace tables {args.action} needs the directory of the tables")
     root = Path(words[0])
     if not (root / "_tailrace").is_dir():
         raise UsageError(f"{root} holds no tables of Tailrace")
@@ -70,9 +71,11 @@ def _write(words: list[str], *, once: bool) -> int:
     from tailrace.tables.writer import TablesProgress, TablesWriter  # noqa: PLC0415
 
     if len(words) < 3:
-        raise UsageError("tailrace tables write needs URI, directory and collections", hint="... write URI DIR shop.*")
+        raise WrongUsageError(
+            "tailrace tables write needs URI, directory and collections", hint="... write URI DIR shop.*"
+        )
     settings = TableSettings(Path(words[1]), tuple(TableRule(pattern) for pattern in words[2:]))
-    settings.selection  # noqa: B018  a pattern that is none is told before anything is opened
+    settings.check()  # before anything is opened
 
     def told(progress: TablesProgress) -> None:
         print(f"{progress.changes:,} changes, {progress.batches:,} micro-batches", file=sys.stderr)
@@ -113,7 +116,7 @@ def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
     from tailrace.tables.as_of import as_of  # noqa: PLC0415
 
     if len(words) != 2:
-        raise UsageError("tailrace tables as-of needs directory, namespace and time")
+        raise WrongUsageError("tailrace tables as-of needs directory, namespace and time")
     uri = None if args.uri is None else find_uri(args.uri)
     found = as_of(root, words[0], _moment(words[1]), archive=args.archive, uri=uri)
     print(
@@ -135,7 +138,7 @@ def _rebuild(root: Path, words: list[str]) -> int:
     from tailrace.tables.writer import mark_for_rebuilding  # noqa: PLC0415
 
     if len(words) != 1:
-        raise UsageError("tailrace tables rebuild needs directory and namespace")
+        raise WrongUsageError("tailrace tables rebuild needs directory and namespace")
     mark_for_rebuilding(root, words[0])
     print(f"the next run rewrites {words[0]}")
     return 0
@@ -167,7 +170,9 @@ def _moment(text: str) -> datetime | ClusterTime:
     try:
         return time_of(text) if "," in text else datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"'{text}' is not a time", hint="Give seconds,increment or 2026-11-21T14:00:00Z") from None
+        raise WrongUsageError(
+            f"'{text}' is not a time", hint="Give seconds,increment or 2026-11-21T14:00:00Z"
+        ) from None
 
 
 def _stated(time: ClusterTime | None) -> str:

@@ -8,10 +8,30 @@ directory is ever emptied, renamed or swapped.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from tailrace import durable
+from tailrace.errors import SinkError, UsageError
 from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.layout import is_lake_file, is_merged
+from tailrace.lake.compaction_policy import CompactionPolicy
+from tailrace.lake.layout import LakeLayout, is_lake_file, is_merged
+
+
+def expire(path: Path | str, retention: timedelta) -> int:
+    """Remove the files of the lake at ``path`` that were replaced longer than ``retention`` ago. Returns how many went.
+
+    A stream and readers do not have to stop. Raises UsageError where ``path`` is no lake or ``retention`` is more than
+    30 days, SinkError where a compaction is running.
+    """
+    root = Path(path)
+    if not LakeLayout(root).identity.exists():
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    log = CommitLog(root)
+    policy = CompactionPolicy(retention=retention)
+    with durable.locked(log.layout.compaction_lock, wait=False) as mine:
+        if not mine:
+            raise SinkError(f"a compaction of {root} is running", hint="It removes these files itself at its end")
+        return remove_replaced(log, policy.retention)
 
 
 def remove_replaced(log: CommitLog, retention: timedelta) -> int:

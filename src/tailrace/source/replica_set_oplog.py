@@ -7,6 +7,7 @@ from typing import Any
 
 from pymongo import MongoClient
 
+from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.oplog.namespace import Scope
@@ -22,6 +23,8 @@ class ReplicaSetOplog:
     def __init__(self, client: MongoClient[Any], scope: Scope) -> None:
         self.connection = Connection(client)
         self.source = MongodSource(client)
+        #: The oplog itself, also where ``source`` has an archive before it.
+        self.live = self.source
         self.server_version = self.source.server_version
         numbers = tuple(int(number) for number in re.findall(r"\d+", self.server_version))
         self.outline = OplogOutline(self.connection, scope, numbers)
@@ -39,6 +42,18 @@ class ReplicaSetOplog:
             return True
         self._looked_until = max(looked_until, newest)
         return False
+
+    def bytes_behind(self, after: ClusterTime, newest: ClusterTime) -> int | None:
+        """About how many bytes of entries lie between two times, by the oplog's size and the time that it covers; the
+        entries are not counted. ``None`` where the user may not ask."""
+        try:
+            ask = self.connection.client["local"].command
+            stats = self.connection.retrying(lambda: ask("collStats", "oplog.rs"))
+        except SourceError:
+            return None
+        covered = max(1, newest.seconds - self.live.oldest()[0].seconds)
+        behind = min(max(0, newest.seconds - after.seconds), covered)
+        return int(stats["size"]) * behind // covered
 
     def confirm_history(self, plan: Plan) -> None:
         """Raises 286 where the oplog does not reach back to the plan's start."""

@@ -25,7 +25,7 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
     if "path" not in given:
         raise UsageError("tables.path is missing: the directory that the tables are kept in")
     if not isinstance(given["path"], str):
-        raise UsageError("tables.path must be a text")
+        raise UsageError(f"tables.path must be a path, not {given['path']!r}", hint="Write it as path: ./tables")
     default = TableSettings(Path(), ())
     policy = _policy(given.get("onMismatch"), "tables.onMismatch")
     return TableSettings(
@@ -50,7 +50,7 @@ def _rules(given: object, policy: Policy | None) -> tuple[TableRule, ...]:
             "tables.collections must name collections: a list such as [shop.orders, shop.c*], or a mapping"
         )
     rules = tuple(_rule(pattern, {} if rule is None else rule, policy) for pattern, rule in given.items())
-    TableSettings(Path(), rules).selection  # noqa: B018  a pattern that is none is told here
+    TableSettings(Path(), rules).check()
     return rules
 
 

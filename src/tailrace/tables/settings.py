@@ -66,6 +66,10 @@ class TableSettings:
         """The collections that have tables."""
         return Selection.of(rule.pattern for rule in self.rules)
 
+    def check(self) -> None:
+        """Raises UsageError if a pattern selects nothing that a collection can be called."""
+        Selection.of(rule.pattern for rule in self.rules)
+
     def rule(self, namespace: str) -> TableRule:
         """The rule of a selected collection."""
         for rule in self.rules:

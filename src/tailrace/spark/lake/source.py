@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TOKEN: Final = "token"
+_OPERATION: Final = "operation_type"
 #: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
 #: a file grows, and how far a copy has come that it continues.
 LAKE, AFTER, FILE_BYTES, COPIED = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied"
@@ -107,9 +109,10 @@ class LakeStreamReader(TailraceStreamReader):
             metadata=spark_metadata(schema.json()),
         )
         batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN)
-        files = writer.write_all(behind(self._after, batches))
+        operations: Counter[str] = Counter()
+        files = writer.write_all(counting(operations, behind(self._after, batches)))
         if files:
-            yield to_batch(files, partition.planned)
+            yield to_batch(files, partition.planned, operations)
 
 
 class LakeSource(TailraceDataSource):
@@ -149,6 +152,15 @@ def _lake_hint() -> Iterator[None]:
         yield
     except ChangeStreamHistoryLost as error:
         raise ChangeStreamHistoryLost(error.message, hint=HISTORY_HINT) from error
+
+
+def counting(operations: Counter[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches; their rows are counted by operation, if the column is kept."""
+    for batch in batches:
+        if _OPERATION in batch.schema.names:
+            for found in batch.column(_OPERATION).value_counts():
+                operations[found["values"].as_py() or ""] += found["counts"].as_py()
+        yield batch
 
 
 def behind(after: str | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,9 +7,11 @@ which range of the stream the micro-batch was planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
@@ -29,18 +31,28 @@ _KINDS: Final[dict[Any, DataType]] = {
 _FILE_FIELDS: Final = [
     StructField(name, _KINDS[kind], kind == datetime | None) for name, kind in get_type_hints(StagedFile).items()
 ]
-#: The fields of a ``StagedFile``, and the range that its micro-batch was planned for.
-STAGED_SCHEMA: Final = StructType([*_FILE_FIELDS, StructField("planned", StringType(), False)])
+#: The number of a slice's rows by operation, as JSON text, in the row of its first file; "{}" in the others.
+OPERATIONS: Final = "operations"
+#: The fields of a ``StagedFile``, the rows by operation, and the range that its micro-batch was planned for.
+STAGED_SCHEMA: Final = StructType(
+    [*_FILE_FIELDS, StructField(OPERATIONS, StringType(), False), StructField("planned", StringType(), False)]
+)
 
 
-def to_batch(files: Iterable[StagedFile], planned: PlannedRange) -> pa.RecordBatch:
+def to_batch(
+    files: Iterable[StagedFile], planned: PlannedRange, operations: Mapping[str, int] | None = None
+) -> pa.RecordBatch:
     """The files as rows of ``STAGED_SCHEMA``, in their order."""
     import pyarrow as pa  # noqa: PLC0415  in the tasks only: the planner's process has no use for it
 
     kinds = {LongType: pa.int64(), StringType: pa.string(), TimestampType: pa.timestamp("us", tz="UTC")}
     schema = pa.schema([pa.field(f.name, kinds[type(f.dataType)], nullable=f.nullable) for f in STAGED_SCHEMA.fields])
     text = range_to_text(planned)
-    rows = [{**{name: getattr(file, name) for name in schema.names[:-1]}, "planned": text} for file in files]
+    counts = chain([json.dumps(dict(operations or {}))], repeat("{}"))
+    rows = [
+        {**{name: getattr(file, name) for name in schema.names[:-2]}, OPERATIONS: count, "planned": text}
+        for file, count in zip(files, counts, strict=False)
+    ]
     return pa.RecordBatch.from_pylist(rows, schema)
 
 
@@ -53,5 +65,6 @@ def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[StagedFile
 
 def _read(row: dict[str, Any]) -> tuple[StagedFile, PlannedRange]:
     planned = range_from_text(row.pop("planned"))
+    row.pop(OPERATIONS)
     checked_name(row["name"], "a row of the lake's source")
     return StagedFile(**row), planned

@@ -29,8 +29,6 @@ _VARIANT: dict[str, Any] = {
     "type": "struct",
     "fields": [{"name": name, "type": "binary", "nullable": False, "metadata": {}} for name in ("value", "metadata")],
 }
-#: The name under which a query's progress counts events. Spark itself counts the source's rows, and those are files.
-PROGRESS = "tailrace"
 
 
 def write_stream(
@@ -61,15 +59,15 @@ def write_stream(
     stream begins with the oldest entry that the oplog has. If nothing was lost, it does nothing.
 
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
-    ``observedMetrics["tailrace"].events``.
+    ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
+    ``operation_type`` is kept.
 
     Raises UsageError where the options are wrong or lake and checkpoint do not belong together, SourceError where
     MongoDB cannot be read, LakeFullError and SinkError where the lake cannot be written.
     """
     if processing_time is not None and available_now:
         raise UsageError("processing_time and available_now exclude each other")
-    from pyspark.sql.functions import coalesce, lit  # noqa: PLC0415  so that --help needs no pyspark
-    from pyspark.sql.functions import sum as sum_of  # noqa: PLC0415
+    from tailrace.spark.monitoring import counted_files  # noqa: PLC0415  so that --help needs no pyspark
 
     root = local_path(lake, "the lake")
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
@@ -83,7 +81,7 @@ def write_stream(
         spark.dataSource.register(sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    rows = reader.load().observe(PROGRESS, coalesce(sum_of("rows"), lit(0)).alias("events"))
+    rows = counted_files(reader.load())
     writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, **policy.to_options())
     if available_now:

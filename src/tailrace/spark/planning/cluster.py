@@ -185,6 +185,10 @@ class ClusterDeployment(Deployment):
     # -- its time ---------------------------------------------------------------------------------------------------
 
     @property
+    def oplogs(self) -> Sequence[ReplicaSetOplog]:
+        return [shard.oplog for shard in self._shards.values()]
+
+    @property
     def outline(self) -> MergedOutline:
         members = self._shards.values() if self._in_range is None else self._in_range
         return MergedOutline([shard.oplog.outline for shard in members])

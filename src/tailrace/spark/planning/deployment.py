@@ -16,7 +16,9 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.outline import MOST, Bucket, Weights
+from tailrace.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.source.topology import Cluster
+from tailrace.spark.planning.backlog import Backlog
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.planning.planner import Limits, batch_end, cuts, slices
 from tailrace.spark.planning.snapshot import SnapshotPlanner
@@ -79,6 +81,23 @@ class Deployment(ABC):
     @abstractmethod
     def oldest(self) -> ClusterTime:
         """The cluster time from which on all history is there."""
+
+    @property
+    @abstractmethod
+    def oplogs(self) -> Sequence[ReplicaSetOplog]:
+        """Those that are read now."""
+
+    def backlog(self, after: ClusterTime) -> Backlog:
+        """What a query that stands at ``after`` has not read yet."""
+        newest = self.newest()
+        found = [one.bytes_behind(after, newest) for one in self.oplogs]
+        ends = [one.source.oldest() for one in self.oplogs]
+        left = [after.seconds - oldest.seconds for oldest, whole in ends if not whole]
+        return Backlog(
+            max(0, newest.seconds - after.seconds),
+            None if None in found else sum(one for one in found if one is not None),
+            min(left, default=None),
+        )
 
     @abstractmethod
     def at(self, time: ClusterTime) -> Offset:

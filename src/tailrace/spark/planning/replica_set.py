@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pymongo import MongoClient
@@ -48,6 +49,10 @@ class ReplicaSetDeployment(Deployment):
             return "" if found is None else str(found.get("clusterId", ""))
 
         return connection.retrying(read)
+
+    @property
+    def oplogs(self) -> Sequence[ReplicaSetOplog]:
+        return [self._oplog]
 
     @property
     def outline(self) -> Outline:

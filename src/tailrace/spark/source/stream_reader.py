@@ -34,6 +34,8 @@ from tailrace.spark.source.options import ReadOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tailrace.spark.planning.backlog import Backlog
+
 _log = logging.getLogger("tailrace.spark")
 #: How long ``latestOffset`` waits for something new, and how often it looks meanwhile (0.2 ms of work each).
 _WAIT_S: Final = 0.5
@@ -41,6 +43,9 @@ _LOOK_S: Final = 0.01
 #: While nothing in the scope happens the position follows the oplog at this pace (cluster time, seconds), so that it
 #: does not fall off its end; in between, others' writes make no empty micro-batches.
 _IDLE_ADVANCE_S: Final = 10
+#: A query that is not behind looks this often how long the oplog is; of one that is near its end, a warning this often.
+_BACKLOG_S: Final = 5.0
+_WARN_S: Final = 60.0
 
 
 class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -53,6 +58,10 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned = False
         self._target: ClusterTime | None = None
         self._told_of_end = False
+        self._reached: ClusterTime | None = None
+        #: What was reported last, and when.
+        self._backlog: tuple[float, Backlog] | None = None
+        self._warned = -_WARN_S
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
@@ -83,10 +92,27 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         if self._initial is None and self._deployment is None:
             return None
-        return self.deployment.at(self.deployment.newest()).to_json()
+        report = self.deployment.at(self.deployment.newest()).to_json()
+        if self._reached is None:
+            return report
+        now = time.monotonic()
+        if self._backlog is None or now - self._backlog[0] >= _BACKLOG_S or self._backlog[1].seconds:
+            self._backlog = now, self.deployment.backlog(self._reached)
+            self._warn(self._backlog[1])
+        return {**report, **self._backlog[1].to_json()}
+
+    def _warn(self, backlog: Backlog) -> None:
+        if backlog.in_danger and time.monotonic() - self._warned >= _WARN_S:
+            self._warned = time.monotonic()
+            _log.warning("%s", backlog.warning())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch, or ``start`` itself where there is nothing to read."""
+        end = self._end(start, limit)
+        self._reached = Offset.from_json(end).cluster_time
+        return end
+
+    def _end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if not self._pinned:
             # Spark never stores an initial offset. An empty first micro-batch does: its end is where the stream starts,
             # and a crash before the first event is then no gap. A start that the user named is the same next time.

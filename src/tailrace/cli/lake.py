@@ -1,0 +1,130 @@
+"""``tailrace lake``: show, check and mend a lake, without Spark and beside a stream that writes it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tailrace.cli.stream_arguments import parse_duration
+from tailrace.cli.usage import WrongUsageError
+
+_DESCRIPTION = """\
+Show, check and mend the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and neither
+a running stream nor readers have to stop.
+
+  status DIR     events, files, days, the last micro-batch and its lag
+  verify DIR     check log, files, rows and order; exit status 1 if something is wrong
+  compact DIR    merge small files
+  expire DIR     remove the files that compaction replaced longer ago than --keep"""
+_ACTIONS = ("status", "verify", "compact", "expire")
+_FLAGS_OF = {"full": "verify", "target_bytes": "compact"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "lake",
+        help="show, check and mend a lake",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
+    parser.add_argument("lake", metavar="DIR", type=Path, help="the lake's directory")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="with status")
+    parser.add_argument("--full", action="store_true", help="with verify: compare every byte with the hash in the log")
+    parser.add_argument("--keep", default="7d", metavar="7d", help="with compact and expire (s, m, h, d; at most 30d)")
+    parser.add_argument(
+        "--target-bytes", type=int, metavar="N", help="with compact: merge files up to this size (default: 128 MB)"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns 1 where ``verify`` found a problem; raises TailraceError."""
+    for flag, action in _FLAGS_OF.items():
+        if getattr(args, flag) and args.action != action:
+            raise WrongUsageError(f"--{flag.replace('_', '-')} belongs to tailrace lake {action}")
+    if args.action == "status":
+        return _status(args.lake, args.format)
+    if args.action == "verify":
+        return print_verification(args.lake, full=args.full)
+    retention = timedelta(seconds=parse_duration("--keep", args.keep))
+    if args.action == "compact":
+        return print_compaction(args.lake, target_bytes=args.target_bytes or 128 << 20, retention=retention)
+    from tailrace.lake.retention import expire  # noqa: PLC0415  so that --help loads no Arrow
+
+    print(f"{_counted(expire(args.lake, retention), 'replaced file')} removed")
+    return 0
+
+
+def _status(root: Path, form: str) -> int:
+    from tailrace.lake.status import lake_status  # noqa: PLC0415
+
+    status = lake_status(root)
+    if form == "json":
+        print(json.dumps(status.to_json()))
+        return 0
+    print(f"{root}: {_counted(status.rows, 'event')} in {_counted(status.files, 'file')}, {status.size:,} bytes")
+    for name, value in status.stream.items():
+        print(f"  {name}: {_short(value)}")
+    if status.first_day is not None:
+        print(f"  days: {status.days:,}, from {status.first_day} to {status.last_day}")
+    if status.last_commit is not None:
+        lag = "" if status.lag_ms is None else f", {status.lag_ms / 1000:.1f} s after its last event was written"
+        print(f"  last micro-batch: {status.last_commit:%Y-%m-%d %H:%M:%S} UTC{lag}")
+        print(f"  last event: cluster time {status.last_time}, token {status.last_token}")
+    print(f"  commits: {status.commits:,}; {_counted(status.small, 'file')} below 16 MB (tailrace lake compact)")
+    if status.replaced:
+        size = f"{status.replaced_bytes:,} bytes"
+        print(f"  {_counted(status.replaced, 'replaced file')} kept for readers, {size} (tailrace lake expire)")
+    for gap in status.gaps:
+        print(f"  accepted gap: {gap}")
+    return 0
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> int:
+    """Compact a lake and say what became of its files."""
+    from tailrace.lake.compaction import compact  # noqa: PLC0415
+
+    result = compact(root, target_bytes=target_bytes, retention=retention)
+    print(
+        f"{result.files_before} files became {result.files_after} "
+        f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
+    )
+    return 0
+
+
+def print_verification(root: Path, *, full: bool) -> int:
+    """Verify a lake and say what was found. Returns 1 where something is wrong."""
+    from tailrace.lake.verification import verify  # noqa: PLC0415
+
+    report = verify(root, full=full)
+    for problem in report.problems:
+        print(problem)
+    for gap in report.gaps:
+        print(f"accepted gap: {gap}")
+    if report.replaced:
+        print(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
+    if report.leftovers:
+        print(f"{_counted(report.leftovers, 'file')} of running or interrupted work, in no commit")
+    state = "sound" if report.sound else _counted(len(report.problems), "problem")
+    if report.sound and not full:
+        state += " (order, counts and tokens; --full compares every byte)"
+    print(
+        f"{root}: {_counted(report.rows, 'event')} in {_counted(report.files, 'file')} of "
+        f"{_counted(report.days, 'day')}: {state}"
+    )
+    return 0 if report.sound else 1
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,141 @@
+"""What a streaming query's progress says of its change stream, and the same for Prometheus.
+
+from tailrace.spark.monitoring import MetricsListener, counted
+
+listener = MetricsListener()
+spark.streams.addListener(listener)
+with listener.serve("127.0.0.1", 9464):
+    counted(spark.readStream.format("tailrace")...load()).writeStream...
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from tailrace.event.event_block import OPERATION_TYPES
+from tailrace.spark.planning.backlog import Backlog, backlog_in, worst
+from tailrace.spark.query_numbers import QueryNumbers
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryProgress,
+    )
+
+#: The name of the observed metrics: ``events``, and one for each kind of operation.
+OBSERVED: Final = "tailrace"
+#: The kinds of operation that are counted: the server's, and those of documents that were copied.
+OPERATIONS: Final = (*OPERATION_TYPES[1:], "snapshot")
+
+_log = logging.getLogger("tailrace.spark")
+
+
+def counted(rows: DataFrame) -> DataFrame:
+    """The rows of ``format("tailrace")``, whose number by operation is in each progress report from now on
+    (``observedMetrics["tailrace"]``): ``events``, ``insert``, ``update``, ... The column ``operation_type`` must be
+    there."""
+    from pyspark.sql.functions import col, count, count_if, lit  # noqa: PLC0415
+
+    kinds = [count_if(col("operation_type") == kind).alias(kind) for kind in OPERATIONS]
+    return rows.observe(OBSERVED, count(lit(1)).alias("events"), *kinds)
+
+
+def counted_files(rows: DataFrame) -> DataFrame:
+    """The same for a lake's source, whose rows are files."""
+    from pyspark.sql.functions import coalesce, get_json_object, lit  # noqa: PLC0415
+    from pyspark.sql.functions import sum as sum_of  # noqa: PLC0415
+
+    def total(kind: str) -> Column:
+        return coalesce(sum_of(get_json_object("operations", f"$.{kind}").cast("long")), lit(0)).alias(kind)
+
+    events = coalesce(sum_of("rows"), lit(0)).alias("events")
+    return rows.observe(OBSERVED, events, *(total(kind) for kind in OPERATIONS))
+
+
+def backlog_of(progress: StreamingQueryProgress) -> Backlog | None:
+    """How far a query is behind; ``None`` if none of its sources is a change stream, or nothing is known yet."""
+    found = (backlog_in(source.latestOffset) for source in progress.sources)
+    return worst(one for one in found if one is not None)
+
+
+def rows_by_operation(progress: StreamingQueryProgress) -> dict[str, int]:
+    """The micro-batch's rows by operation, without those that it has none of. Empty where they are not counted."""
+    observed = progress.observedMetrics.get(OBSERVED)
+    if observed is None:
+        return {}
+    found: Mapping[str, Any] = observed.asDict()
+    return {kind: found[kind] for kind in OPERATIONS if found.get(kind)}
+
+
+class MetricsListener(StreamingQueryListener):
+    """Follows all queries of a session: ``spark.streams.addListener(MetricsListener())``. Logs a warning (logger
+    ``tailrace.spark``) when a query comes nearer to the oplog's old end than to its new one.
+
+    Prometheus gets, by query (its name, or its id): ``tailrace_query_active``, ``tailrace_query_batches_total``,
+    ``tailrace_query_batch_seconds``, ``tailrace_query_rows_total`` by operation, ``tailrace_query_lag_seconds``,
+    ``tailrace_query_lag_bytes``, ``tailrace_query_oplog_seconds_left``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queries: dict[str, QueryNumbers] = {}
+        self._lock = threading.Lock()
+
+    def serve(self, host: str, port: int) -> AbstractContextManager[str]:
+        """Serve the numbers over HTTP while the block runs, and give the address. Needs the extra ``metrics``. Raises
+        SinkError if the address cannot be used."""
+        from tailrace.metrics_server import serve_metrics  # noqa: PLC0415  not without prometheus_client
+        from tailrace.spark.query_collector import QueryCollector  # noqa: PLC0415
+
+        return serve_metrics(QueryCollector(self.snapshot), host, port)
+
+    def snapshot(self) -> Iterable[QueryNumbers]:
+        """The numbers of now."""
+        with self._lock:
+            return [
+                QueryNumbers(one.name, one.batches, Counter(one.rows), one.backlog, one.seconds, one.active)
+                for one in self._queries.values()
+            ]
+
+    def _query(self, id_: object, name: str | None) -> QueryNumbers:
+        return self._queries.setdefault(str(id_), QueryNumbers(name or str(id_)))
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        with self._lock:
+            self._query(event.id, event.name).active = True
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        self.add(event.progress)
+
+    def add(self, progress: StreamingQueryProgress) -> None:
+        """Count a micro-batch's progress."""
+        backlog = backlog_of(progress)
+        with self._lock:
+            query = self._query(progress.id, progress.name)
+            was = query.backlog is not None and query.backlog.in_danger
+            query.batches += 1
+            query.rows.update(rows_by_operation(progress))
+            query.seconds = progress.batchDuration / 1000
+            query.backlog = backlog or query.backlog
+        if backlog is not None and backlog.in_danger and not was:
+            _log.warning("%s: %s", query.name, backlog.warning())
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing has changed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        with self._lock:
+            found = self._queries.get(str(event.id))
+            if found is not None:
+                found.active = False
