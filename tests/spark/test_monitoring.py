@@ -112,9 +112,9 @@ def test_a_deployment_says_how_much_is_unread_and_left(replica_set: ReplicaSet) 
         assert behind.bytes is not None
         assert now.bytes is not None
         assert behind.bytes >= now.bytes
-        monkey = deployment.oplogs[0]
+        oplog = deployment.oplogs[0]
         oldest = ClusterTime.of(present.seconds - 100, 1)
-        monkey.source = _Cut(oldest)  # type: ignore[assignment]
+        oplog.source = _Cut(oldest, present)  # type: ignore[assignment]
         late = deployment.backlog(ClusterTime.of(present.seconds - 60, 0))
         assert late.seconds_left == 40
         assert late.seconds >= 60
@@ -127,8 +127,11 @@ def test_a_deployment_says_how_much_is_unread_and_left(replica_set: ReplicaSet) 
 class _Cut:
     """An oplog whose old entries are gone."""
 
-    def __init__(self, oldest: ClusterTime) -> None:
-        self._oldest = oldest
+    def __init__(self, oldest: ClusterTime, newest: ClusterTime) -> None:
+        self._oldest, self._newest = oldest, newest
+
+    def newest(self) -> ClusterTime:
+        return self._newest
 
     def oldest(self) -> tuple[ClusterTime, bool]:
         return self._oldest, False

@@ -19,14 +19,14 @@ from tailrace.event.event_block import OPERATION_TYPES
 from tailrace.images.delta import ImageMismatchError, apply_operation
 from tailrace.images.found import Images, wrong_state
 from tailrace.images.key import state_key
-from tailrace.kernel import event_record, post_image
+from tailrace.images.updated import updated
+from tailrace.kernel import event_record
 from tailrace.kernel.batch import (
     CHAIN_ENTRY,
     MEMBER_ENTRY,
     PLAIN,
     KernelBatch,
     KernelSettings,
-    address,
     transform_batch,
 )
 from tailrace.oplog.cluster_time import ClusterTime
@@ -39,7 +39,6 @@ _INSERT, _UPDATE, _REPLACE, _DELETE = (
 )
 _LETTERS: Final = {_INSERT: b"i", _REPLACE: b"u", _DELETE: b"d", _UPDATE: b"u"}
 _OBJECT_ID: Final = b"\x07_id\0"
-_SCRATCH: Final = np.empty(post_image.SCRATCH_SIZE, np.uint8)
 
 
 class Operations:
@@ -139,40 +138,8 @@ def _update(operations: Operations, documents: dict[bytes, bytes | None], places
     """Apply deltas to documents that exist, each delta to a different document."""
     keys = [operations.keys[place] for place in places]
     before = [documents[key] or b"" for key in keys]
-    sizes = np.fromiter(map(len, before), np.int64, len(before))
-    ends = np.cumsum(sizes)
-    images = np.frombuffer(b"".join(before), np.uint8)
-    objects = operations.objects[places]
-    raw = operations.raw
-    changes = sum(
-        (raw[objects + byte].astype(np.int64) << 8 * byte for byte in range(4)), np.zeros(len(places), np.int64)
-    )
-    out = np.empty(int(ends[-1] + changes.sum()) + post_image.ROOM, np.uint8)
-    starts, out_starts, out_ends = ends - sizes, np.empty(len(places), np.int64), np.empty(len(places), np.int64)
-    job = np.zeros(post_image.JOB_SIZE // 8, np.int64)
-    slots = {
-        post_image.IMAGES: images,
-        post_image.START: starts,
-        post_image.END: ends,
-        post_image.RAW: raw,
-        post_image.OBJECTS: objects,
-        post_image.OUT: out,
-        post_image.OUT_START: out_starts,
-        post_image.OUT_ENDS: out_ends,
-        post_image.SCRATCH: _SCRATCH,
-    }
-    for slot, array in slots.items():
-        job[slot // 8] = address(array)
-    job[post_image.COUNT // 8] = len(places)
-    job[post_image.OUT_END // 8] = address(out) + out.size
-    job[post_image.STRICT // 8] = 1
-    written = post_image.apply_deltas(address(job))
-    made = out[:written].tobytes()
-    for number, (start, end) in enumerate(zip(out_starts.tolist(), out_ends.tolist(), strict=True)):
-        if start >= 0 and made[start + 5 : start + 9] == b"_id\0":
-            documents[keys[number]] = made[start:end]
-        else:
-            documents[keys[number]] = operations.applied(places[number], before[number])
+    for number, made in enumerate(updated(before, operations.raw, operations.objects[places])):
+        documents[keys[number]] = operations.applied(places[number], before[number]) if made is None else made
 
 
 def share_of(keys: Sequence[bytes], number: int, count: int) -> list[int]:

@@ -12,22 +12,20 @@ from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from tailrace import raw_bson
-from tailrace.errors import TailraceError
-from tailrace.images.delta import ImageMismatchError, UnknownDocumentError, apply_operation
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, first_elements
-from tailrace.tables.merge_updates import merged
+from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, DocumentWork, StateMismatchError, apply_all
 from tailrace.tables.names import Selection, sortable_key
 from tailrace.tables.oplogs import EntryRun, OplogWindow
 from tailrace.tables.state import TabledCollection
 
-_INSERT, _UPDATE, _DELETE, _COMMAND = ord("i"), ord("u"), ord("d"), ord("c")
-_CRUD: Final = {"i": _INSERT, "u": _UPDATE, "d": _DELETE}
-_LETTERS: Final = {_INSERT: b"i", _UPDATE: b"u", _DELETE: b"d"}
+__all__ = ["Documents", "Fold", "Folded", "StateMismatchError"]
 
-
-class StateMismatchError(TailraceError):
-    """A change does not fit the state: the document is not the one that the server had."""
+_COMMAND: Final = ord("c")
+#: So many documents, or so many bytes of them, are in memory while their changes are applied.
+_WORKS_MAX: Final = 16_384
+_WORK_BYTES: Final = 64 << 20
+_CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
 
 
 class Documents(Protocol):
@@ -93,7 +91,7 @@ class Fold:
                 for entry in run.member.operations(raw[start:end]):
                     self._operation(entry, number)
                 continue
-            if op not in _LETTERS or migrated or not uuid_at or not kind:
+            if op not in LETTERS or migrated or not uuid_at or not kind:
                 continue
             namespace = raw[ns:ns_end]
             known = wanted.get(namespace)
@@ -105,7 +103,7 @@ class Fold:
             place = (uuid, kind.to_bytes(1) + raw[id_:id_end])
             seen[uuid] = namespace
             self._count += 1
-            if op == _UPDATE:
+            if op == UPDATE:
                 found = changes.get(place)
                 if found is None:
                     changes[place] = [(op, raw[o:o_end], time)]
@@ -127,15 +125,15 @@ class Fold:
             return
         if entry.from_migrate or entry.collection_uuid is None or entry.o is None or not self._wants(entry.namespace):
             return
-        key = raw_bson.find(entry.o2 if code == _UPDATE and entry.o2 is not None else entry.o, b"_id")
+        key = raw_bson.find(entry.o2 if code == UPDATE and entry.o2 is not None else entry.o, b"_id")
         if key is None:
             return
-        document = entry.o2 if code == _UPDATE and entry.o2 is not None else entry.o
+        document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
         place = (entry.collection_uuid, key.type.to_bytes(1) + raw_bson.value(document, key))
         self._count += 1
         self._seen[entry.collection_uuid] = entry.namespace
         change = (code, entry.o, int(entry.cluster_time))
-        if code == _UPDATE:
+        if code == UPDATE:
             self._changes.setdefault(place, []).append(change)
         else:
             # Behind those of an equal number: all changes of a transaction have one time.
@@ -200,51 +198,30 @@ class Fold:
                 place = (uuid, key)
                 before = grouped.get(place)
                 grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
+        works: list[DocumentWork] = []
+        size = 0
         for (uuid, key), changes in grouped.items():
             collection = self.collections[uuid]
             held = state.get(collection.number, key)
-            after = _applied(held, changes, collection, key)
-            if after is not None:
-                state.put(collection.number, key, ClusterTime(changes[-1][2] & (2**64 - 1)), after)
-            elif held is not None:
-                state.delete(collection.number, key)
-            if held is not None or after is not None:
-                touched.setdefault(collection.number, []).append(key)
+            works.append(DocumentWork(collection, key, held, changes))
+            size += len(held or b"")
+            if len(works) >= _WORKS_MAX or size >= _WORK_BYTES:
+                _take_over(works, state, touched)
+                works, size = [], 0
+        _take_over(works, state, touched)
         for gone in self.dropped:
             state.forget(gone)
         return Folded(self._count, touched)
 
 
-def _applied(
-    document: bytes | None, changes: list[tuple[int, bytes, int]], collection: TabledCollection, key: bytes
-) -> bytes | None:
-    if len(changes) > 2 and (changes[0][2] & (2**64 - 1)) > collection.copied:
-        changes = _fewer(changes)
-    for op, change, time in changes:
-        again = (time & (2**64 - 1)) <= collection.copied
-        try:
-            document = apply_operation(document, _LETTERS[op], change, again=again or op != _UPDATE)
-        except UnknownDocumentError as error:
-            if not again:
-                raise _mismatch(error, collection, key, time) from None
-        except ImageMismatchError as error:
-            raise _mismatch(error, collection, key, time) from None
-    return document
-
-
-def _fewer(changes: list[tuple[int, bytes, int]]) -> list[tuple[int, bytes, int]]:
-    """The same changes, with the updates after the first change merged into one if possible."""
-    if any(op != _UPDATE for op, _, _ in changes[1:]):
-        return changes
-    first = 0 if changes[0][0] == _UPDATE else 1
-    one = merged([change for _, change, _ in changes[first:]])
-    return changes if one is None else [*changes[:first], (_UPDATE, one, changes[-1][2])]
-
-
-def _mismatch(error: TailraceError, collection: TabledCollection, key: bytes, time: int) -> StateMismatchError:
-    when = ClusterTime(time & (2**64 - 1))
-    return StateMismatchError(
-        f"{collection.namespace}: the change at {when} of the document with the key {key.hex()[:80]} does not fit what "
-        f"the tables' state holds: {error.message}",
-        hint="Remove the directory of the tables; the next run copies the collections again",
-    )
+def _take_over(works: list[DocumentWork], state: Documents, touched: dict[int, list[bytes]]) -> None:
+    """Apply the changes of some documents, and write what became of them."""
+    apply_all(works)
+    for work in works:
+        number, held, after = work.collection.number, work.held, work.document
+        if after is not None:
+            state.put(number, work.key, ClusterTime(work.changes[-1][2] & (2**64 - 1)), after)
+        elif held is not None:
+            state.delete(number, work.key)
+        if held is not None or after is not None:
+            touched.setdefault(number, []).append(work.key)
