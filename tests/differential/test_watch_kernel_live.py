@@ -34,6 +34,7 @@ _COUNT = 3000
 def kernel_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("tailrace.kernel.fast_path")  # which may compile for minutes on a busy machine
     monkeypatch.setattr(kernel_loader._loader, "ready", True)
+    monkeypatch.setattr(kernel_loader, "_BATCH_BYTES_MIN", 0)  # small batches too
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,14 @@ def test_a_quiet_stream_never_loads_it(imported: list[threading.Thread]) -> None
     assert imported == []
 
 
+def test_a_batch_of_one_small_entry_is_left_to_the_plain_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway had such a floor, and ``watch()`` none."""
+    monkeypatch.setattr(kernel_loader._loader, "ready", True)
+    assert not kernel_loader.works_on(400)
+    assert kernel_loader.works_on(4000)
+    assert kernel_loader.is_ready(400)  # whether it is loaded is another question
+
+
 def test_what_is_not_compiled_is_compiled_elsewhere_and_loaded_by_the_next_batch(
     imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:

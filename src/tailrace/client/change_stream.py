@@ -388,7 +388,7 @@ class OplogChangeStream(BlockChangeStream):
             plan = self._planned(options, profile or profile_for(source.server_version))
             self._not_before = session.time or ClusterTime(0)
             plan = self._begun(plan)
-            stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.is_ready)
+            stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.works_on)
         #: The one read that is open; its cursor is closed with the stream, or when nobody holds the stream any more.
         self._open: list[Generator[OplogBatch, None, None]] = []
         super().__init__(source.client, request, stream, partial(_close_all, self._open))

@@ -347,7 +347,7 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView, archive: ArchivedShards
 
 def _merged(plan: Plan, begun: Beginning) -> MergedStream:
     from_start = [member.name for member in begun.members if member.after == plan.read_after]
-    merged = MergedStream(plan, from_start, config_after=begun.config_after, kernel=kernel_loader.is_ready)
+    merged = MergedStream(plan, from_start, config_after=begun.config_after, kernel=kernel_loader.works_on)
     for member in begun.members:
         merged.open_shard(member.name, member.after.tick())
     return merged
