@@ -358,10 +358,20 @@ def _kill_all_sessions(admin: MongoClient[Any], cursors: list[tuple[str, int]]) 
 
 
 def _kill_operations(admin: MongoClient[Any], cursors: list[tuple[str, int]]) -> None:
+    """Each cursor's getMore; on a busy machine one may end, and another begin, before the kill comes."""
     numbers = {number for _, number in cursors}
-    for operation in admin.admin.aggregate([{"$currentOp": {"allUsers": True}}]):
-        if operation.get("cursor", {}).get("cursorId") in numbers:
-            admin.admin.command("killOp", op=operation["opid"])
+
+    def all_are_struck() -> bool:
+        missed = False
+        for operation in admin.admin.aggregate([{"$currentOp": {"allUsers": True, "idleCursors": True}}]):
+            if operation.get("cursor", {}).get("cursorId") not in numbers or operation.get("killPending"):
+                continue
+            missed = True  # until a later look finds it struck, or gone
+            if operation["type"] == "op":
+                admin.admin.command("killOp", op=operation["opid"])
+        return not missed
+
+    wait_until(all_are_struck, "every read is killed")
 
 
 #: Of streams that share a read the one cursor of all.

@@ -12,13 +12,14 @@ from typing import Any
 import bson
 import pytest
 from bson.timestamp import Timestamp
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from tests.spec.test_prose import Awaited, Commands, Deployment, deployment, watching
+from tailrace.client.request import STAGE_NAMES
+from tests.spec.test_prose import Awaited, Commands, Deployment, deployment, older, watching
 
 pytestmark = pytest.mark.mongod
-__all__ = ["deployment"]
+__all__ = ["deployment", "older"]
 _DATABASE = "prose"
 
 
@@ -46,7 +47,9 @@ def test_3_4_and_12_what_is_sent_where_and_nothing_that_was_not_said(deployment:
 def test_4_and_13_what_was_said_stands_where_it_belongs(deployment: Deployment) -> None:
     deployment.collection.insert_one({})
     time = deployment.admin.admin.command("ping")["operationTime"]
-    said = {"full_document": "updateLookup", "full_document_before_change": "off", "show_expanded_events": True}
+    said: dict[str, Any] = {"full_document": "updateLookup"}
+    if deployment.version.startswith("6"):
+        said |= {"full_document_before_change": "off", "show_expanded_events": True}
     with watching(deployment, **said, start_at_operation_time=time, batch_size=7, comment={"who": 1}) as (
         stream,
         commands,
@@ -55,9 +58,7 @@ def test_4_and_13_what_was_said_stands_where_it_belongs(deployment: Deployment) 
         assert stream.try_next() is None
     opened, more = commands.named("aggregate")[0], commands.named("getMore")[0]
     assert opened["pipeline"][0]["$changeStream"] == {
-        "fullDocument": "updateLookup",
-        "fullDocumentBeforeChange": "off",
-        "showExpandedEvents": True,
+        **{STAGE_NAMES[name]: value for name, value in said.items()},
         "startAtOperationTime": time,
     }
     assert (opened["cursor"], opened["comment"], "maxTimeMS" in opened) == ({"batchSize": 7}, {"who": 1}, False)
@@ -87,6 +88,55 @@ def test_6_and_7_what_the_server_refuses_is_refused_by_its_code(deployment: Depl
             assert raised.value.code == code, raised.value
         with collection.with_options(read_concern=ReadConcern("majority")).watch() as stream:
             assert stream.alive
+
+
+def test_7_two_starting_points_are_the_server_s_to_refuse(deployment: Deployment) -> None:
+    """The list of habits on older servers named this case, and nobody had written it."""
+    deployment.collection.insert_one({})
+    time = deployment.admin.admin.command("ping")["operationTime"]
+    with watching(deployment) as (stream, _):
+        token = stream.resume_token
+    with deployment.connect() as client:
+        two: dict[str, Any] = {"resume_after": token, "start_at_operation_time": time}
+        if deployment.is_pymongo:  # it leaves one out in silence
+            client[_DATABASE]["c"].watch(**two).close()
+            return
+        with pytest.raises(OperationFailure) as raised:
+            client[_DATABASE]["c"].watch(**two)
+        assert raised.value.code == 40674
+
+
+def test_8_an_event_is_given_whatever_its_type_and_fields(deployment: Deployment) -> None:
+    changed = {"operationType": "of another kind", "ns": {"db": "x", "coll": "y", "viewOn": "z"}, "more": {"a": [1]}}
+    with watching(deployment, pipeline=[{"$addFields": {**changed, "ns": {"$literal": changed["ns"]}}}]) as (stream, _):
+        deployment.collection.insert_one({"operationType": "invalidate"})
+        event = stream.next()
+        assert {name: event[name] for name in ("operationType", "more")} == {
+            name: changed[name] for name in ("operationType", "more")
+        }
+        assert event["ns"]["viewOn"] == "z"
+        deployment.collection.insert_one({})
+        assert stream.next()["_id"] != event["_id"]
+
+
+def test_9_a_plain_aggregate_knows_nothing_of_streams(deployment: Deployment) -> None:
+    """Its cursor waits as that of ``find`` does, and a failure is not followed by a resume."""
+    commands = Commands()
+    deployment.collection.insert_one({})
+    with deployment.connect(event_listeners=[commands]) as client:
+        cursor = client[_DATABASE]["c"].aggregate([{"$changeStream": {}}], maxAwaitTimeMS=100)
+        deployment.collection.insert_one({"n": 1})
+        event = None
+        while event is None:
+            event = cursor.try_next()
+        assert event["fullDocument"]["n"] == 1
+        with (
+            deployment.fail("getMore", errorCode=91, errorLabels=["ResumableChangeStreamError"]),
+            pytest.raises(PyMongoError),
+        ):
+            cursor.try_next()
+        assert len(commands.named("aggregate")) == 1
+        cursor.close()
 
 
 def test_14_closing_ends_the_server_s_cursor_and_an_invalidation_is_its_end(deployment: Deployment) -> None:

@@ -27,7 +27,7 @@ from tests.spec.test_unified import flavour_named
 pytestmark = pytest.mark.mongod
 
 _FLAVOURS = ("server", "oplog", "server async", "oplog async")
-_SLOWER = 20
+_SLOWER = 40
 _LIMIT_MS = 3000
 _DATABASE = "timelimits"
 

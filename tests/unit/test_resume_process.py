@@ -128,3 +128,18 @@ def test_every_rule_that_the_code_names_is_on_the_page() -> None:
             named |= {int(number) for number in re.findall(r"\d+", listed)}
     assert named <= rules
     assert {3, 4, 14, 17, 18, 19, 20, 23, 24, 27, 28, 29, 31} <= named
+
+
+def test_the_page_names_for_each_rule_a_test_that_there_is() -> None:
+    """Which test shows which rule was known to who had written it."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "reference" / "driver-rules.md").read_text()
+    section = page.partition("## How each rule is shown")[2].partition("\n## ")[0]
+    shown: set[int] = set()
+    for numbers, tests in re.findall(r"(?m)^\| ((?:\d+(?:, )?)+) \| (.*) \|$", section):
+        shown |= {int(number) for number in numbers.split(", ")}
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
+        assert named or "](" in tests, numbers
+        for path, name in named:
+            assert f"def {name}(" in (root / path).read_text(), (numbers, path, name)
+    assert shown == set(range(1, 32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from pymongo.synchronous.client_session import ClientSession
 
 from tailrace.client.arguments import refused
 from tailrace.client.resume import waits_too_long
+from tailrace.errors import ServerError
 from tailrace.oplog.namespace import Scope
 
 #: The parameters that are options of the ``$changeStream`` stage, and the server's names for them.
@@ -34,6 +35,7 @@ STAGE_NAMES: Final[dict[str, str]] = {
 SNAPSHOT: Final = "snapshot"
 _STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
 
+_TYPE_MISMATCH: Final = 14
 #: A command holds no larger whole number.
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -148,7 +150,12 @@ class WatchRequest:
         return self.encoded(given, "the collation")
 
     def stages(self) -> list[bytes]:
-        """The user's stages."""
+        """The user's stages. Raises the server's error where one is no document."""
+        for stage in self.pipeline:
+            if not isinstance(stage, Container):  # PyMongo looks into it first
+                raise refused(f"a stage of the pipeline must be a mapping, not {type(stage).__name__}", TypeError)
+            if not isinstance(stage, Mapping):
+                raise ServerError("Each element of the 'pipeline' array must be an object", code=_TYPE_MISMATCH)
         return [self.encoded(stage, "a stage of the pipeline") for stage in self.pipeline]
 
     def encoded(self, document: Mapping[str, Any], what: str) -> bytes:
