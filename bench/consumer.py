@@ -37,7 +37,7 @@ from pymongo import WriteConcern
 
 
 class Case(NamedTuple):
-    """``partitions`` 0: the loop; below 0: so many threads that share the loop's stream. ``work``: nothing, write,
+    """``partitions`` 0: the loop; below 0: that many threads, which share the loop's stream. ``work``: nothing, write,
     transaction, wait (for a service, ``WAIT_S``). ``way``: Listener, AsyncListener, or one on the server's stream."""
 
     partitions: int

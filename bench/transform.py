@@ -87,7 +87,7 @@ def text(rng: random.Random, size: int) -> str:
 
 
 def mongod_cpu_s(pid: int) -> float:
-    """CPU time of all threads of a process: their nanoseconds on a processor, finer than the ticks of its ``stat``."""
+    """CPU time of all threads of a process, in nanoseconds from ``schedstat``: finer than the ticks of ``stat``."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""What tests of listeners begin with: a database of their own with a collection, and waiting for what will come."""
+"""What tests of listeners share: a database of their own with a collection, and waiting for a condition."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a fuzz run does with the kernel: where it pays (``auto``), on each batch however small (``on``), or nothing, for
-our code finds that numba cannot be imported (``off``)."""
+"""How a fuzz run uses the kernel: where it pays (``auto``), for each batch however small (``on``), or not at all, as if
+numba could not be imported (``off``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Worked:
 
 @contextmanager
 def kernel_use(choice: str) -> Iterator[Worked]:
-    """Everything within uses the kernel so."""
+    """Everything in the block uses the kernel in this way."""
     worked = Worked(choice)
 
     def counted(*arguments: Any) -> Any:

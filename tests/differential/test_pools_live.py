@@ -53,8 +53,8 @@ def uri(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def patiently(call: Callable[[], Any]) -> Any:
-    """A call that has to come back: in a thread that nobody waits for at the end, so that one that does not is a
-    failure."""
+    """A call that has to return. It runs in a daemon thread, so a call that never returns fails the test instead of
+    stopping it."""
     done: Future[Any] = Future()
 
     def work() -> None:

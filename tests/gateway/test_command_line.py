@@ -1,4 +1,4 @@
-"""What somebody meets who starts ``tailrace gateway`` wrongly: one sentence, no traceback, and never a password."""
+"""A wrong start of ``tailrace gateway``: one sentence, no traceback, and never a password."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gateway(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     ],
 )
 def test_a_wrong_start_is_told_in_a_sentence(words: tuple[str, ...], said: str) -> None:
-    """An option that PyMongo does not know had ended in a traceback: its client is only warned of it."""
+    """An option that PyMongo does not know ended in a traceback: PyMongo itself only warns of it."""
     done = gateway(*words)
     assert done.returncode == 1, done.stderr
     assert said in done.stderr

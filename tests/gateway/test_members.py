@@ -1,7 +1,7 @@
 """Upstreams of every kind: a secondary, a set with an arbiter, a standalone; and clients that choose a member.
 
-Each had been tried by nobody: all tests had a primary behind the gateway and a client that asks for one. In front of a
-secondary each new connection had waited five seconds for a primary.
+No test had tried any of these: all had a primary behind the gateway and a client that asks for one. In front of a
+secondary each new connection waited five seconds for a primary.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A getMore that repeats the last one of its connection is not read again: whatever a message says, what is taken for
-known is what reading it would have told."""
+"""A getMore that repeats the last one of its connection is not parsed again: whatever a message holds, the remembered
+facts are those that parsing it would give."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def main() -> None:
     assert gateway is not None
     spark.stop()
     gateway.shutdown()
-    gateway.proc.stdin.close()  # which the JVM takes for its end
+    gateway.proc.stdin.close()  # the JVM ends when its input is closed
     gateway.proc.wait()
 
 

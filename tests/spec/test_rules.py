@@ -212,7 +212,7 @@ class _Replies(Commands):
 
 
 def test_listeners_are_told_the_server_s_clock_with_every_command_and_reply(deployment: Deployment) -> None:
-    """Of replies only the cursor had been looked at: ours came without ``operationTime`` and ``$clusterTime``, which
+    """Tests had looked only at the cursor of replies: ours came without ``operationTime`` and ``$clusterTime``, which
     programs pass on to another session."""
     commands = _Replies()
     deployment.collection.insert_one({})

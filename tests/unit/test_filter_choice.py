@@ -94,8 +94,8 @@ def test_empty_replies_decide_nothing() -> None:
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_replies_that_hold_nothing_for_the_stream_speak_for_the_filter(is_local: bool) -> None:
-    """At the end of the oplog each write of others is a reply, and so are a program's own writes. No test had asked:
-    entries were weighed, and never what it costs to be answered once for each of them."""
+    """At the end of the oplog each write causes a reply, and so do a program's own writes. No test had shown it:
+    they counted entries, and not what a reply for each of them costs."""
     choice = FilterChoice(is_local=is_local)
     backlog, foreign = entries(2000, 450), entries(1, 450)
     for _ in range(40):

@@ -73,7 +73,7 @@ def test_who_comes_while_a_request_is_on_its_way_shares_the_next_one() -> None:
 
 
 def test_lanes_wait_for_nobody_while_few_requests_are_on_their_way() -> None:
-    """A server takes several at a time: lanes that waited for each other were slower than lanes without each other."""
+    """A server takes several commits at a time: waiting for each other made lanes slower."""
     store = Recording()
     several = leases(store, 6)
     commits = GroupCommit(store, requests_max=4)

@@ -1,4 +1,4 @@
-"""The reader of lanes: it leaves lanes that have enough to do alone."""
+"""The reader of lanes: it rests while the lanes have enough to do."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_every_rule_that_the_code_names_is_on_the_page() -> None:
 
 
 def test_the_page_names_for_each_rule_a_test_that_there_is() -> None:
-    """Which test shows which rule was known to who had written it."""
+    """Nothing but memory said which test shows which rule."""
     root = Path(__file__).parents[2]
     page = (root / "docs" / "reference" / "driver-rules.md").read_text()
     section = page.partition("## How each rule is shown")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""``tailrace lake``: show, check and mend a lake, without Spark and beside a stream that writes it."""
+"""``tailrace lake``: show, check and maintain a lake, without Spark and beside a stream that writes it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tailrace.cli.stream_arguments import parse_duration
 from tailrace.cli.usage import WrongUsageError
 
 _DESCRIPTION = """\
-Show, check and mend the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and neither
-a running stream nor readers have to stop.
+Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and
+neither a running stream nor readers have to stop.
 
   status DIR     events, files, days, the last micro-batch and its lag
   verify DIR     check log, files, rows and order; exit status 1 if something is wrong
@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "lake",
-        help="show, check and mend a lake",
+        help="show, check and maintain a lake",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,7 +35,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("lake", metavar="DIR", type=Path, help="the lake's directory")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="with status")
     parser.add_argument("--full", action="store_true", help="with verify: compare every byte with the hash in the log")
-    parser.add_argument("--keep", default="7d", metavar="7d", help="with compact and expire (s, m, h, d; at most 30d)")
+    parser.add_argument(
+        "--keep",
+        default="7d",
+        metavar="7d",
+        help="with compact and expire: how long replaced files are kept for readers (s, m, h, d; at most 30d)",
+    )
     parser.add_argument(
         "--target-bytes", type=int, metavar="N", help="with compact: merge files up to this size (default: 128 MB)"
     )
@@ -92,7 +97,7 @@ def _short(value: Any) -> str:
 
 
 def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> int:
-    """Compact a lake and say what became of its files."""
+    """Compact a lake and print how many files there were and are."""
     from tailrace.lake.compaction import compact  # noqa: PLC0415
 
     result = compact(root, target_bytes=target_bytes, retention=retention)
@@ -104,7 +109,7 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> 
 
 
 def print_verification(root: Path, *, full: bool) -> int:
-    """Verify a lake and say what was found. Returns 1 where something is wrong."""
+    """Verify a lake and print what was found. Returns 1 where something is wrong."""
     from tailrace.lake.verification import verify  # noqa: PLC0415
 
     report = verify(root, full=full)

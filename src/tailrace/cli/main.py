@@ -172,7 +172,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The arguments. argparse takes an optional positional only right after the one before it; here it may come after
     flags too: a command names all it has in ``positionals``."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # A command loads its own modules alone: with those of all others, each start takes twice as long.
+    # A command loads only its own modules: with those of all others, each start takes twice as long.
     parser = build_parser([arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS)
     args, rest = parser.parse_known_args(arguments)
     names: tuple[str, ...] = getattr(args, "positionals", ())

@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """Raises WrongUsageError for flags that say different things."""
+    """Raises WrongUsageError for flags that contradict each other."""
     jobs = [flag for flag in ("--compact", "--verify") if getattr(args, flag[2:])]
     jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
     if len(jobs) > 1:
         raise WrongUsageError(f"{jobs[0]} and {jobs[1]} exclude each other", hint="Run the command once for each")
     if args.metrics is not None:
-        address_of(args.metrics, "--metrics")  # checked first: Spark takes its seconds to start
+        address_of(args.metrics, "--metrics")  # checked first: Spark takes seconds to start
     if args.full and not args.verify:
         raise WrongUsageError("--full says how --verify works, and --verify is not given")
 
@@ -215,7 +215,7 @@ class _Shower:
             self._line(str(progress))
 
     def behind(self, query: StreamingQuery) -> None:
-        """Warn of a query that the oplog is about to overtake, once until it has caught up again."""
+        """Warn once when the oplog is about to overtake the query, and again only after it has caught up."""
         from tailrace.spark.monitoring import backlog_of  # noqa: PLC0415
 
         progress = query.lastProgress

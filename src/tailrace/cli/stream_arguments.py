@@ -107,7 +107,7 @@ def stage_of(args: argparse.Namespace) -> dict[str, Any]:
 def _token_document(text: str | None) -> Mapping[str, Any] | None:
     if text is None:
         return None
-    if text.lstrip().startswith('{"snapshot":'):  # from the middle of a copy; the stream looks at what is in it
+    if text.lstrip().startswith('{"snapshot":'):  # from the middle of a copy; the stream checks what is in it
         token: Mapping[str, Any] = _from_json("the resume token", text, "Copy the whole token, in quotes")
         return token
     return bson.decode(read_token(text).to_bson())

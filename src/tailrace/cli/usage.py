@@ -1,4 +1,4 @@
-"""What is wrong with the words of a command."""
+"""Errors in the arguments of a command."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from tailrace.errors import UsageError
 
 
 class WrongUsageError(UsageError):
-    """The command was not carried out, because of its arguments alone: exit status 2, as where the parser refuses
+    """The command was not carried out, because of its arguments alone: exit status 2, as when the parser refuses
     them."""

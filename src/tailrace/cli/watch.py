@@ -63,10 +63,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--start",
         choices=("snapshot",),
-        help="snapshot: first an event for each document that is there, then every change since (default: now)",
+        help="snapshot: first an event for each existing document, then every change since (default: now)",
     )
     parser.add_argument(
-        "--snapshot-documents-per-second", type=float, metavar="N", help="copy no more than that (default: no limit)"
+        "--snapshot-documents-per-second",
+        type=float,
+        metavar="N",
+        help="copy at most N documents a second (default: no limit)",
     )
     parser.add_argument(
         "--images",
@@ -159,7 +162,7 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
             writer.write(raw)
             if not copying:
                 shown = _token_of(raw)
-            elif not stream.has_next:  # at the end of a chunk; to go on in the middle of one repeats events of it
+            elif not stream.has_next:  # at the end of a chunk; resuming in the middle of one repeats some of its events
                 shown = bytes(stream.resume_token.raw)
                 copying = _copy_of(stream.resume_token) is not None
             until.count()

@@ -131,8 +131,8 @@ class _Watchable(Watchable):
                                ``{"showSystemEvents": True}``
         ``timeout_ms``         how long ``watch`` and each call on the stream may take, in place of the client's
                                ``timeoutMS``; 0: as long as it takes. More than ``max_await_time_ms``
-        ``start``              "snapshot": first an event for each document that is there (operation type ``snapshot``),
-                               then every change since before the copy began; a ``resume_token`` of any moment goes on
+        ``start``              "snapshot": first an event for each existing document (operation type ``snapshot``),
+                               then every change since before the copy began; any ``resume_token`` of the stream goes on
                                from there (docs/how-to/snapshot.md)
         ``snapshot_documents_per_second``  how many documents are copied in a second at most
 

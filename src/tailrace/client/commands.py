@@ -43,7 +43,7 @@ class StreamCommands:
         self._cursor_id = 0
         self._session = StreamSession(request.session)
         self._under_way: tuple[str, int, float] | None = None
-        #: The ``$clusterTime`` of who reads for the stream; set by whom knows them.
+        #: Gives the ``$clusterTime`` of each client that reads for the stream; set by the code that knows them.
         self.clocks: Callable[[], Iterable[Mapping[str, Any] | None]] = tuple
         self._reached = ClusterTime(0)
 
@@ -120,7 +120,7 @@ class StreamCommands:
         if self._under_way is None:
             return
         failure = _failure_document(error)
-        if "code" in failure:  # a reply; else no server has answered
+        if "code" in failure:  # a server's reply; otherwise none has answered
             failure = {**self._times(), **failure}
         name, number, since = self._under_way
         self._under_way = None
@@ -191,11 +191,11 @@ class StreamCommands:
         return max(known, key=_time_in, default=None)
 
     def _times(self) -> dict[str, Any]:
-        """What stands in each reply of a replica set: its clock, and up to which time it was read."""
+        """What each reply of a replica set contains: its clock, and the time up to which it was read."""
         clock = self._clock()
         if clock is None:
             return {}
-        # A token may stand one tick behind all that has happened.
+        # A token may be one tick later than anything that has happened.
         reached = min(self._reached.to_timestamp(), _time_in(clock)) if self._reached else _time_in(clock)
         return {"operationTime": reached, "$clusterTime": clock}
 
@@ -206,7 +206,7 @@ def _time_in(clock: Mapping[str, Any]) -> Timestamp:
 
 
 def _time_of(token: Any) -> ClusterTime:
-    """The cluster time of a resume token; none of what the caller's stages have made of one."""
+    """The cluster time of a resume token; 0 where the caller's stages have changed it to something else."""
     try:
         return ResumeToken.parse(bson.encode(token)).cluster_time
     except (TailraceError, BSONError, TypeError, ValueError):

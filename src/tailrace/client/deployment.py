@@ -141,15 +141,15 @@ class WatchedDeployment:
     def _open_snapshot(self, client: MongoClient[Any], request: WatchRequest) -> ChangeStream:
         if asks_for_exact(request):
             raise refused(
-                "exact images do not go together with a snapshot: their state is of the present",
+                "exact images and a snapshot do not go together: the image state belongs to the present",
                 ConfigurationError,
-                "Leave the images out, or start=",
+                "Leave out the images, or start=",
             )
         if client.options.auto_encryption_opts is not None:
             raise refused(
                 "a snapshot copies encrypted fields as they are, and this client decrypts what it reads",
                 ConfigurationError,
-                "Watch without start=, and read the documents by the client",
+                "Watch without start=, and read the documents with the client",
             )
         readers = self.readers(client, request.read_preference)
         return SnapshotChangeStream(

@@ -25,7 +25,7 @@ from tailrace import kernel
 
 #: Oplog read by all streams until the kernel is asked for: what the plain stages do in some ten milliseconds.
 BYTES_MIN: Final = 1 << 18
-#: A smaller batch, of one entry or two, is made by the plain stages: in 73 us of CPU where the compiled code takes 105,
+#: A smaller batch, of one entry or two, is made by the plain stages: in 73 µs of CPU where the compiled code takes 105,
 #: because of the fixed work for each batch; with a ``$match`` in 93 and 199. From two entries on without a ``$match``,
 #: and from four on with one, the compiled code is faster (measured with 6.0's inserts of 50 and 400 bytes).
 _BATCH_BYTES_MIN: Final = 1024

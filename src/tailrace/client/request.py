@@ -30,8 +30,8 @@ STAGE_NAMES: Final[dict[str, str]] = {
     "show_expanded_events": "showExpandedEvents",
 }
 
-#: The value of ``start``, and the field of resume tokens from the middle of a copy. Such a token has no other: a server
-#: would pass over this one, and with it over the rest of the copy.
+#: The value of ``start``, and the field of resume tokens from the middle of a copy. Such a token has no other field: a
+#: server would ignore this one and so skip the rest of the copy.
 SNAPSHOT: Final = "snapshot"
 _STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
 
@@ -53,7 +53,7 @@ class WatchRequest:
     start_after: Mapping[str, Any] | None = None
     start_at_operation_time: Timestamp | None = None
     show_expanded_events: bool | None = None
-    #: "snapshot": what is there comes first.
+    #: "snapshot": the existing documents come first.
     start: str | None = None
     #: How many documents a second are copied at most.
     snapshot_documents_per_second: float | None = None
@@ -121,7 +121,7 @@ class WatchRequest:
             raise refused(
                 f"start={SNAPSHOT!r} and {others[0]} do not go together",
                 ConfigurationError,
-                "A resume token says by itself how far the copy had come: leave start out to go on",
+                "The resume token holds how far the copy had come: leave out start to go on",
             )
 
     def _check_session(self) -> None:

@@ -1,8 +1,8 @@
 """A stream of ``engine="server"``, written once for both flavours.
 
-What it does is a coroutine that takes the steps of ``tailrace.client.server_steps``. The asynchronous flavour awaits
-it. In the synchronous one PyMongo's calls have come to their outcome when they return, so nothing in the coroutine ever
-waits, and ``at_once`` runs it to its end.
+Each call is a coroutine that takes the steps of ``tailrace.client.server_steps``. The asynchronous flavour awaits it.
+In the synchronous one PyMongo's calls are done when they return, so the coroutine never waits, and ``at_once`` runs it
+to its end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ServerTurns(ABC):
 
     @abstractmethod
     def _outcome(self, returned: Any) -> Awaitable[Any]:
-        """What a call of PyMongo's comes to."""
+        """The outcome of a call of PyMongo's."""
 
     @abstractmethod
     async def _read(self, get_cursor: Callable[..., Any]) -> Any:
@@ -147,7 +147,7 @@ class ServerTurns(ABC):
 
 
 def at_once(work: Coroutine[Any, Any, _T]) -> _T:
-    """What a coroutine gives that never waits."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:

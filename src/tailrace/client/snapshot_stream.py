@@ -1,4 +1,4 @@
-"""A stream that gives what is there first (``watch(start="snapshot")``), and then every change since."""
+"""A stream that gives the existing documents first (``watch(start="snapshot")``), and then every change since."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def _request_behind(request: WatchRequest, start: ClusterTime) -> WatchRequest:
 
 
 def _stages(request: WatchRequest) -> CompiledPipeline:
-    """The stages that the copy's events go through. One that divides large events divides none of these."""
+    """The stages that the copy's events go through. Large events of a copy are not divided."""
     behind = replace(request, start=None, resume_after=None, start_after=None)
-    checked_options(behind)  # what is wrong with the call is said without connecting
+    checked_options(behind)  # a wrong call is refused without connecting
     collation = request.collation_document()
     return compile_stages(request.stages(), collation=None if collation is None else parse_collation(collation))

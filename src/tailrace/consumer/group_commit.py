@@ -1,9 +1,9 @@
 """Commits of several lanes in few requests.
 
-A server makes writes durable in groups: whatever has come while one group was written goes with the next. So up to
-``REQUESTS_MAX`` requests are on their way at a time, each on a connection of its own; a lane that finds so many waits,
-and the first one that is answered sends the next request for all that have come meanwhile. A lane still handles its
-next change only after its own commit. What was measured: ``docs/design/consumer.md``.
+A server makes writes durable in groups: writes that arrive while one group is being written go into the next. So up to
+``REQUESTS_MAX`` requests are on their way at a time, each on a connection of its own. Further lanes wait, and when a
+request has been answered, one of them sends the next request for all commits that have come meanwhile. A lane still
+handles its next change only after its own commit. What was measured: ``docs/design/consumer.md``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from tailrace.consumer.lease import CommitsTogether, Lease, LeaseCommit, LeaseStore
 from tailrace.errors import InternalError, SinkError, UsageError
 
-#: Requests on their way at a time. With one alone lanes would wait for each other; with many, each would cost the
+#: Requests on their way at a time. With only one, lanes would wait for each other; with many, each would cost the
 #: server and the client as much as one for all.
 REQUESTS_MAX: Final = 4
 

@@ -85,8 +85,8 @@ class LaneReader(threading.Thread):
     def _rest(self) -> None:
         """Let the lanes work while each of them has enough to do.
 
-        The lanes' own commits and writes are in the oplog too. A reader that waits at its end is woken by each of them,
-        or the server is, to find nothing: measured, that was half of this process's time.
+        The lanes' own commits and writes are in the oplog too. Each of them wakes a reader that waits at its end, or
+        the server, although there is nothing to read: this was measured as half of the process's time.
         """
         self._wanted.clear()
         if not any(queue.is_low for queue in self._queues.values()):

@@ -366,7 +366,7 @@ def _commit_fields(position: Mapping[str, Any], seconds: float) -> dict[str, Any
 
 def _commit_statement(lease: Lease, position: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """One commit of several. A query by ``_id`` alone costs the server a third less than one that compares more, so the
-    pipeline compares, and leaves the document as it is where the answer is no."""
+    pipeline compares, and leaves the document unchanged where they differ."""
     forwards = forward_expressions(position)
     if forwards is None:
         return {"q": _of(lease) | forward(position), "u": _committed(position, seconds)}

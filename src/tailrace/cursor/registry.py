@@ -113,8 +113,8 @@ class CursorRegistry:
         return self._reply(reply, token, cursor_id, wanted.namespace)
 
     def get_more(self, database: str, command: bytes, now_ms: int, wanted: GetMoreCommand | None = None) -> Acting:
-        """Give the next batch, after a wait where there is nothing. ``wanted``: what the command asks for, from whoever
-        has parsed it."""
+        """Give the next batch, after a wait where there is nothing. ``wanted``: what the command asks for, if it has
+        been parsed already."""
         try:
             wanted = wanted or GetMoreCommand.parse(database, command)
             entry = self._checked_out(wanted)
@@ -138,7 +138,7 @@ class CursorRegistry:
         return self._reply(reply, token, cursor_id, entry.namespace)
 
     def _prefixed(self, prefix: str) -> str:
-        """What stands before an error of execution: nothing on 4.4."""
+        """The text before the message of an error of execution: none on 4.4."""
         return prefix if self._profile.version >= (5, 0) else ""
 
     def kill_cursors(self, command: bytes) -> bytes:

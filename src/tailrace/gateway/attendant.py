@@ -1,7 +1,7 @@
 """The event loop takes what the server pushes to the shared read, in place of the reader's thread.
 
-A thread that wakes for each reply and then wakes the loop costs more than the work itself: two system calls for the
-loop's wake-up, and a fight for the interpreter's lock.
+A thread that wakes for each reply and then wakes the loop costs more than the work itself: two system calls to wake the
+loop, and contention for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 class LoopAttendant:
     """A ``tailrace.tail.reader.Attendant`` for the loop in which it is made.
 
-    ``when``  asked each time: whether the loop wants to, so far
+    ``when``  asked each time: whether the loop is to take replies now
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, when: Callable[[], bool]) -> None:

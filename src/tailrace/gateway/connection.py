@@ -135,7 +135,7 @@ class ClientConnection:
     """Serves one client until it disconnects.
 
     ``address``  the address that the client is told
-    ``holds``    whether the client has sent so many bytes that nobody has read yet
+    ``holds``    whether at least so many bytes of the client wait to be read
     """
 
     def __init__(
@@ -260,8 +260,8 @@ class ClientConnection:
             head = await self._client.reader.readexactly(HEADER_SIZE)
 
     async def _repeated(self, head: bytes) -> tuple[bytes, bool]:
-        """Answer a getMore that repeats the last one and is here as a whole. What was read of the message, and whether
-        it was answered."""
+        """Answer a getMore that repeats the last one and has arrived as a whole. Returns what was read of the message,
+        and whether it was answered."""
         size = self.last_get_more.size
         if not size or head[:4] != size.to_bytes(4, "little") or not self._holds(size - HEADER_SIZE):
             return head, False
@@ -545,7 +545,7 @@ class ClientConnection:
         if not self._shared.may_connect():
             _log.warning("connection %d is closed: the limit of open files is reached", self.number)
             raise ClosedConnection("the limit of open files is reached")
-        self._shared.parked.discard(self)  # counted before it is made: thousands may return at once
+        self._shared.parked.discard(self)  # counted before the connection is made: thousands may return at once
         address, channel = await self._shared.upstream.connect()
         try:
             if address != self.upstream_address:

@@ -133,7 +133,7 @@ class Engine:
         self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
         self._waker = Waker(asyncio.get_running_loop())
-        # Until the kernel is there, a read may have to load it, which takes a second: not in the loop.
+        # Until the kernel is loaded, a read may have to load it, which takes a second: not in the loop.
         self._attendant = LoopAttendant(
             asyncio.get_running_loop(), lambda: kernel_loader.is_ready(0) or kernel_loader.is_missing()
         )
@@ -365,7 +365,7 @@ class Engine:
                 size = _size_of(answer)
         except InternalError as caught:
             _log.exception("a change stream has failed")
-            return error_reply(caught, in_stream=True, version=self.version)  # whoever has asked counts it
+            return error_reply(caught, in_stream=True, version=self.version)  # the caller counts it
         finally:
             acting.close()
 

@@ -120,6 +120,6 @@ class FailPoints:
     def _reply(self, error: ServerError, data: Mapping[str, Any], *, in_stream: bool) -> bytes:
         labels: Iterable[str] = (RESUMABLE_LABEL,) if in_stream and is_resumable(error.code, self.version) else ()
         if data.get("errorLabels") is not None:
-            labels = map(str, data["errorLabels"])  # those and no others, whatever the code means elsewhere
+            labels = map(str, data["errorLabels"])  # these and no others, whatever labels the code has elsewhere
         labelled = ServerError(error.message, code=error.code, labels=labels)
         return error_reply(labelled, in_stream=False, version=self.version)

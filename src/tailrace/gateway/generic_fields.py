@@ -184,7 +184,7 @@ def _is_read_preference(document: bytes, element: Element) -> bool:
 
 
 def _is_plain_name(document: bytes, element: Element) -> bool:
-    """Whether it names a collection as no server would refuse to have it named."""
+    """Whether it is a collection name that no server refuses."""
     if element.type != STRING:
         return False
     name = raw_bson.read_string(document, element.value_start)

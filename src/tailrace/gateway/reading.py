@@ -220,7 +220,7 @@ class Reading(ABC):
 class AheadRoom:
     """Limits how many streams may hold a batch that was read before they asked for it. Each takes up to 16 MB.
 
-    A stream that has not asked for ``idle_s`` gives its place up if another needs it: its client may have gone, and the
+    A stream that has not asked for ``idle_s`` gives up its place if another needs it: its client may have gone, and the
     cursor stays for ten minutes.
     """
 
@@ -245,7 +245,7 @@ class AheadRoom:
         return True
 
     def asks(self, reading: OplogReading) -> None:
-        """Its client is there."""
+        """Note that its client still asks."""
         if reading in self._holders:
             self._holders[reading] = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""A stream's getMores repeat themselves: what was found out about one is not found out again for the next. No I/O.
+"""A stream's getMores are alike: what parsing one has shown is not parsed again for the next. No I/O.
 
 On one connection a stream's getMores differ in their request id, and in the cluster time that the driver passes on. A
 message that is equal to the last one but for these is the same command, field for field.
@@ -31,7 +31,7 @@ _NO_TIME: Final = ClusterTime(0)
 class GetMoreFacts:
     """What a getMore asks for, apart from its cluster time.
 
-    ``wanted``  its own fields; ``None`` where they are not as they should be, for which ``error`` is the reason
+    ``wanted``  its own fields; ``None`` where they are invalid, for the reason in ``error``
     ``is_plain``, ``has_plain_session``, ``transaction``, ``api``  see ``generic_fields``
     """
 

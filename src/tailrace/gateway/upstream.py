@@ -82,7 +82,7 @@ class Upstream(monitoring.TopologyListener):
     def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
         """A member has come, gone, or been elected."""
         writable, readable = [], []
-        # Whoever names one member alone wants that one: no connection waits for a primary.
+        # A URI that names one member means that one: no connection waits for a primary.
         wanted = (*_WRITABLE, "RSSecondary") if event.new_description.topology_type_name == "Single" else _WRITABLE
         for address, server in event.new_description.server_descriptions().items():
             if server.server_type_name in wanted:
@@ -169,7 +169,7 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
 
 
 def _parsed(uri: ConnectionString) -> dict[str, Any]:
-    """The parts of a URI. What PyMongo warns of instead of refusing it, opening the client has told already."""
+    """The parts of a URI. PyMongo's warnings were already given when the client was opened."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return dict(parse_uri(uri.reveal(), validate=True, warn=True))

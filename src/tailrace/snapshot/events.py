@@ -1,4 +1,4 @@
-"""The events of a copy one by one, and after each of them the place where another reader can go on."""
+"""The events of a copy one by one, and after each of them the place where another reader can continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SnapshotEvents:
         #: The chunk whose events are being given, and those that are left of it, each with its document's number.
         self._chunk: SnapshotChunk | None = None
         self._left: list[tuple[int, bytes]] = []
-        #: So many documents of the chunk are behind us.
+        #: How many documents of the chunk were given.
         self._given = 0
 
     def next(self) -> bytes | None:
@@ -123,7 +123,7 @@ def place_of(document: Any) -> tuple[SnapshotState, int]:
     number = document.get("chunk") if isinstance(document, Mapping) else None
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise UsageError(
-            "the resume token holds a snapshot's place that cannot be read: it has no number of a chunk",
+            "the resume token holds a snapshot's place that cannot be read: it has no chunk number",
             hint="Pass the token on as it came from the stream, or begin the snapshot anew",
         )
     return SnapshotState.from_document(document), number

@@ -47,9 +47,10 @@ class _Client(MongoClient[Any]):
 _Client.__name__ = MongoClient.__name__  # PyMongo's texts name the class
 
 
-#: What reads an oplog has so many connections to a member at least, whatever ``maxPoolSize`` says of the program's own
-#: commands. The server pushes a shared read's replies over one of them for as long as it lasts, and the wait for a
-#: shard's promise and a stream that reads for itself keep one for seconds: look-ups and new streams need one beside.
+#: A client that reads an oplog has at least so many connections to a member, whatever ``maxPoolSize`` says about the
+#: program's own commands. The server pushes a shared read's replies over one of them for as long as it lasts, and the
+#: wait for a shard's promise or a stream that reads for itself hold one for seconds: look-ups and new streams need
+#: others.
 CONNECTIONS_MIN: Final = 4
 _POOL_SIZE: Final = "maxPoolSize"
 
@@ -67,13 +68,13 @@ def _defaults(uri: ConnectionString, options: Mapping[str, Any]) -> dict[str, An
 
 
 def _pool(uri: ConnectionString, options: Mapping[str, Any]) -> dict[str, int]:
-    """The option that enlarges a pool too small to read by, by the name that the caller gave it; else none."""
+    """The option that enlarges a pool that is too small, by the name that the caller gave it; otherwise none."""
     name = next((name for name in options if name.lower() == _POOL_SIZE.lower()), None)
     in_uri = re.findall(rf"[?&;]{_POOL_SIZE}=([^&;]*)", uri.reveal(), re.IGNORECASE)
     try:
         size = int(options[name]) if name is not None else int(in_uri[-1])
     except (IndexError, TypeError, ValueError):
-        return {}  # PyMongo's default, or its complaint
+        return {}  # PyMongo's default, or PyMongo refuses it
     return {name or _POOL_SIZE: CONNECTIONS_MIN} if 0 < size < CONNECTIONS_MIN else {}  # 0: no limit
 
 

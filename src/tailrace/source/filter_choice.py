@@ -1,12 +1,12 @@
 """Whether a read of the oplog should carry the stream's filter, or take every entry and leave the others out here.
 
-The server asks each entry a filter at three times the price of giving it (measured on mongod 6.0.27: 0.9 µs of CPU to
-read an entry, 3 more to ask it); what is not asked comes over the network and is passed over by the kernel. So a filter
-pays where it spares enough bytes, and within one machine it hardly ever does.
+Filtering an entry costs the server three times as much as reading it (measured on mongod 6.0.27: 0.9 µs of CPU to read
+an entry, 3 more to filter it). Without a filter all entries come over the network, and the kernel skips those that do
+not match. So a filter pays where it saves enough bytes, and within one machine it hardly ever does.
 
-At the end of the oplog it spares more. There a reader is answered at each write, whatever it is, and a reply that holds
-nothing for the stream, with the request for the next one, costs as much as asking fifty entries and more. A program
-that writes for each event that it reads would be woken by its own writes.
+At the end of the oplog it saves more. There every write causes a reply. One without an event for the stream costs, with
+the request for the next one, as much as filtering fifty entries or more. A program that writes for each event that it
+reads would be woken by its own writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPLY_NS: Final = 150_000
 #: So many entries speak for a stream, and so many are remembered.
 _SAMPLE_MIN: Final = 1000
 _SAMPLE_MAX: Final = 100_000
-#: So do the last replies, whatever was read before: a stream that has come to the end of the oplog gets other ones.
+#: So do the last replies, whatever was read before: at the end of the oplog a stream gets replies of another kind.
 _REPLIES_MIN: Final = 100
 #: After so many events with the filter a stretch is read without it, and after twice as many the next time.
 _EVENTS_TO_LOOK_AGAIN: Final = 50_000

@@ -115,7 +115,7 @@ class MongodSource:
 
     def pushed_socket(self, batch: OplogBatch) -> socket.socket | None:
         """A handle of the connection on which ``tail`` will find its next batch after ``batch``, if the server pushes
-        it; else ``None``. Whoever is told that something can be read there asks ``take_pushed``, and closes it."""
+        it; else ``None``. Once something can be read there, call ``take_pushed``. The caller closes the handle."""
         cursor = self._tailing
         return None if cursor is None or len(batch.raw) != self._reply_bytes else cursor.pushed_socket()
 

@@ -101,7 +101,7 @@ class MetricsListener(StreamingQueryListener):
         return serve_metrics(QueryCollector(self.snapshot), host, port)
 
     def snapshot(self) -> Iterable[QueryNumbers]:
-        """The numbers of now."""
+        """The present numbers."""
         with self._lock:
             return [
                 QueryNumbers(one.name, one.batches, Counter(one.rows), one.backlog, one.seconds, one.active)

@@ -67,7 +67,7 @@ class DocumentWork:
 
 
 def apply_all(works: Sequence[DocumentWork]) -> None:
-    """Apply all changes: first the first one of each document, then the second ones, ... Raises StateMismatchError."""
+    """Apply all changes: the first one of each document, then the second one of each, ... Raises StateMismatchError."""
     compiled = kernel.available()
     left, number = list(works), 0
     while left:
