@@ -104,3 +104,20 @@ def test_a_reader_that_rests_is_woken_to_end(monkeypatch: pytest.MonkeyPatch) ->
     reader.stop()
     reader.join(60)
     assert not reader.is_alive()
+
+
+def test_a_reader_that_is_stopped_just_before_it_rests_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgot that it was woken, and rested to the end; the test above met that moment by chance at most."""
+    monkeypatch.setattr(lane_reader, "_REST_S", 600.0)
+    stream = Stream()
+    reader = LaneReader(lambda _: stream, LanePlan(1, BEGIN), {0: LaneQueue(BEGIN)}, "reading")  # type: ignore[arg-type, return-value]
+    clear = reader._wanted.clear
+
+    def stopped_before() -> None:
+        reader.stop()
+        clear()
+
+    monkeypatch.setattr(reader._wanted, "clear", stopped_before)
+    reader.start()
+    reader.join(60)
+    assert not reader.is_alive()

@@ -89,6 +89,8 @@ class LaneReader(threading.Thread):
         the server, although there is nothing to read: this was measured as half of the process's time.
         """
         self._wanted.clear()
+        if self._stopping.is_set():  # looked at behind clear(), which may have undone the call of stop()
+            return
         if not any(queue.is_low for queue in self._queues.values()):
             self._wanted.wait(_REST_S)
 
