@@ -48,7 +48,7 @@ def pushed() -> Iterator[Pushed]:
     with MongoClient[Any](connect=False) as client, server, ours:
         cursor = RawReplyCursor(client.local["oplog.rs"])
         cursor._id = bson.Int64(5)  # type: ignore[assignment]
-        connection = SimpleNamespace(conn=SimpleNamespace(sock=ours))
+        connection = SimpleNamespace(conn=SimpleNamespace(sock=ours), compression_context=None)
         cursor._sock_mgr = SimpleNamespace(conn=connection, more_to_come=True, close=lambda: None)  # type: ignore[assignment]
         view = cursor.pushed_socket()
         assert view is not None
@@ -130,3 +130,10 @@ def test_a_view_is_a_handle_of_its_own(pushed: Pushed) -> None:
     pushed.cursor._sock_mgr.conn.conn.sock.close()  # type: ignore[union-attr]
     pushed.server.sendall(_WHOLE)
     assert pushed.cursor.take_pushed(pushed.view) is True
+
+
+def test_a_connection_that_compresses_is_not_looked_at(pushed: Pushed) -> None:
+    """No reply on it can be taken: the event loop was asked for each one, and the thread had to read it after all. The
+    tests knew no other connections than plain ones."""
+    pushed.cursor._sock_mgr.conn.compression_context = object()  # type: ignore[union-attr]
+    assert pushed.cursor.pushed_socket() is None

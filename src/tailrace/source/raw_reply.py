@@ -58,11 +58,14 @@ class RawReplyCursor(RawBatchCursor[Any]):
 
     def pushed_socket(self) -> socket.socket | None:
         """A second handle of the connection on which the server pushes replies (an exhaust cursor); ``None`` if it does
-        not, if the connection is encrypted, or if somebody wants to be told of each command. The caller closes it."""
+        not, if the connection is encrypted or compressed, or if somebody wants to be told of each command. The caller
+        closes it."""
         manager = self._sock_mgr
         if manager is None or manager.conn is None or not manager.more_to_come or self._killed:
             return None
         if self._collection.database.client._event_listeners.enabled_for_commands:
+            return None
+        if manager.conn.compression_context is not None:
             return None
         own: Any = manager.conn.conn.sock
         # A handle of its own has no time-out, so looking never waits, and its number stays valid whatever PyMongo does.
