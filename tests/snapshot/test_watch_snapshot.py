@@ -16,7 +16,9 @@ from typing import Any
 import bson
 import pymongo
 import pytest
+from bson.binary import Binary
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 from pymongo.collation import Collation
 from pymongo.errors import OperationFailure
 
@@ -349,6 +351,11 @@ def test_what_cannot_be_asked_is_refused(client: Any, db: Any) -> None:
         ({"start": "snapshot", "resume_after": token}, "do not go together"),
         ({"start": "snapshot", "full_document": "exact"}, "exact images"),
         ({"start": "snapshot", "snapshot_documents_per_second": 0}, "larger than 0"),
+        ({"start": "snapshot", "snapshot_documents_per_second": float("inf")}, "larger than 0"),
+        ({"start": "snapshot", "options": {"startAtOperationTime": Timestamp(1, 1)}}, "do not go together"),
+        ({"resume_after": token, "start_at_operation_time": Timestamp(1, 1)}, "do not go together"),
+        ({"resume_after": token, "start_after": token}, "do not go together"),
+        ({"resume_after": token, "options": {"startAtOperationTime": None}}, "do not go together"),
         ({"resume_after": {**token, "_data": "82"}}, "beside others"),
         ({"resume_after": {"snapshot": {}}}, "cannot be read"),
         ({"resume_after": {"snapshot": {"chunk": 1}}}, "cannot be read"),
@@ -359,6 +366,61 @@ def test_what_cannot_be_asked_is_refused(client: Any, db: Any) -> None:
             db.a.watch(**options)
     with pytest.raises(UsageError, match="not of"):
         db.b.watch(resume_after=token)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"estimate": float("inf")},
+        {"uuid": 16},
+        {"uuid": Binary(bytes(16), 3)},
+        {"uuid": Binary(bytes(15), 4)},
+        {"ranges": []},
+        {"ranges": [{"at": {"bson": 5}, "to": {"bson": 5}, "done": False}]},
+        {"ranges": [{"at": {"bson": b""}, "to": {"bson": b""}, "done": False}]},
+        {"ranges": [{"at": {"bson": bson.encode({"x": 1})}, "to": {"bson": bson.encode({"_id": 1})}, "done": False}]},
+        {"outcome": "lost"},
+    ],
+)
+def test_a_damaged_token_is_refused(db: Any, damage: dict[str, Any]) -> None:
+    """Some were read: 16 as sixteen zeros, a UUID in another driver's order of bytes as another collection, whose
+    documents then were none, and a collection without ranges, of which nothing is ever complete. Only tokens without
+    their large parts had been tried."""
+    db.a.insert_one({"_id": 1})
+    with db.a.watch(start="snapshot") as stream:
+        token = stream.resume_token
+    token["snapshot"]["collections"][0].update(damage)
+    with pytest.raises(UsageError, match="cannot be read"):
+        db.a.watch(resume_after=token)
+
+
+def test_a_copy_of_which_nothing_is_shown_gives_the_turn_back(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call copied the whole collection then, without a look at the oplog's old end; the pipelines of the other
+    tests let something of each chunk through."""
+    db.a.insert_many([{"_id": number} for number in range(6)])
+    monkeypatch.setattr(snapshot_stream, "CHUNK_DOCUMENTS", 2)
+    pipeline = [{"$match": {"operationType": "insert"}}]
+    with db.a.watch(pipeline, start="snapshot", max_await_time_ms=0) as stream:
+        tokens = [stream.resume_token]
+        while "snapshot" in stream.resume_token:
+            assert stream.try_next() is None
+            tokens.append(stream.resume_token)
+        copied_each = [token["snapshot"]["collections"][0]["documents"] for token in tokens if "snapshot" in token]
+        assert copied_each[:3] == [0, 2, 4]
+        db.a.insert_one({"_id": 6})
+        assert next(stream)["documentKey"] == {"_id": 6}
+    with db.a.watch(pipeline, resume_after=tokens[1]) as stream:
+        assert next(stream)["documentKey"] == {"_id": 6}
+
+
+def test_the_id_of_a_copied_document_is_no_place_to_go_on_from(db: Any) -> None:
+    """To go on from it would pass over the rest of the copy."""
+    db.a.insert_many([{"_id": number} for number in range(3)])
+    with db.a.watch(start="snapshot") as stream:
+        event = next(stream)
+    db.a.insert_one({"_id": 3})
+    with pytest.raises(ChangeStreamFatal), db.a.watch(resume_after=event["_id"]) as stream:
+        next(stream)
 
 
 def test_an_oplog_that_has_lost_the_copys_time_is_noticed_while_it_runs(

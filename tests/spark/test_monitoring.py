@@ -140,9 +140,9 @@ class _Cut:
 class _Progress:
     """What Spark reports, as far as it is looked at."""
 
-    def __init__(self, backlog: Backlog | None, count: int = 0) -> None:
+    def __init__(self, backlog: Backlog | None, count: int = 0, number: int = 1, name: str | None = None) -> None:
         text = json.dumps({"clusterTime": {}, **({} if backlog is None else backlog.to_json())})
-        self.id, self.name, self.batchDuration = "1", None, 1500
+        self.id, self.runId, self.name, self.batchDuration = str(number), f"run {number}", name, 1500
         self.sources = [type("Source", (), {"latestOffset": text})()]
         self.observedMetrics = {"tailrace": type("Row", (), {"asDict": lambda _: {"insert": count, "events": count}})()}
 
@@ -157,6 +157,29 @@ def test_a_query_that_the_oplog_is_about_to_overtake_is_told_once(caplog: pytest
     assert len(caplog.records) == 2
     (query,) = listener.snapshot()
     assert (query.batches, query.rows["insert"], query.seconds) == (6, 10, 1.5)
+
+
+class _Event:
+    """The beginning or the end of a run, as far as it is looked at."""
+
+    def __init__(self, id_: str, run: str, name: str | None = None) -> None:
+        self.id, self.runId, self.name = id_, run, name
+
+
+def test_queries_that_follow_one_another_under_one_name_are_one_series() -> None:
+    """A second checkpoint is a second id: two series of one name came of it, for which Prometheus refuses the whole
+    answer. One query after another had not been tried. Spark may also tell of a run's end after the next has begun."""
+    listener = MetricsListener()
+    listener.onQueryStarted(_Event("1", "run 1", "orders"))  # type: ignore[arg-type]
+    listener.add(_Progress(Backlog(5, 10, 100), 2, name="orders"))  # type: ignore[arg-type]
+    listener.onQueryStarted(_Event("2", "run 2", "orders"))  # type: ignore[arg-type]
+    listener.onQueryTerminated(_Event("1", "run 1"))  # type: ignore[arg-type]
+    listener.add(_Progress(Backlog(5, 10, 100), 3, number=2, name="orders"))  # type: ignore[arg-type]
+    (query,) = listener.snapshot()
+    assert (query.name, query.batches, query.rows["insert"], query.active) == ("orders", 2, 5, True)
+    listener.onQueryTerminated(_Event("2", "run 2"))  # type: ignore[arg-type]
+    (query,) = listener.snapshot()
+    assert not query.active
 
 
 def test_what_is_not_said_is_not_known() -> None:

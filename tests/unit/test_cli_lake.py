@@ -61,12 +61,17 @@ def test_a_damaged_lake_is_told_by_the_exit_status(lake: Path, capsys: pytest.Ca
 
 
 def test_wrong_usage_is_refused(lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the flags that belong to one action, two had been tried with another; the rest, and 0, were passed over."""
     for arguments, said, status in (
         (["status", str(tmp_path)], "not a lake", 1),
         (["expire", str(tmp_path)], "is not a lake", 1),
         (["expire", str(lake), "--keep", "60d"], "30 days", 1),
         (["expire", str(lake), "--keep", "soon"], "no duration", 1),
         (["status", str(lake), "--full"], "belongs to tailrace lake verify", 2),
+        (["verify", str(lake), "--format", "json"], "belongs to tailrace lake status", 2),
+        (["verify", str(lake), "--keep", "1d"], "belongs to tailrace lake compact and expire", 2),
+        (["expire", str(lake), "--target-bytes", "0"], "belongs to tailrace lake compact", 2),
+        (["compact", str(lake), "--target-bytes", "0"], "1 byte or more", 1),
     ):
         assert main(["lake", *arguments]) == status
         assert said in capsys.readouterr().err

@@ -20,7 +20,13 @@ neither a running stream nor readers have to stop.
   compact DIR    merge small files
   expire DIR     remove the files that compaction replaced longer ago than --keep"""
 _ACTIONS = ("status", "verify", "compact", "expire")
-_FLAGS_OF = {"full": "verify", "target_bytes": "compact"}
+#: The flags that say nothing to the other actions.
+_FLAGS_OF = {
+    "format": ("status",),
+    "full": ("verify",),
+    "target_bytes": ("compact",),
+    "keep": ("compact", "expire"),
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -33,11 +39,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument("lake", metavar="DIR", type=Path, help="the lake's directory")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="with status")
-    parser.add_argument("--full", action="store_true", help="with verify: compare every byte with the hash in the log")
+    parser.add_argument("--format", choices=("text", "json"), help="with status (default: text)")
+    parser.add_argument(
+        "--full", action="store_const", const=True, help="with verify: compare every byte with the hash in the log"
+    )
     parser.add_argument(
         "--keep",
-        default="7d",
         metavar="7d",
         help="with compact and expire: how long replaced files are kept for readers (s, m, h, d; at most 30d)",
     )
@@ -50,16 +57,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Returns 1 where ``verify`` found a problem; raises TailraceError."""
-    for flag, action in _FLAGS_OF.items():
-        if getattr(args, flag) and args.action != action:
-            raise WrongUsageError(f"--{flag.replace('_', '-')} belongs to tailrace lake {action}")
+    for flag, actions in _FLAGS_OF.items():
+        if getattr(args, flag) is not None and args.action not in actions:
+            raise WrongUsageError(f"--{flag.replace('_', '-')} belongs to tailrace lake {' and '.join(actions)}")
     if args.action == "status":
         return _status(args.lake, args.format)
     if args.action == "verify":
-        return print_verification(args.lake, full=args.full)
-    retention = timedelta(seconds=parse_duration("--keep", args.keep))
+        return print_verification(args.lake, full=bool(args.full))
+    retention = timedelta(seconds=parse_duration("--keep", "7d" if args.keep is None else args.keep))
     if args.action == "compact":
-        return print_compaction(args.lake, target_bytes=args.target_bytes or 128 << 20, retention=retention)
+        target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
+        return print_compaction(args.lake, target_bytes=target_bytes, retention=retention)
     from tailrace.lake.retention import expire  # noqa: PLC0415  so that --help loads no Arrow
 
     print(f"{_counted(expire(args.lake, retention), 'replaced file')} removed")

@@ -108,7 +108,9 @@ class WatchRequest:
 
     def _check_start(self) -> None:
         pace: Any = self.snapshot_documents_per_second
-        if pace is not None and (isinstance(pace, bool) or not isinstance(pace, (int, float)) or not pace > 0):
+        if pace is not None and (
+            isinstance(pace, bool) or not isinstance(pace, (int, float)) or not 0 < pace < float("inf")
+        ):
             raise refused(f"snapshot_documents_per_second must be a number larger than 0, not {pace!r}", ValueError)
         if self.start is None:
             return
@@ -116,13 +118,18 @@ class WatchRequest:
             raise refused(
                 f"there is no start {self.start!r}", ValueError, f"Give {SNAPSHOT!r}, or leave it out to start now"
             )
-        others = [name for name in _STARTS if getattr(self, name) is not None]
+        others = self.starts()
         if others:
             raise refused(
                 f"start={SNAPSHOT!r} and {others[0]} do not go together",
                 ConfigurationError,
                 "The resume token holds how far the copy had come: leave out start to go on",
             )
+
+    def starts(self) -> list[str]:
+        """What was said of where to begin: the names of the parameters, or of the options that stand for them."""
+        given = [name for name in _STARTS if getattr(self, name) is not None]
+        return given + [STAGE_NAMES[name] for name in _STARTS if STAGE_NAMES[name] in (self.options or {})]
 
     def _check_session(self) -> None:
         """Raises as PyMongo does where the session cannot be used with the client."""

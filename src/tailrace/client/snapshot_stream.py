@@ -22,6 +22,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.snapshot.events import SnapshotEvents, place_of
 from tailrace.snapshot.reader import CHUNK_DOCUMENTS, SnapshotReader, begin
 from tailrace.source.driver_error import at_the_border
+from tailrace.source.mongod import AWAIT_MS
 from tailrace.source.time_limit import TimeLimitError, check_time_limit
 from tailrace.source.topology import Cluster
 
@@ -70,6 +71,7 @@ class SnapshotChangeStream(ChangeStream):
             stopped=lambda: self._turn.ended,
         )
         self._copy = SnapshotEvents(reader, stages, chunk)
+        self._await_s = (AWAIT_MS if request.max_await_time_ms is None else request.max_await_time_ms) / 1000
         self._check_history()
 
     def _check_history(self) -> None:
@@ -103,14 +105,18 @@ class SnapshotChangeStream(ChangeStream):
         return None if self._stream is None else self._stream.try_next()
 
     def _next_of_copy(self) -> bytes | None:
-        """The copy's next event; ``None`` if there is none left, and the stream behind it is open then."""
-        check_time_limit("the deployment")
-        if time.monotonic() - self._looked > _LOOK_S and not self._copy.at_hand:
-            self._check_history()
-        event = self._copy.next()
-        if event is None and self._copy.is_complete:
-            self._stream = self._open_stream(self._follows)
-        return event
+        """The copy's next event; ``None`` if there is none left, and the stream behind it is open then, or if nothing
+        of what was copied in the time of one look is shown."""
+        until = time.monotonic() + self._await_s
+        while True:
+            check_time_limit("the deployment")
+            if time.monotonic() - self._looked > _LOOK_S and not self._copy.at_hand:
+                self._check_history()
+            event = self._copy.next()
+            if event is None and self._copy.is_complete:
+                self._stream = self._open_stream(self._follows)
+            if event is not None or self._stream is not None or self._turn.ended or time.monotonic() >= until:
+                return event
 
     @property
     def resume_token(self) -> Any:
@@ -154,6 +160,11 @@ def _place_in(request: WatchRequest) -> Mapping[str, Any] | None:
         if len(token) > 1:
             raise refused(
                 f"a resume token has the field {SNAPSHOT!r} beside others", ConfigurationError, "Pass it on as it came"
+            )
+        starts = request.starts()
+        if len(starts) > 1:
+            raise refused(
+                f"{' and '.join(starts)} do not go together", ConfigurationError, "Pass the snapshot's token on alone"
             )
         place: Mapping[str, Any] = bson.decode(request.encoded(token, "the resume token"))[SNAPSHOT]
         return place

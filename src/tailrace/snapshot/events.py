@@ -34,25 +34,33 @@ class SnapshotEvents:
         self._given = 0
 
     def next(self) -> bytes | None:
-        """The next event; ``None`` where there is none left, or the reader was stopped. An error leaves everything as
-        it was: the next call tries again."""
-        while not self._left:
-            self._finish_chunk()
-            try:
-                if self._chunks is None:
-                    self._chunks = iter(self._reader)
-                chunk = next(self._chunks, None)
-                if chunk is None:
-                    return None
-                self._begin_chunk(chunk)
-            except BaseException:
-                self._chunks = None
-                raise
+        """The next event; ``None`` where there is none left, nothing of the next chunk is shown, or the reader was
+        stopped. An error leaves everything as it was: the next call tries again."""
+        if not self._left and not self._next_chunk():
+            return None
         number, event = self._left.pop()
         self._given = number + 1
         if not self._left:
             self._finish_chunk()
         return event
+
+    def _next_chunk(self) -> bool:
+        """Read a chunk; whether there are events of it."""
+        self._finish_chunk()
+        try:
+            if self._chunks is None:
+                self._chunks = iter(self._reader)
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self._chunks = None
+                return False
+            self._begin_chunk(chunk)
+        except BaseException:
+            self._chunks = None
+            raise
+        if not self._left:
+            self._finish_chunk()
+        return bool(self._left)
 
     @property
     def at_hand(self) -> bool:

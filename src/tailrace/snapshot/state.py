@@ -129,7 +129,7 @@ class SnapshotState:
                 raise ValueError("startAt is no timestamp")
             collections = tuple(_collection(one) for one in document["collections"])
             return cls(Scope.parse(document["scope"]), ClusterTime.from_timestamp(start), collections)
-        except (LookupError, TypeError, ValueError, AttributeError, TailraceError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, TailraceError) as error:
             raise UsageError(
                 f"the state of a snapshot cannot be read: {error}", hint="Remove it, and the copy begins anew"
             ) from None
@@ -166,18 +166,26 @@ def _collection(document: Mapping[str, Any]) -> CollectionCopy:
     outcome = document["outcome"]
     if outcome not in (None, "copied", "dropped"):
         raise ValueError(f"there is no outcome {outcome!r}")
-    uuid = bytes(getattr(document["uuid"], "bytes", document["uuid"]))
-    if len(uuid) != 16:
-        raise ValueError("a uuid has 16 bytes")
+    ranges = tuple(_range(one) for one in document["ranges"])
+    if outcome is None and all(one.done for one in ranges):
+        raise ValueError("a collection is not copied, and has nothing left to copy")
     return CollectionCopy(
         str(document["namespace"]),
-        uuid,
-        tuple(_range(one) for one in document["ranges"]),
+        _uuid(document["uuid"]),
+        ranges,
         int(document["estimate"]),
         int(document["documents"]),
         outcome,
         int(document["restarts"]),
     )
+
+
+def _uuid(found: Any) -> bytes:
+    """The bytes of a UUID, however a driver gives it back; not in the order of one of the old drivers (subtype 3)."""
+    uuid = getattr(found, "bytes", found)
+    if not isinstance(uuid, bytes) or len(uuid) != 16 or getattr(uuid, "subtype", 4) == 3:
+        raise ValueError(f"{found!r} is no uuid")
+    return uuid if type(uuid) is bytes else bytes(uuid)
 
 
 def bound_document(bound: bytes) -> dict[str, Any]:

@@ -89,7 +89,9 @@ class MetricsListener(StreamingQueryListener):
 
     def __init__(self) -> None:
         super().__init__()
+        #: By name, or id: queries that follow one another under one name are one to Prometheus, which refuses doubles.
         self._queries: dict[str, QueryNumbers] = {}
+        self._runs: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def serve(self, host: str, port: int) -> AbstractContextManager[str]:
@@ -108,12 +110,14 @@ class MetricsListener(StreamingQueryListener):
                 for one in self._queries.values()
             ]
 
-    def _query(self, id_: object, name: str | None) -> QueryNumbers:
-        return self._queries.setdefault(str(id_), QueryNumbers(name or str(id_)))
+    def _query(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryNumbers:
+        name = of.name or str(of.id)
+        self._runs[name] = str(of.runId)
+        return self._queries.setdefault(name, QueryNumbers(name))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         with self._lock:
-            self._query(event.id, event.name).active = True
+            self._query(event).active = True
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         self.add(event.progress)
@@ -122,7 +126,7 @@ class MetricsListener(StreamingQueryListener):
         """Count a micro-batch's progress."""
         backlog = backlog_of(progress)
         with self._lock:
-            query = self._query(progress.id, progress.name)
+            query = self._query(progress)
             was = query.backlog is not None and query.backlog.in_danger
             query.batches += 1
             query.rows.update(rows_by_operation(progress))
@@ -136,6 +140,6 @@ class MetricsListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         with self._lock:
-            found = self._queries.get(str(event.id))
-            if found is not None:
-                found.active = False
+            for name, run in self._runs.items():
+                if run == str(event.runId):  # Spark may tell so after the next run has begun
+                    self._queries[name].active = False
