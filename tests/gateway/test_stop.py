@@ -70,6 +70,8 @@ def test_a_driver_goes_on_at_the_next_gateway(replica_set: ReplicaSet) -> None:
             direct.gatewayStop.moved.insert_one({"_id": 2})
         with running_gateway(replica_set.uri, port=port):
             assert next(stream)["documentKey"] == {"_id": 2}
+            stream.close()  # while there is a gateway: PyMongo would look for one for 30 s
+            client.close()
 
 
 def test_two_gateways_take_each_other_s_tokens(replica_set: ReplicaSet) -> None:
@@ -168,6 +170,8 @@ def test_the_command_ends_at_sigterm(replica_set: ReplicaSet) -> None:
             client.admin.command("ping")
             process.send_signal(signal.SIGTERM)
             assert process.wait(_LIMIT_S) == 0
+            with pymongo.timeout(1):  # nobody is there to be told that the session has ended
+                client.close()
     finally:
         process.kill()
         process.wait()

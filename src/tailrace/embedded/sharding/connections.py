@@ -24,6 +24,8 @@ _GONE = frozenset({6, 7, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 134
 _SHARD_NOT_FOUND: Final = 70
 STALE: Final = frozenset({63, 150, 249, 13388, _SHARD_NOT_FOUND})
 _STEP_S = 0.03
+#: How long a client that is closed may look for the primary of a former shard.
+_FAREWELL_S = 1.0
 _Answer = TypeVar("_Answer")
 
 
@@ -147,7 +149,9 @@ class Connections:
             while self._clients:
                 self._clients.popitem()[1].close()
             while self._forgotten:
-                self._forgotten.pop().close()
+                # A former shard may be shut down, and PyMongo would look for its primary for 30 s to end its sessions.
+                with pymongo.timeout(_FAREWELL_S):
+                    self._forgotten.pop().close()
 
 
 def is_gone(error: PyMongoError) -> bool:
