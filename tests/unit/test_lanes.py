@@ -16,10 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import raw_bson
-from tailrace.consumer.rules.errors import LeaseDocumentError
+from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
+from tailrace.consumer.rules.lane_group import LaneGroupLogic
 from tailrace.consumer.rules.lane_key import PlacedEvent, key_hash, outline
+from tailrace.consumer.rules.lane_need import GiveLease, RunLanes
 from tailrace.consumer.rules.lane_shares import moves, share
 from tailrace.consumer.rules.lanes import Floor, LanePlan, all_at, order_of
+from tailrace.consumer.rules.lease import Lease
+from tailrace.consumer.rules.need import Outcome
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.errors import UsageError
 from tailrace.event.resume_token import ResumeToken
@@ -262,3 +266,26 @@ def test_a_plan_changed_by_hand_is_refused(change: Mapping[str, Any]) -> None:
 def test_a_number_of_partitions_that_cannot_be_is_refused(lanes: Any) -> None:
     with pytest.raises(UsageError, match="partitions"):
         LanePlan(lanes, BEGIN)
+
+
+def leaving() -> LaneGroupLogic:
+    logic = LaneGroupLogic("orders", "one", 2, 30.0)
+    logic.plan = LanePlan(2, StreamPosition(at=Timestamp(1, 1)))
+    logic._member = Lease("orders", "one", 1)
+    return logic
+
+
+def test_a_group_that_is_given_up_while_it_leaves_asks_for_nothing_more() -> None:
+    """A process that is interrupted just then drops the generator. It asked for one thing more, which Python reports
+    as an ignored GeneratorExit; no test had interrupted a group in its last moments."""
+    steps = leaving().leave()
+    assert isinstance(next(steps), RunLanes)
+    steps.close()
+
+
+def test_a_group_whose_last_look_fails_gives_its_lease_back_before_it_tells() -> None:
+    steps = leaving().leave()
+    assert isinstance(next(steps), RunLanes)
+    assert isinstance(steps.send(Outcome(0.0, 0.0, None, LeaseStoreUnavailable("away"))), GiveLease)
+    with pytest.raises(LeaseStoreUnavailable, match="away"):
+        steps.send(Outcome(0.0, 0.0, None))

@@ -214,10 +214,14 @@ class LaneGroupLogic:
 
     def leave(self) -> GroupSteps:
         """Stop all lanes, wait for them, and give back what is held."""
+        failure: Exception | None = None
         try:
             if self.plan is not None:
                 while (yield from self._still_run(self.plan)):
                     yield Pause(_SOON_S, "until the lanes have ended")
-        finally:
-            if self._member is not None:
-                yield GiveLease(self._member)
+        except Exception as error:  # noqa: BLE001 - raised below, once the lease is given back
+            failure = error
+        if self._member is not None:  # not in a ``finally``: a generator that is closed may not ask for anything more
+            yield GiveLease(self._member)
+        if failure is not None:
+            raise failure
