@@ -87,6 +87,22 @@ def test_commands_that_the_server_answers_fail_there(sides: SideBySide) -> None:
     configure(sides.gateway, "failCommand", "off")
 
 
+def test_a_get_more_that_is_repeated_counts_once(sides: SideBySide) -> None:
+    """One whose cursor had gone was asked about twice, and took two of the times that a fail point lets through. No
+    test had repeated a getMore on its connection after the end of its cursor."""
+    codes = []
+    for uri in (sides.deployment.uri, sides.running.uri()):
+        with Wire.to(uri) as wire, Wire.to(uri) as other:
+            cursor = wire.run("shop", STREAM)["cursor"]["id"]
+            read = {"getMore": Int64(cursor), "collection": "c", "maxTimeMS": 1}
+            assert [answer(wire, read)["ok"] for _ in range(2)] == [1, 1]
+            assert answer(other, {"killCursors": "c", "cursors": [Int64(cursor)]})["cursorsKilled"] == [cursor]
+            configure(wire, "failCommand", {"skip": 3}, failCommands=["getMore"], errorCode=6)
+            codes.append([answer(wire, read)["code"] for _ in range(5)])
+            configure(wire, "failCommand", "off")
+    assert codes == [[43, 43, 43, 6, 6]] * 2
+
+
 def test_a_connection_is_closed_and_the_stream_goes_on(sides: SideBySide) -> None:
     with pymongo.MongoClient[dict[str, Any]](sides.running.uri()) as client:
         with client.shop.c.watch(max_await_time_ms=100) as stream:

@@ -339,3 +339,26 @@ def test_a_session_that_ends_takes_its_streams_with_it(sides: SideBySide, monkey
         found.append((answer(wire, {"getMore": cursor_id, **read})["code"], kept["ok"]))
         close(wire, other)
     assert found == [(43, 1.0)] * 2
+
+
+@pytest.mark.parametrize("fault", [{"errorCode": 6}, {"closeConnection": True}])
+def test_a_session_that_the_server_did_not_end_keeps_its_streams(sides: SideBySide, fault: dict[str, Any]) -> None:
+    """Streams had been marked before the server had answered. In every test it had ended the session."""
+    streams = sides.running.gateway.engine.streams
+    cursor_id, _ = opened(sides.gateway, session(5))
+    sides.server.run(
+        "admin",
+        {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": {"failCommands": ["endSessions"], **fault}},
+    )
+    with Wire.to(sides.running.uri()) as ending:
+        end = bson.encode({"endSessions": [session(5)["lsid"]], "$db": "admin"})
+        if "errorCode" in fault:
+            assert bson.decode(ending.exchange(end))["code"] == 6
+        else:
+            with pytest.raises(OSError):  # noqa: PT011  a closed connection has many names
+                ending.exchange(end)
+    assert not sides.running.call(lambda: streams[cursor_id].is_ended)
+    with Wire.to(sides.running.uri()) as ending:
+        assert bson.decode(ending.exchange(end))["ok"] == 1
+    assert sides.running.call(lambda: streams[cursor_id].is_ended)
+    close(sides.gateway, cursor_id)

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import hashlib
 import uuid
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 import bson
@@ -74,7 +74,7 @@ class Commands:
             case b"killAllSessions" | b"killSessions" | b"killAllSessionsByPattern":
                 return await self._kill_sessions(connection, command)
             case b"endSessions":
-                await self._end_sessions(connection, command)
+                return await self._end_sessions(connection, command)
             case listing.NAME if command.database == "admin":
                 return await self._list_streams(connection, command)
         return False
@@ -265,15 +265,29 @@ class Commands:
         await connection.reply(command, self._engine.stamped(merged_kills(wanted, killed, theirs)))
         return True
 
-    async def _end_sessions(self, connection: ClientConnection, command: ClientCommand) -> None:
-        """Mark the streams of sessions that a client ends. They are closed soon; the server does it at a check."""
+    async def _end_sessions(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        """Mark the streams of sessions that a client ends, if the server agrees. They are closed soon; the server does
+        it at a check."""
         ended = sessions_ended(command.document)
-        streams = [one for one in self._engine.streams.values() if one.owner.session in ended]
-        if streams:
-            await connection.answered()
-            identity = await connection.identity(self._rights_seconds)
-            for stream in streams:
-                stream.is_ended = stream.is_ended or stream.owner.users == identity.users
+        if not any(one.owner.session in ended for one in self._engine.streams.values()):
+            return False
+        await connection.answered()
+        users = (await connection.identity(self._rights_seconds)).users
+        try:
+            reply = await connection.ask(command.document)
+        except asyncio.CancelledError:
+            if not connection.server_left:  # the client has left: the server carries out what it was sent
+                self._mark_ended(ended, users)
+            raise
+        if is_ok(reply):
+            self._mark_ended(ended, users)
+        await connection.reply(command, reply)
+        return True
+
+    def _mark_ended(self, sessions: Container[bytes | None], users: frozenset[User]) -> None:
+        for stream in self._engine.streams.values():
+            if stream.owner.session in sessions and stream.owner.users == users:
+                stream.is_ended = True
 
     async def _kill_sessions(self, connection: ClientConnection, command: ClientCommand) -> bool:
         """The server decides whether this is allowed and closes its cursors; then we close ours of these sessions."""

@@ -260,8 +260,8 @@ class ClientConnection:
             head = await self._client.reader.readexactly(HEADER_SIZE)
 
     async def _repeated(self, head: bytes) -> tuple[bytes, bool]:
-        """Answer a getMore that repeats the last one and has arrived as a whole. Returns what was read of the message,
-        and whether it was answered."""
+        """Answer a getMore that repeats the last one and has arrived as a whole, or pass it on. Returns what was read
+        of the message, and whether nothing more is to be done for it."""
         size = self.last_get_more.size
         if not size or head[:4] != size.to_bytes(4, "little") or not self._holds(size - HEADER_SIZE):
             return head, False
@@ -271,9 +271,11 @@ class ClientConnection:
         command = self.last_get_more.repeated(message)
         if command is None:
             return message, False
-        if not await self._while_answering(self._shared.answer(self, command)):
-            return message, False
         self._shared.metrics.client_bytes_received += size
+        if not await self._while_answering(self._shared.answer(self, command)):
+            # The server's. Nobody is asked about it twice: a fail point counts the commands that it is asked about.
+            async with asyncio.timeout(self._shared.options.stall_seconds) as limit:
+                await self._pass_on(outline(OP_MSG, message), message, size, limit)
         return message, True
 
     async def _request(self, head: bytes, limit: asyncio.Timeout) -> None:
@@ -474,6 +476,11 @@ class ClientConnection:
             return
         async with self._shared.reply_memory.held(len(frame)):
             await self.send(frame)
+
+    @property
+    def server_left(self) -> bool:
+        """Whether the server has closed its side."""
+        return self._server_left
 
     async def answered(self) -> None:
         """Wait until the server has answered all that was passed on: replies come in the order of their commands."""
