@@ -1,0 +1,101 @@
+"""Publish every change of a database to a topic of Kafka, exactly once, in order for each document.
+
+    python to_kafka.py MONGODB_URI DATABASE BOOTSTRAP_SERVERS TOPIC CHECKPOINT
+
+A topic is its own record of what it has: each message carries its token, a document's changes all go to one partition,
+and the producer keeps their order. So the last message of each partition tells which events of a batch that is given
+again are there already. That holds as long as nobody else writes to the topic, its number of partitions stays, and
+its retention keeps the last message.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from zlib import crc32
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from tailrace.spark import MicroBatch, foreach_batch, local_session
+from tailrace.spark.batch import document_of
+
+WAIT_S = 60.0
+TOKEN = "tailrace-token"
+
+
+class Topic:
+    """Writes batches to a topic. ``partitions`` maps each partition to the last token in it, "" for none."""
+
+    def __init__(self, servers: str, topic: str, **config: object) -> None:
+        self._config: dict[str, object] = {"bootstrap.servers": servers, **config}
+        self._topic = topic
+        self._producer = Producer({**self._config, "enable.idempotence": True})
+        self._partitions: Mapping[int, str] = {}
+
+    def write(self, batch: MicroBatch) -> None:
+        if not self._partitions:  # the process is new, or a batch has failed
+            self._partitions = self._last_tokens()
+        tokens, self._partitions = dict(self._partitions), {}
+        refused: list[KafkaError] = []
+
+        def told(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                refused.append(error)
+
+        for row in batch.rows():
+            key = document_of(row.event)
+            partition = crc32(key) % len(tokens)
+            if row.token <= tokens[partition]:
+                continue
+            headers = [(TOKEN, row.token.encode()), ("operation", row.operation_type.encode())]
+            while True:
+                try:
+                    self._producer.produce(
+                        self._topic, bytes(row.event), key, partition, on_delivery=told, headers=headers
+                    )
+                    break
+                except BufferError:
+                    self._producer.poll(1)
+            tokens[partition] = row.token
+        if self._producer.flush(WAIT_S) or refused:
+            self._producer.purge()  # or what is left would come after what is sent again
+            raise KafkaException(refused[0] if refused else KafkaError(KafkaError._TIMED_OUT))
+        self._partitions = tokens
+
+    def _last_tokens(self) -> dict[int, str]:
+        consumer = Consumer({**self._config, "group.id": "unused", "enable.auto.commit": False})
+        try:
+            found = consumer.list_topics(self._topic, WAIT_S).topics[self._topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            return {number: self._last_token(consumer, number) for number in found.partitions}
+        finally:
+            consumer.close()
+
+    def _last_token(self, consumer: Consumer, number: int) -> str:
+        first, end = consumer.get_watermark_offsets(TopicPartition(self._topic, number), WAIT_S)
+        if first == end:
+            return ""
+        consumer.assign([TopicPartition(self._topic, number, end - 1)])
+        message = consumer.poll(WAIT_S)
+        if message is None or message.error() is not None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT) if message is None else message.error())
+        token = dict(message.headers() or []).get(TOKEN)
+        if token is None:
+            raise ValueError(f"somebody else has written to partition {number} of {self._topic}")
+        return token.decode()
+
+
+def main(uri: str, database: str, servers: str, topic: str, checkpoint: str) -> None:
+    events = (
+        local_session()
+        .readStream.format("tailrace")
+        .options(uri=uri, database=database, columns="token,operation_type,event")
+        .load()
+    )
+    query = events.writeStream.foreachBatch(foreach_batch(Topic(servers, topic).write))
+    query.option("checkpointLocation", checkpoint).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
