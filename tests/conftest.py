@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.pipeline import kernel as pipeline_kernel
+from tests import shared_clock
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
 # the commands that a test interrupts would then never hear of it.
@@ -78,6 +79,14 @@ def replica_set() -> Iterator[ReplicaSet]:
     others, and leave it running as it was. Take ``start_replica_set`` for a test that kills or steps down."""
     with ReplicaSet(1, enable_test_commands=True) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _clocks_stay_as_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for name in ("replica_set", "sharded_cluster"):
+        if name in request.fixturenames:
+            shared_clock.check(request.getfixturevalue(name).uri)
 
 
 @pytest.fixture

@@ -1,15 +1,55 @@
-"""Gateways for the tests of this folder."""
+"""Gateways for the tests of this folder, and deployments for them: 6.0.27 in a plain run, 5.0.4 and 4.4.2 too with
+``-m slow``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tailrace.embedded import ReplicaSet
+from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.gateway.running import GatewayProcess
+from tests.gateway.side_by_side import OLDER_ARE_SLOW, VERSIONS
+
+
+@pytest.fixture(scope="session", params=OLDER_ARE_SLOW)
+def server_version(request: pytest.FixtureRequest) -> str:
+    """The version of the deployments below. Whoever asks for one of them is run on each version."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def replica_set(server_version: str, request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
+    """The one that all modules share, or the older version's of this folder."""
+    if server_version == VERSIONS[0]:
+        yield request.getfixturevalue("replica_set")
+        return
+    with ReplicaSet(1, version=server_version, enable_test_commands=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def sharded_cluster(server_version: str, request: pytest.FixtureRequest) -> Iterator[ShardedCluster]:
+    """As ``replica_set``."""
+    if server_version == VERSIONS[0]:
+        yield request.getfixturevalue("sharded_cluster")
+        return
+    with ShardedCluster(3, version=server_version, enable_test_commands=True) as running:
+        yield running
+
+
+@pytest.fixture
+def start_replica_set(server_version: str) -> Iterator[Callable[..., ReplicaSet]]:
+    """``start_replica_set(members=3, ...)``: replica sets of a test's own, stopped at its end."""
+    with ExitStack() as stack:
+
+        def start(members: int = 1, **options: Any) -> ReplicaSet:
+            return stack.enter_context(ReplicaSet(members, **{"version": server_version, **options}))
+
+        yield start
 
 
 @pytest.fixture(scope="module")

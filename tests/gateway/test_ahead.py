@@ -102,3 +102,33 @@ def test_a_client_that_has_gone_keeps_nobody_from_reading_ahead_and_one_that_ret
                 begun += [next(stream).raw for _ in range(199)]  # beyond what was read before it waited
             assert begun == native[:200]
     until(lambda: room(behind.running) == 4)
+
+
+def test_a_stream_that_wants_little_of_a_long_stretch_is_sent_little_of_it(replica_set: ReplicaSet) -> None:
+    """The gateway had read every entry for it, whatever the scope and the ``$match``; ``watch()`` does not. No test had
+    looked at what a stream far behind has the server send."""
+
+    def seen(uri: str, token: Any) -> list[bytes]:
+        found: list[bytes] = []
+        with (
+            pymongo.MongoClient[RawBSONDocument](uri, document_class=RawBSONDocument) as client,
+            client.gatewayLittle.wanted.watch(resume_after=token, batch_size=10) as stream,
+        ):
+            while len(found) < 100:
+                found.append(next(stream).raw)
+        return found
+
+    with pymongo.MongoClient[Any](replica_set.uri) as client, running_gateway(replica_set.uri) as running:
+        database = client.gatewayLittle
+        with database.wanted.watch() as stream:
+            token = stream.resume_token
+        for begin in range(0, 5000, 50):
+            database.other.insert_many([{"_id": number, "text": "x" * 12_000} for number in range(begin, begin + 50)])
+            database.wanted.insert_one({"_id": begin})
+        native = seen(replica_set.uri, token)
+        before = client.admin.command("serverStatus")["network"]["bytesOut"]
+        assert seen(running.uri(), token) == native
+        sent = client.admin.command("serverStatus")["network"]["bytesOut"] - before
+        client.drop_database("gatewayLittle")
+    # Two replies of 16 MB are under way before it is known that the filter pays.
+    assert sent < 45_000_000, "the server has sent most of 60 MB"

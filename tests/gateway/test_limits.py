@@ -18,7 +18,7 @@ import pytest
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from tailrace.cli.stream_arguments import address_of
-from tailrace.embedded import Mongod, ReplicaSet
+from tailrace.embedded import Mongod, ReplicaSet, find_mongod
 from tailrace.errors import SinkError, UsageError
 from tailrace.gateway import connection
 from tailrace.gateway.frame import MESSAGE_SIZE_MAX, op_msg
@@ -176,11 +176,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def encrypted(certificates: Path) -> Iterator[str]:
+def encrypted(certificates: Path, server_version: str) -> Iterator[str]:
     """The URI of a replica set of one that speaks TLS alone."""
     arguments = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(certificates / "server.pem"))
     arguments += ("--tlsCAFile", str(certificates / "ca.pem"), "--tlsAllowConnectionsWithoutCertificates")
-    with Mongod(replica_set="encrypted", arguments=arguments) as mongod:
+    with Mongod(replica_set="encrypted", binary=find_mongod(server_version), arguments=arguments) as mongod:
         uri = f"mongodb://{mongod.host}/?tls=true&tlsCAFile={certificates / 'ca.pem'}"
         with pymongo.MongoClient[dict[str, Any]](uri, directConnection=True) as client:
             member = {"_id": 0, "host": mongod.host}

@@ -14,7 +14,7 @@ import pymongo
 import pytest
 from pymongo.errors import NotPrimaryError, ServerSelectionTimeoutError
 
-from tailrace.embedded import Mongod
+from tailrace.embedded import Mongod, find_mongod
 from tailrace.errors import SourceError, TailraceError
 from tailrace.gateway import upstream
 from tests.gateway.gateways import RunningGateway, running_gateway
@@ -38,9 +38,11 @@ class Members(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def members() -> Iterator[Members]:
+def members(server_version: str) -> Iterator[Members]:
     with ExitStack() as stack:
-        hosts = [stack.enter_context(Mongod(replica_set=NAME)).host for _ in range(3)]
+        hosts = [
+            stack.enter_context(Mongod(replica_set=NAME, binary=find_mongod(server_version))).host for _ in range(3)
+        ]
         listed: list[dict[str, Any]] = [{"_id": number, "host": host} for number, host in enumerate(hosts)]
         listed[1]["priority"] = 0
         listed[2]["arbiterOnly"] = True
@@ -135,9 +137,9 @@ def test_a_client_that_wants_a_secondary_alone_finds_none(at_the_primary: Runnin
             client.members.notes.watch()
 
 
-def test_what_keeps_no_oplog_is_refused_at_the_start(members: Members) -> None:
+def test_what_keeps_no_oplog_is_refused_at_the_start(members: Members, server_version: str) -> None:
     with (
-        Mongod() as alone,
+        Mongod(binary=find_mongod(server_version)) as alone,
         pytest.raises(SourceError, match="standalone server, which keeps no oplog"),
         running_gateway(f"mongodb://{alone.host}/"),
     ):

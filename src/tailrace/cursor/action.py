@@ -85,6 +85,9 @@ class ReadOplog:
     ``deadline_ms``  ``None``: answer at once. Else, where there is no entry yet, the answer may wait until that time of
                      the clock; it comes as soon as there is an entry, and at the deadline at the latest
     ``awaited``      an event waits for all these participants to be past this time; a batch without entries may say so
+    ``oplog_filter`` a query that every entry meets which the stream needs, joined with conditions on ``ts``; others may
+                     be given or not. ``None``: all are needed
+    ``events``, ``event_bytes``  what the entries that were given since the last ``ReadOplog`` have become
 
     A driver that finds the history gone throws ``ChangeStreamHistoryLost`` into the generator, and whatever keeps it
     from reading as the TailraceError that it is.
@@ -93,6 +96,9 @@ class ReadOplog:
     positions: tuple[Position, ...]
     deadline_ms: int | None
     awaited: ClusterTime | None = None
+    oplog_filter: bytes | None = None
+    events: int = 0
+    event_bytes: int = 0
 
     @property
     def after(self) -> ClusterTime:

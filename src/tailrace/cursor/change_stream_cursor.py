@@ -33,6 +33,8 @@ class ChangeStreamCursor:
         #: The participants of which it is not known yet whether their oplogs reach back to the start.
         self._unconfirmed = set(stream.participants) if started_by_caller else set()
         self._has_read = False
+        #: What the last batch has become.
+        self._made = self._made_bytes = 0
         self.killed = False
 
     @property
@@ -57,7 +59,7 @@ class ChangeStreamCursor:
         now_ms: int | None = None
         while not reply.is_full:
             if self._events is None:
-                self._events = yield from self._stream.next_block()
+                self._events = yield from self._made_next()
             if self._events is not None:
                 if not self._put_into(reply):
                     break
@@ -69,6 +71,13 @@ class ChangeStreamCursor:
                 at_end, now_ms = yield from self._read(None if reply else deadline_ms)
         # Cut short: the stream goes on after the last event given, whatever was read beyond it.
         return Filled(reply.last_token or self.first_token, closed=False)
+
+    def _made_next(self) -> Generator[Action, Any, EventBlock | None]:
+        block = yield from self._stream.next_block()
+        if block is not None:
+            self._made += len(block)
+            self._made_bytes += block.size
+        return block
 
     def _put_into(self, reply: ReplyEvents) -> bool:
         """Move events that wait into the reply; False where some have to wait longer."""
@@ -92,12 +101,15 @@ class ChangeStreamCursor:
                 self._unconfirmed.discard(name)
         positions = tuple(Position(name, stream.promised(name)) for name in wanted)
         try:
-            read: OplogRead = yield ReadOplog(positions, deadline_ms, stream.awaited_time)
+            read: OplogRead = yield ReadOplog(
+                positions, deadline_ms, stream.awaited_time, stream.oplog_filter, self._made, self._made_bytes
+            )
         except ChangeStreamHistoryLost as error:
             raise self._overtaken(positions[0]) if self._has_read else error from None
         if self.killed:
             raise ServerError("operation was interrupted", code=237)
         self._has_read = True
+        self._made = self._made_bytes = 0
         stream.feed(read.participant, read.batch)
         return read.at_end, read.now_ms
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from pymongo import MongoClient
 
+from tailrace.client import kernel_loader
 from tailrace.cursor import (
     Action,
     Members,
@@ -36,6 +37,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.stream import Need
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import answer_request
+from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.tailed_source import TailedSource
 
@@ -277,6 +279,10 @@ class OplogReading(Reading):
         self._source.on_ready(self._wake)
         self._scope = scope
         self._batches: Generator[OplogBatch, None, None] | None = None
+        #: The filter that ``_batches`` reads with, and the entries of its last batch until it is known what they gave.
+        self._filter: bytes | None = None
+        self._unweighed = b""
+        self._choice: FilterChoice | None = None
 
     def rest(self) -> None:
         super().rest()
@@ -301,21 +307,51 @@ class OplogReading(Reading):
         return OldestEntry(*await in_thread(self.pool, self._source.oldest))
 
     async def _next(self, action: ReadOplog) -> OplogRead:
+        if self._unweighed:
+            self._weigh(action)
         batch = await self._taken_ahead() if self._ahead is not None else self._source.poll()
         if batch is not None and batch.raw and self._source.is_joined:
             # Asking again to hear that there is nothing more would cost as much as an event does.
             return OplogRead(batch, not self._source.has_more, now_ms())
         if batch is None:
-            if self._ending_read is not None:
-                await _ended(self._ending_read)
-                self._ending_read = None
-            if self._batches is None:
-                self._batches = self._source.tail(action.after, await_ms=OWN_AWAIT_MS)
-            own: OplogBatch = await in_thread(self.pool, next, self._batches)
+            batches = await self._own_batches(action)
+            own: OplogBatch = await in_thread(self.pool, next, batches)
             batch = own
-        if len(batch.raw) >= _AHEAD_BYTES_MIN and self._batches is not None and not self._source.is_joined:
-            self._read_ahead(self._batches)
-        return OplogRead(batch, not batch.raw, now_ms())
+        at_end = not batch.raw
+        if self._batches is not None and not self._source.is_joined:
+            self._unweighed = batch.raw
+            # Nothing passed the filter for a while: that is no end.
+            at_end = at_end and (self._filter is None or batch.high_water <= action.after)
+            if len(batch.raw) >= _AHEAD_BYTES_MIN and self._wanted_filter(action) == self._filter:
+                self._read_ahead(self._batches)
+        return OplogRead(batch, at_end, now_ms())
+
+    def _is_news(self, action: ReadOplog, read: OplogRead) -> bool:
+        return bool(read.batch.raw) or not read.at_end
+
+    async def _own_batches(self, action: ReadOplog) -> Generator[OplogBatch, None, None]:
+        """What the stream reads for itself. It is opened anew if the filter is no longer the one to read with."""
+        if self._ending_read is not None:
+            await _ended(self._ending_read)
+            self._ending_read = None
+        wanted = self._wanted_filter(action)
+        if self._batches is not None and wanted != self._filter:
+            batches, self._batches = self._batches, None
+            await in_thread(self.pool, batches.close)
+        if self._batches is None:
+            self._filter = wanted
+            self._batches = self._source.tail(action.after, await_ms=OWN_AWAIT_MS, oplog_filter=wanted)
+        return self._batches
+
+    def _wanted_filter(self, action: ReadOplog) -> bytes | None:
+        return action.oplog_filter if self._choice is not None and self._choice.asks else None
+
+    def _weigh(self, action: ReadOplog) -> None:
+        """Count what the last batch gave, as ``watch()`` does: the filter is sent where that pays."""
+        raw, self._unweighed = self._unweighed, b""
+        choice = self._choice = self._choice or FilterChoice(is_local=is_local(self._source.client))
+        if choice.asks == (self._filter is not None):  # else it was read before the choice was made
+            choice.saw(raw, action.events, action.event_bytes, compiled=not kernel_loader.is_missing())
 
     def _read_ahead(self, batches: Generator[OplogBatch, None, None]) -> None:
         if self._ahead_room.take(self):
