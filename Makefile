@@ -15,14 +15,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Options that reach the commands: make demo ARGS="--keep-running", make test ARGS="-k resume".
 ARGS ?=
-# Test processes: many tests wait for elections, time-outs and other processes, and four of them keep two cores busy.
-PROCESSES ?= 4
+# Test processes: many tests wait for elections, time-outs and other processes, and six of them keep two cores busy.
+PROCESSES ?= 6
 SEED ?= 1
 SEEDS ?=
 OPS ?= 2000
 N ?= 300
 # What a fuzz run does with the compiled kernel: auto, on, off.
 KERNEL ?= auto
+
+# Bytecode is kept also where the surroundings say no, as images of containers do: a run of the tests starts some
+# hundred processes, and compiling what they import is a quarter second of processor for each, and 12 s for each of those
+# that collect the tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway simulate-consumers record bench lock clean
 
@@ -36,7 +41,7 @@ test: style ## format and lint, then every test that is not slow, and types besi
 	$(BIN)/mypy --strict src &
 	types=$$!
 	result=0
-	$(BIN)/python -m tests.spark.class_data 2>/dev/null || true  # only saves time
+	$(BIN)/python -m tests.prepare
 	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS) || result=$$?
 	wait $$types || result=$$?
 	exit $$result

@@ -36,20 +36,37 @@ def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-#: The folders whose files take longest come first: a file is run by one process, so a long one that begins last would
-#: leave the others without work.
-SLOWEST_FIRST = ("spark", "docs", "sharded", "differential", "spec", "embedded", "golden", "property")
+#: A file is run by one process, so a long one that begins last would leave the others without work. These take a minute
+#: or more; those that compute and those that wait alternate, and so do few JVMs run at once.
+LONGEST_FIRST = (
+    "spark/test_snapshot.py",  # with it all files of the Spark session
+    "differential/test_failures_live.py",
+    "docs/test_pages.py",
+    "consumer/test_ordeal.py",
+    "spark/test_run_command.py",
+    "sharded/test_removed_shards.py",
+    "spark/test_cluster.py",
+    "differential/test_habits_live.py",
+    "spark/test_lake_crash.py",
+    "gateway/test_stop.py",
+    "spark/test_lake_gap.py",
+    "differential/test_watch_live.py",
+    "spark/test_lake_lookups.py",
+)
+#: Then come the folders whose files take longest.
+FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "spec", "embedded", "golden", "property")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {folder: rank for rank, folder in enumerate(SLOWEST_FIRST)}
     here = Path(__file__).parent
+    files = {here / file: rank for rank, file in enumerate(LONGEST_FIRST)}
+    folders = {here / folder: len(files) + rank for rank, folder in enumerate(FOLDERS)}
 
-    def rank(item: pytest.Item) -> int:
-        parts = item.path.relative_to(here).parts if item.path.is_relative_to(here) else ("",)
-        return ranks.get(parts[0], len(ranks))
+    @functools.cache
+    def rank(path: Path) -> int:
+        return files.get(path, folders.get(path.parent, len(files) + len(folders)))
 
-    items.sort(key=rank)  # the order inside a folder stays
+    items.sort(key=lambda item: rank(item.path))  # the order inside a file stays
 
 
 @pytest.hookimpl(optionalhook=True)
