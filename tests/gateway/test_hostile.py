@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +16,13 @@ import bson
 import pymongo
 import pytest
 from bson.int64 import Int64
+from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet
 from tailrace.gateway import frame
+from tests import shared_clock
+from tests.differential.wire import Wire
 from tests.gateway.fuzz import fuzz, mutated
 from tests.gateway.record import recorded
 from tests.gateway.running import GatewayProcess, eventually
@@ -181,13 +185,21 @@ def test_damaged_messages_of_real_drivers_harm_nobody(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:
     """To a server of their own: they may be any command, and may set its clock forward by hours."""
-    gateway = start_gateway(start_replica_set(1).uri)
+    own = start_replica_set(1)
+    gateway = start_gateway(own.uri)
+    shared_clock.check(own.uri)
     chance, corpus = random.Random(5), recorded()
     with unharmed(gateway):
         for _ in range(300):
             with connect(gateway) as connection, suppress(ConnectionError):
                 connection.sendall(mutated(chance.choice(corpus), chance))
                 connection.shutdown(socket.SHUT_WR)
+    ahead = int(time.time() + max(0.0, shared_clock.seconds_ahead(own.uri))) + 600
+    unsigned = {"clusterTime": Timestamp(ahead, 1), "signature": {"hash": bytes(20), "keyId": Int64(0)}}
+    with Wire.to(own.uri) as wire:
+        wire.run("admin", {"ping": 1, "$clusterTime": unsigned})
+    with pytest.raises(AssertionError, match="has set the clock of the shared deployment forward by"):
+        shared_clock.check(own.uri)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
