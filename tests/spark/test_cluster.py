@@ -17,12 +17,14 @@ import pytest
 
 import tailrace
 from tailrace.embedded import ReplicaSet
+from tailrace.spark.runtime.class_data import class_data_options
 from tailrace.spark.runtime.java import find_java
 from tests.spark.streams import newest, server_events
 from tests.spark.test_crash import arrived, driver, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SUBMITTED = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -103,11 +105,11 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
         "startAtOperationTime": f"{start.seconds},{start.increment + 1}",
         "columns": "event,token",
     }
-    home = Path(pyspark.__file__).parent
+    home, java = Path(pyspark.__file__).parent, find_java()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "PYTHON"))},
         "SPARK_HOME": str(home),
-        "JAVA_HOME": str(find_java().home),
+        "JAVA_HOME": str(java.home),
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
     }
@@ -116,7 +118,7 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
             home / "bin" / "spark-submit",
             *("--master", "local[2]", "--driver-memory", "1g", "--conf", "spark.ui.enabled=false"),
             *("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1"),
-            *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+            *("--conf", f"spark.driver.extraJavaOptions={class_data_options(java)} {QUICK}"),
             *("--py-files", str(_zip_of_the_package(tmp_path)), "submitted.py"),
             *(json.dumps(options), "out", "checkpoint"),
         ],

@@ -64,17 +64,18 @@ def wait_for_commits(process: subprocess.Popen[bytes], lake: Path, number: int) 
         time.sleep(0.05)
 
 
-def test_after_five_kills_at_random_moments_and_two_inside_a_commit_the_lake_is_the_servers_stream(
-    replica_set: ReplicaSet, tmp_path: Path
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_after_kills_at_random_moments_and_two_inside_a_commit_the_lake_is_the_servers_stream(
+    kills: int, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("TAILRACE_SEED", time.time_ns() % 10**6))
     print(f"TAILRACE_SEED={seed}")
     moments = random.Random(seed)
-    database, lake = "lakecrash", tmp_path / "lake"
+    database, lake = f"lakecrash{kills}", tmp_path / "lake"
     start = newest(replica_set.uri)
     options = options_for(replica_set.uri, database, start, columns="event,token", maxEventsPerTrigger="400")
     with at_work(replica_set.uri, database):
-        for _ in range(5):
+        for _ in range(kills):
             with driver(options, lake) as process:
                 wait_for_commits(process, lake, commits(lake) + 1)
                 time.sleep(moments.uniform(0, 0.8))
