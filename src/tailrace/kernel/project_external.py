@@ -74,9 +74,11 @@ class External:
         failed: list[int] = []
         size = 0
         nothing = [_MISSING] * self.count
+        evaluate, frame_of, empty = self._evaluate, self._frame, self._compilation.frame()
         for first, last, row in zip(start.tolist(), end.tolist(), spans, strict=True):
             try:
-                values = self._of(view[first:last].tobytes(), row)
+                frame = frame_of(empty, view[first:last].tobytes(), row)
+                values = [each(frame) or _MISSING for each in evaluate]
             except Exception:  # noqa: BLE001  whatever it is, the plain stages raise it again, at its place
                 failed.append(len(types) // self.count)
                 values = nothing
@@ -96,21 +98,18 @@ class External:
         """Whether the first expression is true of each event, as ``$expr`` asks; ``None`` where it fails."""
         spans = self._look_ups.spans(buffer, start, end).tolist()
         view = memoryview(np.ascontiguousarray(buffer))  # type: ignore[arg-type]
-        evaluate, truthy = self._evaluate[0], v.truthy
+        evaluate, truthy, frame_of, empty = self._evaluate[0], v.truthy, self._frame, self._compilation.frame()
         found: list[bool | None] = []
         for first, last, row in zip(start.tolist(), end.tolist(), spans, strict=True):
             try:
-                found.append(truthy(evaluate(self._frame(view[first:last].tobytes(), row))))
+                found.append(truthy(evaluate(frame_of(empty, view[first:last].tobytes(), row))))
             except Exception:  # noqa: BLE001  whatever it is, the plain stages raise it again, at its place
                 found.append(None)
         return found
 
-    def _of(self, document: bytes, row: list[int]) -> list[v.Value]:
-        frame = self._frame(document, row)
-        return [evaluate(frame) or _MISSING for evaluate in self._evaluate]
-
-    def _frame(self, document: bytes, row: list[int]) -> Frame:
-        frame = self._compilation.frame()
+    def _frame(self, empty: Frame, document: bytes, row: list[int]) -> Frame:
+        """The frame of an event whose paths ``row`` gives; ``empty`` is one in which nothing was looked up."""
+        frame = empty.copy()
         frame[ROOT_SLOT] = (v.OBJECT, document)
         follows = False
         for at, slot, names in self._slots:

@@ -8,7 +8,7 @@ parsing, so a look-up at run time is one list index. The parsed form stays reada
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import call
 from typing import Final
@@ -416,12 +416,14 @@ def variadic(
     associative: bool = False,
     commutative: bool = False,
     note: str = "",
+    two: Callable[[Value, Value], Value] | None = None,
 ) -> None:
     """Register an operator of ``low`` to ``high`` arguments.
 
     ``function`` gets them one after the other and may stop early, as the server does at the first null. The server
     merges an ``associative`` operator with the same operator inside it and evaluates its constants beforehand,
-    neighbours alone unless it is ``commutative``; that order shows in rounding and in errors.
+    neighbours alone unless it is ``commutative``; that order shows in rounding and in errors. ``two`` does the same
+    more quickly for two numbers that are no decimals.
     """
     _variadic(
         name,
@@ -430,6 +432,7 @@ def variadic(
         arity=(low, high),
         associative=associative,
         commutative=lambda order: commutative,
+        two=two,
     )
 
 
@@ -454,12 +457,15 @@ def _variadic(
     arity: tuple[int, int | None],
     associative: bool,
     commutative: Callable[[Order], bool],
+    two: Callable[[Value, Value], Value] | None = None,
 ) -> None:
     group, since, note = listed
 
     def build(args: Sequence[Expression], bindings: Bindings) -> Expression:
         function = make(bindings.order)
         closures = [argument.evaluate for argument in args]
+        if two is not None and len(args) == 2:
+            return operator_of(name, args, _of_two(args, two, function), bindings)
         return operator_of(name, args, lambda frame: function(map(call, closures, repeat(frame))), bindings)
 
     def parse(operand: Value, bindings: Bindings) -> Expression:
@@ -470,6 +476,30 @@ def _variadic(
         return build(args, bindings)
 
     registry.register(name, group, since, parse, note=note)
+
+
+def _of_two(
+    args: Sequence[Expression], quick: Callable[[Value, Value], Value], function: Callable[[Iterable[Maybe]], Maybe]
+) -> Evaluate:
+    """``quick`` for two plain numbers, else ``function``: it asks for the second only where the first is not null."""
+    left, right = args[0].evaluate, args[1].evaluate
+    plain = v.PLAIN_NUMBERS
+
+    def evaluate(frame: Frame) -> Maybe:
+        first = left(frame)
+        if first is None or first[0] not in plain:
+            return function(_then(first, right, frame))
+        second = right(frame)
+        if second is None or second[0] not in plain:
+            return function((first, second))
+        return quick(first, second)
+
+    return evaluate
+
+
+def _then(first: Maybe, right: Evaluate, frame: Frame) -> Iterator[Maybe]:
+    yield first
+    yield right(frame)
 
 
 def regroup(

@@ -174,16 +174,24 @@ _accumulator("$stdDevSamp", "3.2", _deviation(True))
 def _merge_objects(values: Iterable[Maybe]) -> Maybe:
     fields: dict[bytes, bytes] = {}
     for value in values:
-        _merge_into(fields, value)
+        fields = _merged(fields, value)
     return v.document_of(list(fields.values()))
 
 
-def _merge_into(fields: dict[bytes, bytes], value: Maybe) -> None:
+def _merged(fields: dict[bytes, bytes], value: Maybe) -> dict[bytes, bytes]:
+    """``fields`` with those of a value, which may be the same dictionary."""
     if value is None or value[0] in v.NULLISH:
-        return
+        return fields
     if value[0] != v.OBJECT:
         raise failure(40400, f"$mergeObjects requires object inputs, but an input is of type {v.type_name(value)}")
-    fields.update(v.elements_by_name(value[1]))
+    found = v.elements_by_name(value[1])
+    if not fields:
+        return found
+    fields.update(found)
+    return fields
+
+
+_Step: TypeAlias = Callable[[Frame, dict[bytes, bytes]], dict[bytes, bytes]]
 
 
 def _merge_of_several(name: str, args: Sequence[Expression], bindings: Bindings) -> Expression:
@@ -193,24 +201,25 @@ def _merge_of_several(name: str, args: Sequence[Expression], bindings: Bindings)
     def evaluate(frame: Frame) -> Maybe:
         fields: dict[bytes, bytes] = {}
         for step in steps:
-            step(frame, fields)
+            fields = step(frame, fields)
         return v.document_of(list(fields.values()))
 
     return operator_of(name, args, evaluate, bindings)
 
 
-def _fields_of_value(evaluate: Evaluate) -> Callable[[Frame, dict[bytes, bytes]], None]:
-    return lambda frame, fields: _merge_into(fields, evaluate(frame))
+def _fields_of_value(evaluate: Evaluate) -> _Step:
+    return lambda frame, fields: _merged(fields, evaluate(frame))
 
 
-def _fields_of_literal(literal: Expression) -> Callable[[Frame, dict[bytes, bytes]], None]:
-    pairs = [(name, part.evaluate) for name, part in zip(literal.names, literal.args, strict=True)]
+def _fields_of_literal(literal: Expression) -> _Step:
+    parts = [(name, name + b"\x00", part.evaluate) for name, part in zip(literal.names, literal.args, strict=True)]
 
-    def step(frame: Frame, fields: dict[bytes, bytes]) -> None:
-        for name, evaluate in pairs:
+    def step(frame: Frame, fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        for name, ended, evaluate in parts:
             value = evaluate(frame)
             if value is not None:
-                fields[name] = b"%c%b\x00%b" % (value[0], name, value[1])
+                fields[name] = v.BYTES[value[0]] + ended + value[1]
+        return fields
 
     return step
 

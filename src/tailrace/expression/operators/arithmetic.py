@@ -145,7 +145,18 @@ def decimal_to_long(number: Decimal) -> int:
     return whole if v.INT64_MIN <= whole <= v.INT64_MAX else v.INT64_MIN
 
 
-variadic("$add", _ARITHMETIC, "2.2", _add, associative=True, commutative=True)
+def _add_two(a: Value, b: Value) -> Value:
+    """The same of two numbers, neither of which is a decimal."""
+    left, right = v.PLAIN_NUMBERS[a[0]](a[1])[0], v.PLAIN_NUMBERS[b[0]](b[1])[0]
+    if v.DOUBLE in (a[0], b[0]):
+        return v.double(0.0 + left + right)  # from zero, so that no sum is -0.0
+    total = left + right
+    if not v.INT64_MIN <= total <= v.INT64_MAX:
+        return v.double(float(left) + float(right))
+    return v.int64(total) if v.INT64 in (a[0], b[0]) else v.integer(total)
+
+
+variadic("$add", _ARITHMETIC, "2.2", _add, associative=True, commutative=True, two=_add_two)
 
 
 def _multiply(args: Iterable[Maybe]) -> Maybe:
@@ -178,7 +189,18 @@ def _multiply(args: Iterable[Maybe]) -> Maybe:
     return v.int64(int(product)) if kind == v.INT64 else v.integer(int(product))
 
 
-variadic("$multiply", _ARITHMETIC, "2.2", _multiply, associative=True, commutative=True)
+def _multiply_two(a: Value, b: Value) -> Value:
+    """The same of two numbers, neither of which is a decimal."""
+    left, right = v.PLAIN_NUMBERS[a[0]](a[1])[0], v.PLAIN_NUMBERS[b[0]](b[1])[0]
+    if v.DOUBLE in (a[0], b[0]):
+        return v.double(float(left) * float(right))
+    product = left * right
+    if not v.INT64_MIN <= product <= v.INT64_MAX:
+        return v.double(float(left) * float(right))
+    return v.int64(product) if v.INT64 in (a[0], b[0]) else v.integer(product)
+
+
+variadic("$multiply", _ARITHMETIC, "2.2", _multiply, associative=True, commutative=True, two=_multiply_two)
 
 
 def _subtract(a: Maybe, b: Maybe) -> Maybe:

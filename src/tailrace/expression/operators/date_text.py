@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from tailrace.errors import TailraceError
 from tailrace.expression.language.core import operator_of
 from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar, date_format, date_words
-from tailrace.expression.operators.calendar import civil_of, days_of
+from tailrace.expression.operators.calendar import Civil, civil_of, days_of
 from tailrace.expression.operators.dates import moment_of, named, sunday_week, zone_at
 from tailrace.expression.operators.zone_names import read_zone
 from tailrace.expression.operators.zones import Zone, zone_of
@@ -23,7 +24,17 @@ _FAILED: Final = 241
 ISO_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%LZ"
 
 
-def _check_format(text: str, letters: str) -> None:
+#: Layouts of fewer bytes are remembered. A document may hold one of 16 MB.
+_SHORT: Final = 256
+
+
+def _checked_layout(data: bytes, letters: str) -> str:
+    """The layout that a string's bytes hold. Raises 18535 and 18536 for one with other letters behind a %."""
+    return (_known_layout if len(data) < _SHORT else _read_layout)(data, letters)
+
+
+def _read_layout(data: bytes, letters: str) -> str:
+    text = v.text_of((v.STRING, data))
     at = 0
     while at < len(text):
         if text[at] != "%":
@@ -34,6 +45,10 @@ def _check_format(text: str, letters: str) -> None:
         if text[at + 1] not in letters:
             raise failure(18536, f"Invalid format character '%{text[at + 1]}' in format string")
         at += 2
+    return text
+
+
+_known_layout = lru_cache(maxsize=256)(_read_layout)
 
 
 def _to_string(operand: Value, bindings: Bindings) -> Expression:
@@ -50,8 +65,7 @@ def _to_string(operand: Value, bindings: Bindings) -> Expression:
                 return v.NULL
             if wanted[0] != v.STRING:
                 raise failure(18533, f"$dateToString requires that 'format' be a string, found: {v.type_name(wanted)}")
-            layout = v.text_of(wanted)
-            _check_format(layout, "dGHjLmMSuUVwYzZ%")
+            layout = _checked_layout(wanted[1], "dGHjLmMSuUVwYzZ%")
         zone = zone_at(given, frame)
         if value is None or value[0] in v.NULLISH:
             return v.NULL if "onNull" not in given else given["onNull"].evaluate(frame)
@@ -65,30 +79,66 @@ def _to_string(operand: Value, bindings: Bindings) -> Expression:
 register("$dateToString", _DATE, "3.0", _to_string)
 
 
+class _Shown(NamedTuple):
+    """A moment on a wall clock: taken apart, as days since 1970, and the clock's minutes east of UTC."""
+
+    civil: Civil
+    days: int
+    offset: int
+
+
+def _sunday_first(days: int) -> int:
+    return (calendar.weekday(days) + 1) % 7 + 1
+
+
+def _hours_of(offset: int) -> str:
+    return f"{'-' if offset < 0 else '+'}{abs(offset) // 60:02d}{abs(offset) % 60:02d}"
+
+
+#: What each letter behind a % writes.
+_PARTS: Final[dict[str, Callable[[_Shown], str]]] = {
+    "Y": lambda shown: f"{calendar.check_year(shown.civil.year):04d}",
+    "m": lambda shown: f"{shown.civil.month:02d}",
+    "d": lambda shown: f"{shown.civil.day:02d}",
+    "H": lambda shown: f"{shown.civil.hour:02d}",
+    "M": lambda shown: f"{shown.civil.minute:02d}",
+    "S": lambda shown: f"{shown.civil.second:02d}",
+    "L": lambda shown: f"{shown.civil.millisecond:03d}",
+    "j": lambda shown: f"{calendar.day_of_year(shown.civil):03d}",
+    "w": lambda shown: str(_sunday_first(shown.days)),
+    "u": lambda shown: str(calendar.weekday(shown.days) + 1),
+    "U": lambda shown: f"{sunday_week(shown.civil):02d}",
+    "V": lambda shown: f"{calendar.iso_week(shown.days)[1]:02d}",
+    "G": lambda shown: f"{calendar.check_year(calendar.iso_week(shown.days)[0]):04d}",
+    "z": lambda shown: _hours_of(shown.offset),
+    "Z": lambda shown: str(shown.offset),
+}
+
+
+def _divided(layout: str) -> tuple[tuple[str, ...], tuple[Callable[[_Shown], str], ...]]:
+    """What stands between the parts of a layout, one text more than there are parts; and what writes the parts."""
+    between, letters = [""], []
+    for text, letter in re.findall(r"([^%]+)|%(.)", layout, re.DOTALL):
+        if letter in _PARTS:
+            letters.append(_PARTS[letter])
+            between.append("")
+        else:
+            between[-1] += text or letter
+    return tuple(between), tuple(letters)
+
+
+_known_division = lru_cache(maxsize=256)(_divided)
+
+
 def written(moment: int, layout: str, zone: Zone) -> str:
     """A date in a layout such as "%Y-%m-%d"."""
     local = zone.local(moment)
-    civil, days = civil_of(local), local // calendar.DAY
-    offset = (local - moment) // 60000
-    parts: dict[str, Callable[[], str]] = {
-        "Y": lambda: f"{calendar.check_year(civil.year):04d}",
-        "m": lambda: f"{civil.month:02d}",
-        "d": lambda: f"{civil.day:02d}",
-        "H": lambda: f"{civil.hour:02d}",
-        "M": lambda: f"{civil.minute:02d}",
-        "S": lambda: f"{civil.second:02d}",
-        "L": lambda: f"{civil.millisecond:03d}",
-        "j": lambda: f"{calendar.day_of_year(civil):03d}",
-        "w": lambda: str((calendar.weekday(days) + 1) % 7 + 1),
-        "u": lambda: str(calendar.weekday(days) + 1),
-        "U": lambda: f"{sunday_week(civil):02d}",
-        "V": lambda: f"{calendar.iso_week(days)[1]:02d}",
-        "G": lambda: f"{calendar.check_year(calendar.iso_week(days)[0]):04d}",
-        "z": lambda: f"{'-' if offset < 0 else '+'}{abs(offset) // 60:02d}{abs(offset) % 60:02d}",
-        "Z": lambda: str(offset),
-        "%": lambda: "%",
-    }
-    return re.sub(r"%(.)", lambda found: parts[found[1]](), layout)
+    shown = _Shown(civil_of(local), local // calendar.DAY, (local - moment) // 60000)
+    between, letters = (_known_division if len(layout) < _SHORT else _divided)(layout)
+    text = between[0]
+    for write, after in zip(letters, between[1:], strict=True):
+        text += write(shown) + after
+    return text
 
 
 # ── parsing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,9 +230,7 @@ def _layout(given: dict[str, Expression], frame: Frame) -> tuple[str | None, boo
         return None, True
     if wanted[0] != v.STRING:
         raise failure(40684, f"$dateFromString requires that 'format' be a string, found: {v.type_name(wanted)}")
-    layout = v.text_of(wanted)
-    _check_format(layout, "dGHLmMSuVYzZ%")
-    return layout, False
+    return _checked_layout(wanted[1], "dGHLmMSuVYzZ%"), False
 
 
 def _read(value: Value, layout: str | None, zone: Zone | None) -> int:

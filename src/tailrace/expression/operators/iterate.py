@@ -113,7 +113,8 @@ def _filter(operand: Value, bindings: Bindings) -> Expression:
         kept = []
         for item in items:
             frame[slot] = item
-            if v.truthy(passes(frame)):
+            truth = passes(frame)
+            if truth is not v.FALSE and v.truthy(truth):
                 kept.append(item)
                 if len(kept) == left:
                     break

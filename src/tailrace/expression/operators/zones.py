@@ -69,7 +69,6 @@ def _offset_at(rules: ZoneInfo | None, second: int) -> int:
 UTC: Final = Zone("UTC", 0)
 
 
-@lru_cache(maxsize=256)
 def _named(name: str) -> Zone | None:
     if name in ("UTC", "GMT"):
         return Zone(name, 0)
@@ -85,6 +84,7 @@ def _named(name: str) -> Zone | None:
         return None
 
 
+@lru_cache(maxsize=256)
 def zone_of(value: Value) -> Zone:
     """The zone that a string names. Raises 40517 for another type, 40485 for an unknown name."""
     if value[0] != v.STRING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from bson.decimal128 import Decimal128, create_decimal128_context
 
@@ -79,6 +79,9 @@ _U64 = struct.Struct("<Q")
 _LENGTH = _I32.unpack_from
 _SIZES: Final = bson.FIXED_SIZES
 _EXTRAS: Final = bson.LENGTH_EXTRAS
+#: The same by type, -1 where there is none: a list is quicker to ask than a dictionary.
+_SIZE_OF: Final = [_SIZES.get(kind, -1) for kind in range(256)]
+_EXTRA_OF: Final = [_EXTRAS.get(kind, -1) for kind in range(256)]
 
 #: 34 digits, round half to even, the exponents of IEEE 754 decimal128.
 DECIMAL_CONTEXT: Final = create_decimal128_context()
@@ -180,16 +183,18 @@ def too_large() -> NoReturn:
     )
 
 
+#: A type as the byte that it is in a document.
+BYTES: Final = [bytes([kind]) for kind in range(256)]
 _INDEX: Final = [b"%d\x00" % index for index in range(1000)]
 
 
 def array_of(values: Iterable[Maybe]) -> Value:
     """An array from its elements; a missing element becomes null, as on the server."""
     if isinstance(values, list) and len(values) <= len(_INDEX):
-        parts = [
-            b"%c%b%b" % (NULL_TYPE if value is None else value[0], name, b"" if value is None else value[1])
-            for name, value in zip(_INDEX, values, strict=False)
-        ]
+        parts: list[bytes] = []
+        for name, value in zip(_INDEX, values, strict=False):
+            kind, data = NULL if value is None else value
+            parts += (BYTES[kind], name, data)
         whole = b"".join(parts)
         if len(whole) > CONTAINER_LIMIT:
             too_large()
@@ -257,17 +262,20 @@ def elements_by_name(document: bytes) -> dict[bytes, bytes]:
     result: dict[bytes, bytes] = {}
     pos, limit = 4, len(document) - 1
     find = document.find
+    sizes, extras = _SIZE_OF, _EXTRA_OF
     while pos < limit:
         kind = document[pos]
         name_end = find(0, pos + 1)
-        size = _SIZES.get(kind)
-        if size is not None:
+        size = sizes[kind]
+        if size >= 0:
             end = name_end + 1 + size
+        elif (extra := extras[kind]) >= 0:
+            end = name_end + 1 + extra + _LENGTH(document, name_end + 1)[0]
         elif kind == GONE:
             pos = name_end + 1
             continue
         else:
-            end = _end(document, kind, name_end + 1, limit)
+            end = bson.value_end(document, kind, name_end + 1, limit)
         result[document[pos + 1 : name_end]] = document[pos:end]
         pos = end
     if pos != limit:
@@ -352,7 +360,27 @@ def spans_of(document: bytes) -> list[tuple[bytes, int, int, int]]:
 
 def elements_of(array: Value) -> list[Value]:
     """The elements of an array value (or the values of a document's bytes), in order."""
-    return [(kind, data) for _, kind, data in fields_of(array[1])]
+    document = array[1]
+    result = []
+    pos, limit = 4, len(document) - 1
+    find = document.find
+    while pos < limit:
+        kind = document[pos]
+        start = find(0, pos + 1) + 1
+        size = _SIZE_OF[kind]
+        if size >= 0:
+            pos = start + size
+        elif (extra := _EXTRA_OF[kind]) >= 0:
+            pos = start + extra + _LENGTH(document, start)[0]
+        elif kind == GONE:
+            pos = start
+            continue
+        else:
+            pos = bson.value_end(document, kind, start, limit)
+        result.append((kind, document[start:pos]))
+    if pos != limit:
+        _corrupt()
+    return result
 
 
 def field(document: bytes, name: bytes) -> Maybe:
@@ -361,19 +389,19 @@ def field(document: bytes, name: bytes) -> Maybe:
         return None
     pos, limit = 4, len(document) - 1
     find = document.find
-    wanted = len(name)
+    wanted = len(name) + 2
+    sizes, extras = _SIZE_OF, _EXTRA_OF
     while pos < limit:
         kind = document[pos]
-        name_end = find(0, pos + 1)
-        start = name_end + 1
-        size = _SIZES.get(kind)
-        if size is not None:
+        start = find(0, pos + 1) + 1
+        size = sizes[kind]
+        if size >= 0:
             end = start + size
-        elif (extra := _EXTRAS.get(kind)) is not None:
+        elif (extra := extras[kind]) >= 0:
             end = start + extra + _LENGTH(document, start)[0]
         else:
             end = start if kind == GONE else bson.value_end(document, kind, start, limit)
-        if name_end - pos - 1 == wanted and document.startswith(name, pos + 1):
+        if start - pos == wanted and document.startswith(name, pos + 1):
             return None if kind == GONE else (kind, document[start:end])
         pos = end
     return None
@@ -438,16 +466,21 @@ def _corrupt() -> NoReturn:
     raise InternalError("a document's fields do not end where it ends; it should have been checked before")
 
 
+#: What reads the bytes of a number that is no decimal.
+PLAIN_NUMBERS: Final[dict[int, Callable[[bytes], tuple[Any, ...]]]] = {
+    INT32: _I32.unpack,
+    DOUBLE: _F64.unpack,
+    INT64: _I64.unpack,
+}
+
+
 def number_of(value: Value) -> Number:
     """The Python number of a numeric value: int, float or Decimal. A decimal NaN comes as the float: Python's decimals
     raise where a NaN is compared."""
     kind, data = value
-    if kind == INT32:
-        return int(_I32.unpack(data)[0])
-    if kind == DOUBLE:
-        return float(_F64.unpack(data)[0])
-    if kind == INT64:
-        return int(_I64.unpack(data)[0])
+    if kind in PLAIN_NUMBERS:
+        plain: int | float = PLAIN_NUMBERS[kind](data)[0]
+        return plain
     number = Decimal128.from_bid(data).to_decimal()
     return number if not number.is_nan() else float("nan")
 
