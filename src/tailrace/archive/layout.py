@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from tailrace.durable import read_json
 from tailrace.errors import SinkError, SourceError, UsageError
@@ -157,10 +157,6 @@ def existing(folder: Path) -> Description:
 
 def oplog_folder(folder: Path, oplog: str) -> Path:
     return folder / quote(oplog, safe="")
-
-
-def oplog_name(folder: Path) -> str:
-    return unquote(folder.name)
 
 
 def head(folder: Path) -> Reach | None:

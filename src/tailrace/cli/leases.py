@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli import dead_letters
@@ -176,8 +176,3 @@ def _text(value: object, unit: str = "") -> str:
 
 def _position_text(line: LeaseLine) -> str:
     return _text(line.position) + (f" ({line.gaps} gaps)" if line.gaps else "")
-
-
-def utc(seconds: int) -> str:
-    """Seconds since 1970 as a date and time."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
+from tailrace.cli.run_skipped import SkippedOperations
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import TailraceError
@@ -131,7 +132,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     compaction=settings.compaction,
                     accept_gap=settings.accept_gap or args.accept_gap,
                 )
-                show = _Shower(args.progress, log.stderr)
+                show = _Shower(args.progress, log.stderr, log.path)
                 fails = source_options.parse(settings.source).fails_on_invalidate
                 ended = _follow(query, watch, stop, show, fails_on_invalidate=fails)
         except Exception as error:  # noqa: BLE001  whatever Spark raises becomes one sentence
@@ -160,6 +161,7 @@ def _follow(
         show.grown(watch)
         show.copied(copy.look(_end_offset(query)))
         show.behind(query)
+        show.skipped()
         if not fails_on_invalidate and _invalidated(query):
             query.stop()
             show.end(watch)
@@ -191,8 +193,9 @@ def _invalidated(query: StreamingQuery) -> bool:
 class _Shower:
     """Writes the progress: a line that is rewritten on a terminal, a new one now and then elsewhere, or JSON lines."""
 
-    def __init__(self, form: str, stderr: TextIO) -> None:
+    def __init__(self, form: str, stderr: TextIO, log: Path | None = None) -> None:
         self._form = form
+        self._skipped = SkippedOperations(log)
         self._stderr = stderr
         self._terminal = stderr.isatty()
         self._open = False
@@ -226,6 +229,12 @@ class _Shower:
         if backlog.in_danger:
             print(f"{self._broken_line()}tailrace: {backlog.warning()}", file=self._stderr, flush=True)
 
+    def skipped(self) -> None:
+        """Tell of operations that are new to the workers: there are no events of them."""
+        for operation in self._skipped.look():
+            words = f"oplog entries with the operation {operation!r} are skipped: this version does not know it"
+            print(f"{self._broken_line()}tailrace: {words}", file=self._stderr, flush=True)
+
     def _broken_line(self) -> str:
         return "\n" if self._open else ""
 
@@ -239,6 +248,7 @@ class _Shower:
 
     def end(self, watch: Any) -> None:
         self.grown(watch)
+        self.skipped()
         if self._open:
             print(file=self._stderr)
 

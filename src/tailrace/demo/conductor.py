@@ -55,7 +55,6 @@ class Crash:
     exit_code: int
     batch_before: int
     batch_after: int | None = None
-    seconds_down: float | None = None
 
     @property
     def happened(self) -> bool:

@@ -20,24 +20,6 @@ from tailrace.gateway.frame import HEADER_SIZE, MESSAGE_SIZE_MAX, OP_COMPRESSED,
 COMPRESSORS: Final[dict[str, int]] = {"snappy": 1, "zlib": 2, "zstd": 3}
 _NAMES: Final = {0: "noop"} | {number: name for name, number in COMPRESSORS.items()}
 
-#: Commands that drivers never compress, nor their replies.
-NEVER_COMPRESSED: Final = frozenset(
-    {
-        b"hello",
-        b"isMaster",
-        b"ismaster",
-        b"saslStart",
-        b"saslContinue",
-        b"getnonce",
-        b"authenticate",
-        b"createUser",
-        b"updateUser",
-        b"copydbSaslStart",
-        b"copydbgetnonce",
-        b"copydb",
-    }
-)
-
 _FIELDS: Final = struct.Struct("<iiB")
 _HEADER: Final = struct.Struct("<iiii")
 #: zstd allocates its window before anything comes out: 2^26 bytes hold the largest message.

@@ -18,14 +18,6 @@ OP_REPLY: Final = 1
 OP_QUERY: Final = 2004
 OP_COMPRESSED: Final = 2012
 OP_MSG: Final = 2013
-#: Legacy opcodes. Servers from 5.1 on refuse them; older ones still answer them.
-OLD_OP_CODES: Final[dict[int, str]] = {
-    2001: "OP_UPDATE",
-    2002: "OP_INSERT",
-    2005: "OP_GET_MORE",
-    2006: "OP_DELETE",
-    2007: "OP_KILL_CURSORS",
-}
 
 HEADER_SIZE: Final = 16
 #: mongod takes no longer message, header included (``maxMessageSizeBytes`` of its hello).

@@ -39,11 +39,6 @@ _MODES: Final[dict[bytes, tuple[str, tuple[str, ...]]]] = {
 }
 _TOKENS: Final[dict[bytes, str]] = {b"resumeAfter": "resume_after", b"startAfter": "start_after"}
 
-#: Every option of ``$changeStream`` that is understood, by the server's name.
-OPTION_NAMES: Final[tuple[str, ...]] = tuple(
-    name.decode() for name in (*_MODES, *_TOKENS, b"startAtOperationTime", *_BOOLEANS)
-)
-
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:

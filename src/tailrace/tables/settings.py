@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -76,10 +76,3 @@ class TableSettings:
             if Selection((rule.pattern,)).has(namespace):
                 return rule
         raise UsageError(f"{namespace} has no table")
-
-
-def rules_of(given: Sequence[str] | Mapping[str, TableRule]) -> tuple[TableRule, ...]:
-    """Rules from patterns, or from a mapping of patterns to rules."""
-    if isinstance(given, Mapping):
-        return tuple(given.values())
-    return tuple(TableRule(pattern) for pattern in given)

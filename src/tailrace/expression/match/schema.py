@@ -25,7 +25,6 @@ _FAILED_TO_PARSE: Final = 9
 _TYPE_MISMATCH: Final = 14
 
 ValueTest: TypeAlias = Callable[[Maybe], bool]
-SchemaParser: TypeAlias = Callable[[str, Value], tree.Node | None]
 
 #: JSON schema's own names. "integer" is refused by the server.
 _JSON_TYPES: Final[dict[str, frozenset[int]]] = {

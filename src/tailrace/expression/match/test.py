@@ -17,8 +17,6 @@ from tailrace.expression.values.value import Maybe, Value
 DocumentTest: TypeAlias = Callable[[bytes], bool]
 ValueTest: TypeAlias = Callable[[Maybe], bool]
 
-_NULL_RANK: Final = RANK[v.NULL_TYPE]
-
 
 def document_test(node: tree.Node, order: Order = SIMPLE) -> DocumentTest:
     """The test of a whole document; values are compared in ``order``."""

@@ -7,9 +7,8 @@ the end. Arrays are entered element by element.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from tailrace.errors import UsageError
 from tailrace.expression.language.core import DBREF_NAMES, check_length, parse_object, parse_operand, split_path
@@ -389,10 +388,3 @@ def _check_conflict(path: tuple[bytes, ...], seen: list[tuple[bytes, ...]]) -> N
                 f"'{b'.'.join(path).decode('utf-8', 'replace')}' and '{b'.'.join(other).decode('utf-8', 'replace')}'",
             )
     seen.append(path)
-
-
-PROJECTIONS: Final[dict[str, Callable[[bytes, Bindings], Projection]]] = {
-    "$project": parse_project,
-    "$addFields": parse_add_fields,
-    "$set": parse_add_fields,
-}

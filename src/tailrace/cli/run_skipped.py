@@ -1,0 +1,41 @@
+"""What Spark's workers skipped, out of the log that they write to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+#: What a worker says, once for each operation (``tailrace.spark.reading.slice_plan``).
+_LINE: Final = re.compile(rb"oplog entries with the operation '([^'\n]{1,64})' are skipped[^\n]*\n")
+#: Read at once; of a line that does not fit, no more is asked for.
+_PIECE: Final = 1 << 20
+
+
+class SkippedOperations:
+    """Follows Spark's log, whose path is ``None`` where it goes to the user as it is. There are several workers, and
+    each says it."""
+
+    def __init__(self, log: Path | None) -> None:
+        self._log = log
+        self._at = 0
+        self._rest = b""
+        self._told: set[str] = set()
+
+    def look(self) -> list[str]:
+        """The operations that were not told yet."""
+        if self._log is None:
+            return []
+        found: list[str] = []
+        with self._log.open("rb") as log:
+            log.seek(self._at)
+            while piece := log.read(_PIECE):
+                self._at += len(piece)
+                text = self._rest + piece
+                for match in _LINE.finditer(text):
+                    operation = match[1].decode("utf-8", "replace")
+                    if operation not in self._told:
+                        self._told.add(operation)
+                        found.append(operation)
+                self._rest = text[text.rfind(b"\n") + 1 :][-_PIECE:]
+        return found

@@ -1,0 +1,55 @@
+"""Nothing stands at the top of a module that nobody asks for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.tidy.parsing import parse
+
+ROOT = Path(__file__).parents[2]
+WORD = re.compile(r"\w+")
+#: Members of a list of numbers that stands for a whole: slots of a record, kinds, types of a format.
+NUMBERED = re.compile(r"^[A-Z][A-Z0-9_]*$")
+
+
+def mentioned() -> Counter[str]:
+    """How often each word stands in what belongs to the project."""
+    words: Counter[str] = Counter()
+    for folder in ("src", "tests", "bench", "examples", "docs"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".md", ".toml", ".yaml") and path != Path(__file__):
+                words.update(WORD.findall(path.read_text()))
+    return words
+
+
+def defined(module: ast.Module) -> Iterator[str]:
+    """The names that a module gives at its top. Not those of a decorator, which may pass them on to others, and not the
+    numbers in a row of them."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            is_number = isinstance(node.value, ast.Constant) and isinstance(node.value.value, int)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and not (is_number and NUMBERED.match(target.id)):
+                    yield target.id
+
+
+def unasked(text: str, words: Counter[str]) -> list[str]:
+    return [name for name in defined(parse(text)) if words[name] == 1 and not name.startswith("__")]
+
+
+def test_every_name_at_the_top_of_a_module_is_asked_for() -> None:
+    """Names that lost their last caller stayed: nothing looked beyond a module, where a linter ends."""
+    words = mentioned()
+    dead = {str(path.relative_to(ROOT)): unasked(path.read_text(), words) for path in (ROOT / "src").rglob("*.py")}
+    assert {path: names for path, names in dead.items() if names} == {}
+
+
+def test_a_name_that_nobody_asks_for_would_be_found() -> None:
+    text = "FIRST = 0\nHELD: str = ''\ndef used(): ...\ndef lost(): ...\n"
+    assert unasked(text, Counter(["FIRST", "HELD", "used", "used", "lost"])) == ["HELD", "lost"]
