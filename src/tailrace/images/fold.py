@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tailrace import raw_bson
@@ -12,17 +12,14 @@ from tailrace.images.delta import ImageMismatchError, Modifiers, apply_operation
 from tailrace.images.found import Images, wrong_state
 from tailrace.images.key import state_key
 from tailrace.images.state import ImageState
-from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, parse_entry
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.profile import ServerProfile
-from tailrace.plan.request import NeedEntries, OplogBatch, PreImageKey
+from tailrace.plan.request import OplogBatch, PreImageKey
 from tailrace.stage.oplog_match import CRUD, OplogMatch
-from tailrace.stage.unwind_transaction import UnwindTransaction, is_chain_member
+from tailrace.stage.unwind_transaction import EntriesAt, UnwindTransaction, is_chain_member, operations_of
 
-#: Gets the entries of a transaction that came before the batch, by their cluster times.
-EntriesAt = Callable[[Sequence[ClusterTime]], list[bytes | None]]
 _UUID_SIZE: Final = 16
 
 
@@ -104,18 +101,7 @@ class ImageFolder:
                 entries.append(entry)
             elif is_chain_member(entry):
                 self._unwind.remember(entry.cluster_time, document)
-        pieces = self._unwind.process(entries)
-        answer: Sequence[bytes | None] | None = None
-        while True:
-            try:
-                piece = pieces.send(answer)
-            except StopIteration:
-                return
-            answer = None
-            if isinstance(piece, NeedEntries):
-                answer = entries_at(piece.times)
-            else:
-                yield from piece
+        yield from operations_of(self._unwind.process(entries), entries_at)
 
 
 def _key_of(entry: OplogEntry) -> bytes:

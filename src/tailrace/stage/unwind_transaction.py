@@ -7,7 +7,7 @@ A large transaction is a chain of entries linked backwards by ``prevOpTime``. Th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -17,6 +17,8 @@ from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_opera
 from tailrace.plan.request import Answer, NeedEntries
 from tailrace.stage.oplog_match import OplogMatch
 
+#: Gets the entries of a transaction that came before the others, by their cluster times.
+EntriesAt: TypeAlias = Callable[[Sequence[ClusterTime]], list[bytes | None]]
 Pieces: TypeAlias = Generator["NeedEntries | list[OplogEntry]", Answer, None]
 
 #: A piece given on holds at most about this many operations or bytes.
@@ -157,6 +159,21 @@ def _history_lost(time: ClusterTime, term: int) -> ChangeStreamHistoryLost:
         f"transaction, log with opTime {{ ts: {time}, t: {term} }} cannot be found",
         hint="Start the stream after this transaction, or keep a longer oplog",
     )
+
+
+def operations_of(pieces: Pieces, entries_at: EntriesAt) -> Iterator[OplogEntry]:
+    """The operations of ``UnwindTransaction.process``, one after the other, for a reader that has the oplog at hand."""
+    answer: Answer = None
+    while True:
+        try:
+            piece = pieces.send(answer)
+        except StopIteration:
+            return
+        answer = None
+        if isinstance(piece, list):
+            yield from piece
+        else:
+            answer = entries_at(piece.times)
 
 
 def is_commit(entry: OplogEntry) -> bool:

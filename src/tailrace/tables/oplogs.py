@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +28,7 @@ from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import PromiseRequester
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.stage.oplog_match import OplogMatch
-from tailrace.stage.unwind_transaction import UnwindTransaction, is_commit
+from tailrace.stage.unwind_transaction import UnwindTransaction, is_commit, operations_of
 
 #: The most bytes of entries that are read for one micro-batch, over all members.
 WINDOW_BYTES: Final = 192 << 20
@@ -116,16 +115,7 @@ class OplogMember:
             return
         if not self._match.matches(entry):
             return
-        answer = None
-        pieces = self._unwind.process([entry])
-        with suppress(StopIteration):
-            while True:
-                piece = pieces.send(answer)
-                answer = None
-                if isinstance(piece, list):
-                    yield from piece
-                else:
-                    answer = self.source.entries(piece.times)
+        yield from operations_of(self._unwind.process([entry]), self.source.entries)
 
 
 class LiveOplog(OplogMember):
