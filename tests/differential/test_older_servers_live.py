@@ -176,8 +176,6 @@ def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
     end = note(server.wire, "end")
     told: dict[str, Any] = {"startAtOperationTime": start.to_timestamp(), "fullDocument": "updateLookup"}
     for stage in (told, {**told, "fullDocumentBeforeChange": "whenAvailable"}):
-        if "fullDocumentBeforeChange" in stage and not looks_up_by_name:
-            continue  # newer than the server
         for kernel_bytes_min, (words, (predicate, code)) in itertools.product(
             (0, sys.maxsize), _BEFORE_LOOK_UP.items()
         ):
@@ -189,16 +187,89 @@ def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
             assert codes == ([code] if code is not None and looks_up_by_name else []), words
 
 
+def _write_with_logged_images(server: Server, database: str) -> tuple[ClusterTime, ClusterTime]:
+    """Writes to two collections of which ``on`` has its pre-images logged, and ``later`` from its middle on."""
+    base = server.mongo[database]
+    base.create_collection("on", recordPreImages=True)
+    base.create_collection("later")
+    start = note(server.wire, "start")
+    for name in ("on", "later"):
+        collection = base[name]
+        collection.insert_many([{"_id": number, "v": "x" * number} for number in range(6)])
+        collection.update_one({"_id": 1}, {"$set": {"v": 2}})
+        collection.replace_one({"_id": 1}, {"w": 1})
+        if name == "later":
+            base.command("collMod", "later", recordPreImages=True)
+        collection.find_one_and_update({"_id": 1}, {"$set": {"q": [1]}})
+        collection.delete_one({"_id": 1})
+        with server.mongo.start_session() as session, session.start_transaction():
+            collection.update_one({"_id": 2}, {"$set": {"t": 1}}, session=session)
+            collection.update_one({"_id": 2}, {"$unset": {"t": 1}}, session=session)
+            collection.insert_one({"_id": 9}, session=session)
+            collection.delete_one({"_id": 3}, session=session)
+        collection.update_many({}, {"$inc": {"n": 1}})
+    return start, note(server.wire, "end")
+
+
+_OF_IMAGES: dict[str, tuple[dict[str, Any], ...]] = {
+    "nothing": (),
+    "a match of the pre-image": ({"$match": {"fullDocumentBeforeChange.v": "xx"}},),
+    "a match that needs none": ({"$match": {"operationType": {"$in": ["insert", "delete"]}}},),
+    "a match of what is there": ({"$match": {"fullDocumentBeforeChange": {"$exists": True}}},),
+    "left out": ({"$unset": "fullDocumentBeforeChange"},),
+    "a stage in front": ({"$addFields": {"before": "$fullDocumentBeforeChange"}}, {"$match": {"before.v": 2}}),
+}
+
+
+@pytest.mark.parametrize("mode", ["whenAvailable", "required"])
+def test_pre_images_in_the_oplog_are_shown_as_the_servers(
+    server: Server, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Versions before 6.0 log the document before an operation as an entry (``recordPreImages``). We refused
+    ``fullDocumentBeforeChange`` there, and nothing had compared it: it was written down as newer than the servers."""
+    if server.version == _NEWEST:
+        pytest.skip("6.0 keeps pre-images in a collection")
+    database = f"logged{mode}"
+    start, end = _write_with_logged_images(server, database)
+    told: dict[str, Any] = {"startAtOperationTime": start.to_timestamp(), "fullDocumentBeforeChange": mode}
+    shown, codes = 0, set()
+    for kernel_bytes_min, collection, full, (words, pipeline) in itertools.product(
+        (0, sys.maxsize), ("on", "later", None), ("default", "updateLookup"), _OF_IMAGES.items()
+    ):
+        monkeypatch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", kernel_bytes_min)
+        case = Case((database, collection), {**told, "fullDocument": full}, pipeline=pipeline)
+        result = server.compare(case, start, end)
+        codes |= {(collection, words, error.code) for error in result.errors_met}
+        shown += sum(b"fullDocumentBeforeChange" in event for event in result.native.events)
+    assert shown > 0
+    assert {code for _, _, code in codes} == ({51770} if mode == "required" else set())
+    assert not any(collection == "on" for collection, _, _ in codes)
+    watched = both(
+        server.uri,
+        (database, "on"),
+        end.to_timestamp(),
+        start_at_operation_time=start.to_timestamp(),
+        full_document_before_change=mode,
+    )
+    assert watched[0] == watched[1]
+    found = _slice(server, database, (start, end), collection="on", told={"fullDocumentBeforeChange": mode})
+    assert found == [bson.decode(event) for event in watched[1]]
+
+
 def _slice(
     server: Server,
     database: str,
     span: tuple[ClusterTime, ClusterTime],
     *,
+    collection: str | None = None,
+    told: dict[str, str] | None = None,
     pipeline: tuple[dict[str, Any], ...] = (),
     resume: Resume | None = None,
 ) -> list[dict[str, Any]]:
     """The events of one slice, as a worker of Spark reads it."""
-    told = {"uri": server.uri, "database": database, "fullDocument": "updateLookup"}
+    told = {"uri": server.uri, "database": database, **(told or {"fullDocument": "updateLookup"})}
+    if collection is not None:
+        told["collection"] = collection
     if pipeline:
         told["pipeline"] = bson.json_util.dumps(list(pipeline))
     slice_ = OplogSlice(ClusterTime(span[0] - 1), span[1], server.version, 1, resume)

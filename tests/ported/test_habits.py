@@ -277,25 +277,9 @@ def uri(request: pytest.FixtureRequest) -> Iterator[str]:
         yield running.uri
 
 
-#: On older servers: what the server says, and what its stream does.
-_ON_OLDER = {
-    "session",
-    "invalidated",
-    "two starts",
-    "forbidden stage",
-    "transaction",
-    "label",
-    "read concern",
-    "scopes",
-}
-
-
 @pytest.mark.parametrize("engine", ["oplog", "server"])
 @pytest.mark.parametrize("name", HABITS)
-def test_a_habit_has_the_same_outcome(uri: str, name: str, engine: str, request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["uri"] != "6.0.27" and name not in _ON_OLDER:
-        pytest.skip("asked on 6.0 alone")
-
+def test_a_habit_has_the_same_outcome(uri: str, name: str, engine: str) -> None:
     def client_of(kind: Any, **more: Any) -> Connect:
         def connect(*arguments: Any, **options: Any) -> Any:
             if not arguments and options.get("connect") is not False:

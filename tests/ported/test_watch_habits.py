@@ -490,12 +490,16 @@ def shape(value: Any) -> Any:
     return type(value).__name__, repr(value)
 
 
-def write(collection: Any) -> None:
-    collection.insert_one({"_id": 1, **_VALUES, **_NAMED})
+def write(collection: Any, version: str) -> None:
+    """Names with a dollar sign cannot be stored before 5.0."""
+    named, inner = _NAMED, {"$numberLong": 1}
+    if version.startswith("4.4"):
+        named, inner = {**_NAMED, "o": {"v": 2}}, {"numberLong": 1}
+    collection.insert_one({"_id": 1, **_VALUES, **named})
     collection.update_one(
-        {"_id": 1}, {"$set": {"operationType": "mine", "ns.db": "c", "list.0": {"$numberLong": 1}}, "$unset": {"to": 1}}
+        {"_id": 1}, {"$set": {"operationType": "mine", "ns.db": "c", "list.0": inner}, "$unset": {"to": 1}}
     )
-    collection.replace_one({"_id": 1}, {**_NAMED, "documentKey": 1})
+    collection.replace_one({"_id": 1}, {**named, "documentKey": 1})
     collection.delete_one({"_id": 1})
 
 
@@ -556,7 +560,7 @@ def found(uri: str) -> dict[str, dict[str, Any]]:
                     results[name][face] = made
                 else:
                     opened[name, face] = made
-        write(admin[_DATABASE]["c"])
+        write(admin[_DATABASE]["c"], admin.server_info()["version"])
         for (name, face), stream in opened.items():
             reads = HABITS[name].reads or _all
             results[name][face] = outcome(lambda reads=reads, stream=stream: reads(stream))

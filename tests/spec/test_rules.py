@@ -74,8 +74,7 @@ def test_5_a_start_is_a_timestamp(deployment: Deployment) -> None:
 
 
 def test_6_and_7_what_the_server_refuses_is_refused_by_its_code(deployment: Deployment) -> None:
-    # 4.4 has a code of its own; our engine keeps to that of later versions (docs/reference/differences.md).
-    unknown_value = 40575 if deployment.version.startswith("4.4") and not deployment.reads_oplog else 2
+    unknown_value = 40575 if deployment.version.startswith("4.4") else 2
     with deployment.connect() as client:
         collection = client[_DATABASE]["c"]
         refused = {
@@ -93,7 +92,6 @@ def test_6_and_7_what_the_server_refuses_is_refused_by_its_code(deployment: Depl
 
 
 def test_7_two_starting_points_are_the_server_s_to_refuse(deployment: Deployment) -> None:
-    """The list of habits on older servers named this case, and nobody had written it."""
     deployment.collection.insert_one({})
     time = deployment.admin.admin.command("ping")["operationTime"]
     with watching(deployment) as (stream, _):

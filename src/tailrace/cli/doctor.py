@@ -26,6 +26,9 @@ _HOURS_GOOD: Final = 24
 _HOURS_MIN: Final = 1
 _MAJORITY_LAG_SECONDS_MAX: Final = 30
 _NAMED_MAX: Final = 5
+_IMAGES_BEFORE_6: Final = (
+    "They came with MongoDB 6.0; fullDocumentBeforeChange works for collections with recordPreImages, which log them"
+)
 _MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 _COLOURS: Final = {"ok": "32", "warn": "33", "fail": "31"}
 
@@ -188,7 +191,7 @@ def _majority(source: MongodSource) -> Finding:
 
 def _images(source: MongodSource) -> Finding:
     if not profile_for(source.server_version).expanded_events_and_images:
-        return Finding("pre- and post-images", "warn", "this version has no images", "They came with MongoDB 6.0")
+        return Finding("pre- and post-images", "warn", "this version stores no images", _IMAGES_BEFORE_6)
     names = list(_collections_with_images(source.client))
     if not names:
         return Finding(

@@ -377,15 +377,16 @@ class OplogChangeStream(BlockChangeStream):
         *,
         pushes_down: bool = True,
     ) -> None:
-        options = checked_options(request)
-        scope = options.scope
         self._source = source
         with telling_refusals(request):
+            profile = profile or profile_for(source.server_version)
+            options = checked_options(request, profile)
+            scope = options.scope
             if scope.database is not None and scope.collection is not None:
                 source.refuse_view(scope.database, scope.collection)
             session = StreamSession(request.session)
             session.check_snapshot(lambda: source.server_version)
-            plan = self._planned(options, profile or profile_for(source.server_version))
+            plan = self._planned(options, profile)
             self._not_before = session.time or ClusterTime(0)
             plan = self._begun(plan)
             stream = open_stream(plan, pushes_down=pushes_down, kernel=kernel_loader.works_on)
@@ -435,7 +436,7 @@ class OplogChangeStream(BlockChangeStream):
 
     def _begun(self, plan: Plan) -> Plan:
         oldest = self._source.oldest()  # who may not read the oplog is told here, not at the first event
-        for database, collection in collections_read(plan.options):
+        for database, collection in collections_read(plan):
             self._source.confirm_readable(database, collection)
         if plan.read_after is None:
             # The server begins one tick after what it has applied, committed or not.
@@ -500,10 +501,13 @@ def _clocks(client: Any) -> list[Mapping[str, Any] | None]:
     return [known_clock(client)]
 
 
-def collections_read(options: StreamOptions) -> Iterator[tuple[str, str]]:
+def collections_read(plan: Plan) -> Iterator[tuple[str, str]]:
     """What a stream reads beside the oplog, as far as that is known before its first event: where the images are kept,
     and the collection whose current documents are looked up."""
-    if options.full_document in ("whenAvailable", "required") or options.full_document_before_change != "off":
+    options = plan.options
+    if plan.reads_logged_images:
+        pass
+    elif options.full_document in ("whenAvailable", "required") or options.full_document_before_change != "off":
         yield "config", "system.preimages"
     scope = options.scope
     if options.full_document == "updateLookup" and scope.database is not None and scope.collection is not None:
@@ -515,7 +519,9 @@ def _close_all(opened: list[Generator[OplogBatch, None, None]]) -> None:
         batches.close()
 
 
-def checked_options(request: WatchRequest) -> StreamOptions:
-    """The stream that a request asks for. Raises what the server's ``aggregate`` would raise, and UsageError for what
-    has no meaning here."""
-    return StreamOptions.parse(request.scope, request.stage(), request.stages(), collation=request.collation_document())
+def checked_options(request: WatchRequest, profile: ServerProfile | None = None) -> StreamOptions:
+    """The stream that a request asks for. Raises what the server's ``aggregate`` would raise (that of ``profile``'s
+    version, where it is known), and UsageError for what has no meaning here."""
+    return StreamOptions.parse(
+        request.scope, request.stage(), request.stages(), collation=request.collation_document(), profile=profile
+    )

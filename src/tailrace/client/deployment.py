@@ -15,12 +15,12 @@ from tailrace.client.arguments import Arguments, refused
 from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
 from tailrace.client.commands import telling_refusals
 from tailrace.client.exact_request import asks_for_exact, with_server_names
-from tailrace.client.request import WatchRequest
+from tailrace.client.request import WatchRequest, depends_on_version
 from tailrace.client.server_stream import ServerChangeStream
 from tailrace.client.session import StreamSession
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.client.snapshot_stream import SnapshotChangeStream, copies_first
-from tailrace.errors import ChangeStreamHistoryLost, ServerError
+from tailrace.errors import ChangeStreamHistoryLost, ServerError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.profile import ServerProfile, chosen_profile
 from tailrace.source.connection import Reader
@@ -122,7 +122,7 @@ class WatchedDeployment:
                 request = with_server_names(request)
             with telling_refusals(request):
                 StreamSession(request.session).check_aggregate()
-                checked_options(request)  # what is wrong with the call is said without connecting
+                self._check_call(request)
             readers = self.readers(client, request.read_preference)
             if exact:
                 return self._open_exact(readers, request)
@@ -137,6 +137,14 @@ class WatchedDeployment:
                 return _open_with_archive(live, self._archive, request, self.profile)
             source = TailedSource(readers.client, readers.tail, request.scope, waits=False)
             return OplogChangeStream(source, request, self.profile)
+
+    def _check_call(self, request: WatchRequest) -> None:
+        """Say what is wrong with the call without connecting, unless it depends on the server's version how."""
+        try:
+            checked_options(request, self.profile)
+        except UsageError:
+            if self.profile is not None or not depends_on_version(request):
+                raise
 
     def _open_snapshot(self, client: MongoClient[Any], request: WatchRequest) -> ChangeStream:
         if asks_for_exact(request):

@@ -23,9 +23,9 @@ class ExactChangeStream(OplogChangeStream):
     """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
 
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
-        # Versions before 6.0 refuse the server's images, but have exact ones.
+        # Versions before 6.0 have not all of the server's images, but exact ones.
         plain = replace(options, full_document="default", full_document_before_change="off")
-        return replace(build_plan(plain, profile), options=options)
+        return replace(build_plan(plain, profile), options=options, exact_images=True)
 
     def _begun(self, plan: Plan) -> Plan:
         oldest = self._source.oldest()

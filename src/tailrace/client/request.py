@@ -143,11 +143,16 @@ class WatchRequest:
         if session.has_ended:
             raise refused("the session has ended", InvalidOperation)
 
-    def stage(self) -> bytes:
-        """The document inside ``$changeStream``: what was said, under the server's names."""
+    def said(self) -> dict[str, Any]:
+        """What was said, under the server's names. As with PyMongo, expanded events that are not wanted are not
+        mentioned: servers before 6.0 do not know the option."""
         said = {name: getattr(self, parameter) for parameter, name in STAGE_NAMES.items()}
-        document = {name: value for name, value in said.items() if value is not None}
-        return self.encoded(document | dict(self.options or {}), "an option of the change stream")
+        said["showExpandedEvents"] = self.show_expanded_events or None
+        return {name: value for name, value in said.items() if value is not None} | dict(self.options or {})
+
+    def stage(self) -> bytes:
+        """The document inside ``$changeStream``."""
+        return self.encoded(self.said(), "an option of the change stream")
 
     def collation_document(self) -> bytes | None:
         """The BSON of the collation, ``None`` where none was said."""
@@ -186,3 +191,8 @@ def watch_codec_options(
         return options.with_options(document_class=document_class)
     except (TypeError, ValueError) as error:
         raise refused(str(error), type(error)) from None
+
+
+def depends_on_version(request: WatchRequest) -> bool:
+    """Whether servers of different versions may refuse the request by different codes."""
+    return request.full_document is not None or bool(request.show_expanded_events)

@@ -22,7 +22,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import errors as pymongo_errors
 
 from tailrace.client.failure import failure_of
-from tailrace.client.request import STAGE_NAMES, WatchRequest
+from tailrace.client.request import WatchRequest
 from tailrace.client.resume import Next, ResumeProcess, SaidStart, get_more_wait_ms
 from tailrace.errors import (
     ChangeStreamFatal,
@@ -100,8 +100,7 @@ class ServerSteps:
     def __init__(self, request: WatchRequest) -> None:
         request.scope.check_names()
         request.stage(), request.stages()  # an option that is not BSON is reported by its name
-        values = {name: getattr(request, parameter) for parameter, name in STAGE_NAMES.items()}
-        said = {name: value for name, value in values.items() if value is not None} | dict(request.options or {})
+        said = request.said()
         self.resume = ResumeProcess(SaidStart(*(said.get(name) for name in _STARTS)))
         if request.scope.database is None:
             said["allChangesForCluster"] = True  # rule 3

@@ -103,11 +103,12 @@ class ShardedChangeStream(BlockChangeStream):
         *,
         archive: ArchivedShards | None = None,
     ) -> None:
-        options = checked_options(request)
         with telling_refusals(request):
+            profile = profile or profile_for(cluster.server_version())
+            options = checked_options(request, profile)
             StreamSession(request.session).check_snapshot(cluster.server_version)
             refuse_view_in(cluster, options.scope)
-            plan = build_plan(options, profile or profile_for(cluster.server_version()))
+            plan = build_plan(options, profile)
             view = cluster.open_view()
             plan, begun = _begun(cluster, plan, view, archive)
         self._archive = archive
@@ -330,7 +331,7 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView, archive: ArchivedShards
     begun = beginning(cluster, view, after, ignore_removed=plan.options.ignore_removed_shards)
     if begun.config_after is not None:
         MongodSource(cluster.config_client()).oldest()  # who may not read an oplog is told here, not at the first event
-    images = [read for read in collections_read(plan.options) if read[0] == "config"]
+    images = [read for read in collections_read(plan) if read[0] == "config"]
     if archive is not None:
         archive.confirm_history(plan, begun.members)
     for member in begun.members:

@@ -13,6 +13,7 @@ from tailrace.event.bson_text import document_text, spaced_document_text
 from tailrace.expression.stages.pipeline import check_name
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import ServerProfile
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, OBJECT, STRING, Element
 
 #: Documents in a first batch whose size the command does not say; it holds for change streams too (6.0.27).
@@ -93,8 +94,11 @@ class AggregateCommand:
                 return Scope.cluster()
         return Scope.of_database(self.database)
 
-    def options(self) -> StreamOptions:
-        """The stream's options, checked. Raises ``UsageError`` and ``InvalidResumeToken``."""
+    def options(self, profile: ServerProfile | None = None) -> StreamOptions:
+        """The stream's options, checked as a server of ``profile``'s version does.
+
+        Raises ``UsageError`` and ``InvalidResumeToken``.
+        """
         return StreamOptions.parse(
             self.scope,
             self.stage,
@@ -103,6 +107,7 @@ class AggregateCommand:
             needs_merge=self.needs_merge,
             let=self.let,
             collation=self.collation,
+            profile=profile,
         )
 
 

@@ -91,7 +91,7 @@ class CursorRegistry:
             wanted = AggregateCommand.parse(database, command)
             start: StreamStart = yield NeedStart(wanted.scope)
             check_kind(wanted.namespace, start.kind)
-            plan = build_plan(wanted.options(), self._profile)
+            plan = build_plan(wanted.options(self._profile), self._profile)
             started_by_caller = plan.start is not None
             if not started_by_caller:
                 plan = plan.start_after(start.operation_time)

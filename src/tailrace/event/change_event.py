@@ -58,6 +58,7 @@ class ChangeEvent:
     ``namespace``        (database, collection or ``None``) in bytes, or ``None`` where the event has no ``ns``
     ``shows_wall_time``  whether this server version's events carry ``wallTime``
     ``image_key``        where the pre-image is filed; ``None`` for events that have none
+    ``logged_image``     the time of the entry that holds the pre-image, where the server logs them (before 6.0)
     ``bypasses``         no stage of the user's sees it: a message of the cluster to the merge, or a witness
     ``witness``          stands for an event in the search for the one resumed from, and is never given
     ``replaced_by``      the bytes that the user's stages made of the event, or a fragment of it; wins over all fields
@@ -72,6 +73,7 @@ class ChangeEvent:
         "full_document",
         "full_document_before_change",
         "image_key",
+        "logged_image",
         "lookup_uuid",
         "lsid",
         "namespace",
@@ -113,6 +115,7 @@ class ChangeEvent:
         self.state_before_change: bytes | None = None
         self.ns_type: str | None = None
         self.image_key: PreImageKey | None = None
+        self.logged_image: ClusterTime | None = None
         self.lookup_uuid: bytes | None = None
         self.from_invalidate = False
         self.swallow = False
@@ -164,6 +167,9 @@ class ChangeEvent:
     def _add_body(self, parts: list[bytes]) -> None:
         if self.full_document is not None:
             parts.append(_document_element(b"fullDocument", self.full_document))
+        before = self.full_document_before_change
+        if before is not None and self.logged_image is not None:
+            parts.append(_document_element(b"fullDocumentBeforeChange", before))
         if self.namespace is not None:
             parts.append(encode_element(OBJECT, b"ns", encode_namespace(*self.namespace)))
         if self.document_key is not None:
@@ -177,8 +183,8 @@ class ChangeEvent:
             parts.append(encode_element(OBJECT, b"stateBeforeChange", self.state_before_change))
         if self.ns_type is not None:
             parts.append(encode_element(STRING, b"nsType", encode_string(self.ns_type)))
-        if self.full_document_before_change is not None:
-            parts.append(_document_element(b"fullDocumentBeforeChange", self.full_document_before_change))
+        if before is not None and self.logged_image is None:
+            parts.append(_document_element(b"fullDocumentBeforeChange", before))
 
     def describe(self) -> str:
         """The event in the server's words for its messages (semantics 5): type, namespace, time, transaction."""

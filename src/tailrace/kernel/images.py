@@ -48,10 +48,13 @@ _NOTHING: Bytes = np.zeros(1, np.uint8)
 _KEPT: WeakKeyDictionary[ChangeStreamPipeline, AddImages] = WeakKeyDictionary()
 
 
-def image_steps(pipeline: ChangeStreamPipeline) -> list[Step]:
-    """The step that looks images up and puts them into the events, where the stream has any."""
+def image_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
+    """The step that looks images up and puts them into the events, where the stream has any. ``None``: pre-images are
+    entries of the oplog, which only the plain stages ask for."""
     if not pipeline.pushdown.looks_up:
         return []
+    if BEFORE_CHANGE in pipeline.pushdown.looks_up and pipeline.plan.reads_logged_images:
+        return None
     step = _KEPT.get(pipeline)
     if step is None:
         step = _KEPT[pipeline] = AddImages(pipeline)

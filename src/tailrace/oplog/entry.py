@@ -29,7 +29,7 @@ _FIELD_TYPES: Final[dict[bytes, tuple[int, ...]]] = {
     b"prevOpTime": (OBJECT,),
 }
 #: Fields that count only with this type and say nothing with any other: only the boolean true marks a migration.
-_ANY_TYPE: Final = {b"fromMigrate": BOOL, b"multiOpType": INT32}
+_ANY_TYPE: Final = {b"fromMigrate": BOOL, b"multiOpType": INT32, b"preImageOpTime": OBJECT}
 #: What the server says of a field with another type than it expects (measured with entries made by hand).
 _TYPE_ERRORS: Final[dict[bytes, tuple[int, str]]] = {
     b"wall": (40532, 'Entry field "wall" should be date, found: {type}'),
@@ -48,6 +48,7 @@ class OplogEntry:
     ``collection_uuid``  16 bytes or ``None``
     ``o``, ``o2``        BSON documents, or ``None`` where missing
     ``image_time``, ``image_index``   where this operation's pre-image is filed (semantics 5)
+    ``logged_image``     of versions before 6.0: the time of the no-op entry that holds the document before
     ``multi_op``         an applyOps that holds several retryable writes and is no transaction (``multiOpType: 1``)
     ``in_transaction``   whether the event shows ``lsid`` and ``txnNumber`` (a retryable write does not)
     """
@@ -59,6 +60,7 @@ class OplogEntry:
         "image_index",
         "image_time",
         "in_transaction",
+        "logged_image",
         "lsid",
         "multi_op",
         "namespace",
@@ -89,6 +91,7 @@ class OplogEntry:
     txn_op_index: int
     image_time: ClusterTime
     image_index: int
+    logged_image: ClusterTime | None
 
     @property
     def position(self) -> str:
@@ -200,6 +203,8 @@ def _fill(fields: dict[bytes, bytes], where: str | ClusterTime) -> OplogEntry:
     entry.in_transaction = False
     entry.txn_op_index = 0
     entry.image_index = 0
+    logged = fields.get(b"preImageOpTime")
+    entry.logged_image = None if logged is None else _op_time(logged)[0]
     return entry
 
 

@@ -16,6 +16,7 @@ from tailrace.event.resume_token import ResumeToken
 from tailrace.expression.values.collation import Collation, order_of, parse_collation
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.plan.profile import ServerProfile
 from tailrace.raw_bson import BOOL, NULL, OBJECT, STRING, TIMESTAMP, Element
 
 FULL_DOCUMENT_MODES: Final = ("default", "updateLookup", "whenAvailable", "required")
@@ -83,12 +84,13 @@ class StreamOptions:
         needs_merge: bool = False,
         let: bytes | None = None,
         collation: Mapping[str, Any] | bytes | None = None,
+        profile: ServerProfile | None = None,
     ) -> StreamOptions:
         """The options in ``stage``, the document inside ``$changeStream``.
 
         Raises ``UsageError``, or ``InvalidResumeToken`` for a token that does not parse, with the server's code and
-        message. Whether the token fits this stream is ``build_plan``'s question. A ``collation`` other than simple is
-        refused (115) where ICU is not installed.
+        message (of ``profile``'s version where it is given). Whether the token fits this stream is ``build_plan``'s
+        question. A ``collation`` other than simple is refused (115) where ICU is not installed.
         """
         scope.check_names()
         asked = None if collation is None else parse_collation(to_bson(collation))
@@ -97,7 +99,7 @@ class StreamOptions:
         chosen: dict[str, Any] = {}
         all_changes: bool | None = None
         for element in raw_bson.elements(raw):
-            name, value = _parse_option(raw, element)
+            name, value = _parse_option(raw, element, profile)
             if name == "all_changes_for_cluster":
                 all_changes = bool(value)
             elif value is not None:
@@ -133,13 +135,15 @@ def to_bson(document: Mapping[str, Any] | bytes) -> bytes:
         raise UsageError(f"a stage cannot be written as BSON: {error}") from None
 
 
-def _parse_option(raw: bytes, element: Element) -> tuple[str, Any]:
+def _parse_option(raw: bytes, element: Element, profile: ServerProfile | None) -> tuple[str, Any]:
     name = element.name
+    if name == b"showExpandedEvents" and profile is not None and not profile.expanded_events_and_images:
+        raise unknown_option(name.decode(), hint="It came with 6.0")  # of whatever type it is
     if name in _BOOLEANS:
         return _BOOLEANS[name], _parse_boolean(raw, element)
     if name in _MODES:
         attribute, modes = _MODES[name]
-        return attribute, _parse_mode(raw, element, modes)
+        return attribute, _parse_mode(raw, element, modes, profile)
     if name in _TOKENS:
         if element.type == NULL:
             return _TOKENS[name], None
@@ -153,7 +157,27 @@ def _parse_option(raw: bytes, element: Element) -> tuple[str, Any]:
             raise _wrong_type(element, "timestamp")
         return "start_at_operation_time", ClusterTime.from_bytes_le(raw_bson.value(raw, element))
     text = name.decode("utf-8", "replace")
-    raise UsageError(f"BSON field '$changeStream.{text}' is an unknown field.", code=40415)
+    raise unknown_option(text)
+
+
+def unknown_option(name: str, hint: str | None = None) -> UsageError:
+    """The error that refuses an option which the server does not know."""
+    return UsageError(f"BSON field '$changeStream.{name}' is an unknown field.", code=40415, hint=hint)
+
+
+def unknown_mode(name: str, value: str, profile: ServerProfile | None) -> UsageError:
+    """The error that refuses a value of ``fullDocument`` or ``fullDocumentBeforeChange``."""
+    modes = dict(_MODES.values())["full_document" if name == "fullDocument" else "full_document_before_change"]
+    if name == "fullDocument" and profile is not None and not profile.expanded_events_and_images:
+        modes = modes[:2]
+    hint = f"One of: {', '.join(modes)}"
+    if name == "fullDocument" and profile is not None and profile.refuses_mode_by_own_code:
+        return UsageError(
+            f"unrecognized value for the '{name}' option to the $changeStream stage: '{value}'", code=40575, hint=hint
+        )
+    return UsageError(
+        f"Enumeration value '{value}' for field '$changeStream.{name}' is not a valid value.", code=2, hint=hint
+    )
 
 
 def _parse_boolean(raw: bytes, element: Element) -> bool:
@@ -164,18 +188,14 @@ def _parse_boolean(raw: bytes, element: Element) -> bool:
     return raw[element.value_start] == 1
 
 
-def _parse_mode(raw: bytes, element: Element, modes: tuple[str, ...]) -> str | None:
+def _parse_mode(raw: bytes, element: Element, modes: tuple[str, ...], profile: ServerProfile | None) -> str | None:
     if element.type == NULL:
         return None
     if element.type != STRING:
         raise _wrong_type(element, "string")
     text = raw_bson.read_string(raw, element.value_start).decode("utf-8", "replace")
     if text not in modes:
-        raise UsageError(
-            f"Enumeration value '{text}' for field '$changeStream.{element.name.decode()}' is not a valid value.",
-            code=2,
-            hint=f"One of: {', '.join(modes)}",
-        )
+        raise unknown_mode(element.name.decode(), text, profile)
     return text
 
 

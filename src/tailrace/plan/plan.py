@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tailrace import raw_bson
-from tailrace.errors import ChangeStreamFatal, InvalidResumeToken, UsageError, invariant
+from tailrace.errors import ChangeStreamFatal, InvalidResumeToken, invariant
 from tailrace.event.resume_token import HIGH_WATER_MARK, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
-from tailrace.plan.options import StreamOptions
+from tailrace.plan.options import StreamOptions, unknown_mode, unknown_option
 from tailrace.plan.profile import SERVER_6_0, ServerProfile
 
 SPLIT_STAGE: Final = b"$changeStreamSplitLargeEvent"
@@ -24,6 +24,7 @@ class Plan:
     ``start_token``    the token to search for and to swallow, or a high-water mark; ``None`` when started by time
     ``token_version``  of the tokens that the stream writes
     ``splits``         whether the pipeline ends with ``$changeStreamSplitLargeEvent``
+    ``exact_images``   pre-images are computed by whoever reads the entries, for any version of the server
     """
 
     options: StreamOptions
@@ -32,6 +33,12 @@ class Plan:
     start: ClusterTime | None
     start_token: ResumeToken | None
     splits: bool
+    exact_images: bool = False
+
+    @property
+    def reads_logged_images(self) -> bool:
+        """Whether pre-images are entries of the oplog."""
+        return self.profile.logs_pre_images and not self.exact_images
 
     @property
     def read_after(self) -> ClusterTime | None:
@@ -75,7 +82,7 @@ def build_plan(options: StreamOptions, profile: ServerProfile = SERVER_6_0) -> P
 
     Raises ``InvalidResumeToken`` (260) when the token is an invalidate's or lacks the UUID that a collection stream
     needs, ``ChangeStreamFatal`` (280) when the start is a fragment of a split event and the pipeline does not split,
-    ``UsageError`` when the version does not know an option.
+    ``UsageError`` when the version does not know an option or its value (40415; 2, on 4.4 40575).
     """
     _check_profile(options, profile)
     splits = any(_stage_name(stage) == SPLIT_STAGE for stage in options.pipeline)
@@ -121,11 +128,7 @@ def _check_token(options: StreamOptions, profile: ServerProfile) -> None:
 def _check_profile(options: StreamOptions, profile: ServerProfile) -> None:
     if profile.expanded_events_and_images:
         return
-    if options.show_expanded_events or options.full_document_before_change != "off":
-        raise UsageError(
-            f"MongoDB {profile.name} has neither showExpandedEvents nor fullDocumentBeforeChange",
-            code=40415,
-            hint="They came with 6.0",
-        )
+    if options.show_expanded_events:
+        raise unknown_option("showExpandedEvents", hint="It came with 6.0")
     if options.full_document in ("whenAvailable", "required"):
-        raise UsageError(f"MongoDB {profile.name} has no pre- and post-images", code=40415, hint="They came with 6.0")
+        raise unknown_mode("fullDocument", options.full_document, profile)

@@ -36,9 +36,11 @@ class ServerProfile:
     multi_op_is_no_transaction: bool = _column(
         "several retryable writes in one `applyOps` (`multiOpType: 1`) give events without `lsid` and `txnNumber`"
     )
-    expanded_events_and_images: bool = _column(
-        "showExpandedEvents, fullDocumentBeforeChange and pre- and post-images exist"
+    expanded_events_and_images: bool = _column("showExpandedEvents and stored pre- and post-images exist")
+    logs_pre_images: bool = _column(
+        "pre-images are no-op entries of the oplog (`recordPreImages`), shown behind `fullDocument`"
     )
+    refuses_mode_by_own_code: bool = _column("an unknown `fullDocument` is refused with 40575, not 2")
     insert_keys_from_catalog: bool = _column(
         "a shard's insert gets its `documentKey` from the shard key of the collection as it is when the event is made"
     )
@@ -76,6 +78,8 @@ SERVER_4_4: Final = ServerProfile(
     unwinds_apply_ops_without_session=False,
     multi_op_is_no_transaction=False,
     expanded_events_and_images=False,
+    logs_pre_images=True,
+    refuses_mode_by_own_code=True,
     insert_keys_from_catalog=True,
     always_shows_new_shards=True,
     shard_part_ends=False,
@@ -87,12 +91,13 @@ SERVER_4_4: Final = ServerProfile(
     messages_end_with_full_stop=True,
     measured=True,
 )
-SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), insert_keys_from_catalog=False)
+SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), refuses_mode_by_own_code=False, insert_keys_from_catalog=False)
 SERVER_6_0: Final = replace(
     SERVER_5_0,
     version=(6, 0),
     wall_time=True,
     expanded_events_and_images=True,
+    logs_pre_images=False,
     looks_up_by_uuid=False,
     searches_before_user_stages=False,
     match_sees_session_of_entry=True,

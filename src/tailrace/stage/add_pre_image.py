@@ -1,22 +1,28 @@
-"""AddPreImage: ``fullDocumentBeforeChange`` from the pre-image collection, one request for a batch (semantics 5)."""
+"""AddPreImage: ``fullDocumentBeforeChange`` from the pre-image collection, one request for a batch (semantics 5).
+
+Before 6.0 there is no such collection: with ``recordPreImages`` the server logs the document before an operation as a
+no-op entry, and the operation's own entry says where (``preImageOpTime``). An event without that has no such field.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from typing import Self
 
+from tailrace import raw_bson
 from tailrace.errors import ServerError, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
 from tailrace.plan.conjuncts import BEFORE_CHANGE
 from tailrace.plan.options import StreamOptions
-from tailrace.plan.request import Answer, NeedPreImages
+from tailrace.plan.request import Answer, NeedEntries, NeedPreImages
 from tailrace.stage.setup import ShardSetup, ShardStage
 
 
 class AddPreImage(ShardStage):
     """Fills ``full_document_before_change`` of updates, replacements and deletes.
 
-    Not found: null with ``whenAvailable``; with ``required`` ``ServerError`` 47 at that event.
+    Not found: null with ``whenAvailable``; with ``required`` ``ServerError`` 47 at that event, or 51770 where the
+    server has logged none.
     """
 
     @classmethod
@@ -25,15 +31,27 @@ class AddPreImage(ShardStage):
 
     @classmethod
     def of(cls, setup: ShardSetup) -> Self:
-        return cls(setup.plan.options)
+        return cls(setup.plan.options, logged=setup.plan.reads_logged_images)
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, *, logged: bool = False) -> None:
         self._required = options.full_document_before_change == "required"
+        self._logged = logged
 
-    def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> Generator[NeedPreImages, Answer, None]:
-        images = yield from request_pre_images([event for event in events if event.image_key is not None])
+    def process(
+        self, events: list[ChangeEvent], out: list[ChangeEvent]
+    ) -> Generator[NeedPreImages | NeedEntries, Answer, None]:
+        asking = [event for event in events if event.image_key is not None]
+        images = yield from (_request_logged_images(asking) if self._logged else request_pre_images(asking))
         for event in events:
-            if event.image_key is not None:
+            if event.image_key is not None and self._logged and event.logged_image is None:
+                if self._required:
+                    raise ServerError(
+                        "Change stream was configured to require a pre-image for all update, delete and replace "
+                        f"events, but no pre-image optime was recorded for event: {event.describe()}",
+                        code=51770,
+                        hint="Before 6.0 a collection has pre-images from collMod with recordPreImages on",
+                    )
+            elif event.image_key is not None:
                 image = images[id(event)]
                 if image is None and self._required:
                     raise ServerError(
@@ -55,3 +73,22 @@ def request_pre_images(
     answer = yield NeedPreImages(keys)
     invariant(answer is not None and len(answer) == len(events), "a request for pre-images was not answered in full")
     return {id(event): image for event, image in zip(events, answer or (), strict=True)}
+
+
+def _request_logged_images(events: list[ChangeEvent]) -> Generator[NeedEntries, Answer, dict[int, bytes | None]]:
+    """As ``request_pre_images``, of the events whose pre-images are entries."""
+    logged = [(event, event.logged_image) for event in events if event.logged_image is not None]
+    if not logged:
+        return {}
+    answer = yield NeedEntries(tuple(time for _, time in logged))
+    invariant(answer is not None and len(answer) == len(logged), "a request for entries was not answered in full")
+    return {
+        id(event): None if entry is None else _document_in(entry)
+        for (event, _), entry in zip(logged, answer or (), strict=True)
+    }
+
+
+def _document_in(entry: bytes) -> bytes | None:
+    """The document in ``o``."""
+    found = raw_bson.find(entry, b"o")
+    return None if found is None or found.type != raw_bson.OBJECT else raw_bson.value(entry, found)

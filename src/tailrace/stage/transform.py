@@ -50,6 +50,7 @@ class Transform(ShardStage):
         self._disambiguates = self._expanded and plan.profile.disambiguated_paths
         self._wall_time = plan.profile.wall_time
         self._ns_type = plan.profile.ns_type
+        self._reads_logged_images = plan.reads_logged_images
         self.left: list[OplogEntry] = []
         token = plan.start_token
         self._searched = None if token is None or token.is_high_water_mark else token
@@ -154,6 +155,7 @@ class Transform(ShardStage):
             event.collection_uuid = uuid
         if entry.operation != "i":
             event.image_key = PreImageKey(uuid, entry.image_time, entry.image_index)
+            event.logged_image = entry.logged_image if self._reads_logged_images else None
         return event
 
     def _update(self, entry: OplogEntry, body: bytes) -> ChangeEvent:
