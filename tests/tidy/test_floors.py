@@ -6,6 +6,7 @@ Imports inside functions and for type checking count too: they are how a circle 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ def imports(text: str, modules: set[str]) -> Iterator[str]:
                 yield node.module
 
 
+@functools.cache
 def graph() -> Graph:
     paths = {module_name(path): path for path in SOURCE.rglob("*.py")}
     return {name: set(imports(path.read_text(), set(paths))) - {name, "tailrace"} for name, path in paths.items()}

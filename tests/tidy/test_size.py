@@ -4,6 +4,7 @@ a line is removed as soon as it is no longer needed, and none is added."""
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def functions(path: Path, text: str) -> Iterator[tuple[str, int]]:
     return walk(parse(text), "")
 
 
+@functools.cache
 def too_long() -> dict[str, int]:
     found = {}
     for folder in ("src", "tests", "bench"):
