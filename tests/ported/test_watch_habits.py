@@ -18,7 +18,7 @@ import pickle
 import pprint
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -503,12 +503,19 @@ def write(collection: Any, version: str) -> None:
     collection.delete_one({"_id": 1})
 
 
+def _reply(error: Any) -> Any:
+    """What a program sees of the server's reply. Of ``engine="server"`` it was a raw document: nothing had looked."""
+    reply = getattr(error, "details", None)
+    clocks = {"$clusterTime", "operationTime"}
+    return (type(reply), sorted(set(reply) - clocks)) if isinstance(reply, Mapping) else reply
+
+
 def _difference(theirs: Any, ours: Any) -> str | None:
     """What a program would notice; ``None``: nothing."""
     if isinstance(theirs, BaseException) or isinstance(ours, BaseException):
         same = isinstance(theirs, BaseException) and isinstance(ours, type(theirs))
         if same and isinstance(theirs, PyMongoError):
-            same = getattr(ours, "code", None) == getattr(theirs, "code", None)
+            same = getattr(ours, "code", None) == getattr(theirs, "code", None) and _reply(ours) == _reply(theirs)
             labels = {"ResumableChangeStreamError", "NonResumableChangeStreamError"}
             # Ours label a failed connection too: docs/reference/pymongo.md.
             same = same and all(ours.has_error_label(label) for label in labels if theirs.has_error_label(label))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
+import bson
+from bson.raw_bson import RawBSONDocument
 from pymongo import errors as pymongo_errors
 
 from tailrace.errors import InternalError, SinkError, SourceError, TailraceError, UsageError
@@ -84,7 +86,7 @@ def as_driver_error(error: TailraceError, cause: Exception | type[Exception] | N
     if issubclass(theirs, pymongo_errors.PyMongoError):
         state["_message"] = error.message
         state["_error_labels"] = set(error.labels) | set(known.get("_error_labels", ()))
-        state["details"] = getattr(cause, "details", None) if known else None
+        state["details"] = _decoded(getattr(cause, "details", None)) if known else None
         if state["details"] is None and issubclass(theirs, pymongo_errors.OperationFailure):
             state["details"] = _reply(error)
         for name in ("code", "details"):
@@ -106,6 +108,11 @@ def _kind_of(error: TailraceError) -> type[Exception] | None:
     if isinstance(error, SourceError):
         return pymongo_errors.ConnectionFailure
     return pymongo_errors.InvalidOperation if isinstance(error, UsageError) else pymongo_errors.PyMongoError
+
+
+def _decoded(details: Any) -> Any:
+    """A reply as a dictionary, which programs print and compare; our reads ask for raw documents."""
+    return bson.decode(details.raw) if isinstance(details, RawBSONDocument) else details
 
 
 def _reply(error: TailraceError) -> dict[str, Any]:
