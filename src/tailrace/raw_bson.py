@@ -260,6 +260,9 @@ def array_documents(buf: bytes, start: int) -> bytes:
     """
     limit = document_end(buf, start) - 1
     size_at = _INT32.unpack_from
+    only = start + 7
+    if only + 5 <= limit and only + size_at(buf, only)[0] == limit and buf[start + 4] == OBJECT and not buf[only - 1]:
+        return buf[only:limit]
     view = memoryview(buf)
     pieces: list[memoryview] = []
     pos, digits, count, next_length = start + 4, 1, 0, 10

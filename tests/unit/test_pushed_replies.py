@@ -137,3 +137,49 @@ def test_a_connection_that_compresses_is_not_looked_at(pushed: Pushed) -> None:
     tests knew no other connections than plain ones."""
     pushed.cursor._sock_mgr.conn.compression_context = object()  # type: ignore[union-attr]
     assert pushed.cursor.pushed_socket() is None
+
+
+def timed(seconds: int, *documents: dict[str, Any], key: int = 1) -> dict[str, Any]:
+    """A reply as servers of a replica set end theirs."""
+    signature = {"hash": bytes([seconds]) * 20, "keyId": bson.Int64(key)}
+    time = bson.Timestamp(seconds, 1)
+    return batch(*documents, **{"$clusterTime": {"clusterTime": time, "signature": signature}, "operationTime": time})
+
+
+def test_replies_that_differ_in_their_times_alone_give_documents_and_times(pushed: Pushed) -> None:
+    # The first of them is decoded as a whole, the others are compared with it: no test had two with a time.
+    for seconds in range(1, 6):
+        documents = [{"a": number, "text": "x" * seconds * 9} for number in range(seconds)]
+        reply = timed(seconds, *documents)
+        pushed.server.sendall(frame(reply))
+        assert pushed.cursor.take_pushed(pushed.view) is True
+        assert next(pushed.cursor) == b"".join(map(bson.encode, documents))
+        assert bson.decode(pushed.cursor.clock or b"") == reply["$clusterTime"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        timed(2),
+        {**timed(2, {"a": 1}), "ok": 0.0},
+        {**timed(2, {"a": 1}), "cursor": {"nextBatch": [{"a": 1}], "id": bson.Int64(6), "ns": "local.oplog.rs"}},
+        {"ok": 0.0, "errmsg": "x", "code": 136},
+    ],
+    ids=["no documents", "not ok", "another cursor", "an error"],
+)
+def test_behind_a_usual_reply_an_odd_one_is_left(pushed: Pushed, odd: dict[str, Any]) -> None:
+    pushed.server.sendall(frame(timed(1, {"a": 0})))
+    assert pushed.cursor.take_pushed(pushed.view) is True
+    next(pushed.cursor)
+    pushed.server.sendall(frame(odd))
+    assert pushed.cursor.take_pushed(pushed.view) is False
+    assert pushed.left() == frame(odd)
+
+
+def test_behind_a_usual_reply_one_with_more_fields_is_read_whole(pushed: Pushed) -> None:
+    pushed.server.sendall(frame(timed(1, {"a": 0})))
+    assert pushed.cursor.take_pushed(pushed.view) is True
+    next(pushed.cursor)
+    pushed.server.sendall(frame({**timed(2, {"a": 1}), "more": 1}))
+    assert pushed.cursor.take_pushed(pushed.view) is True
+    assert next(pushed.cursor) == bson.encode({"a": 1})

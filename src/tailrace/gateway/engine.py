@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import bson
 from pymongo import MongoClient
 
 from tailrace import raw_bson
@@ -143,7 +142,7 @@ class Engine:
             "streams_min": 1,
             "attendant": self._attendant,
         }
-        self._shared = SharedTail(client, **tails)
+        self._shared = SharedTail(client, filters=True, **tails)
         self._shard_tails = ShardTails(**tails)
         self._ahead_room = AheadRoom()
         self._cluster: Cluster | None = None
@@ -158,7 +157,6 @@ class Engine:
         self.version = _MEASURED
         self.streams: dict[int, ServedStream] = {}
         self.clock = ServerClock()
-        self._seen_clocks: dict[MongoClient[Any], Any] = {}
 
     async def start(self) -> None:
         """Connect. Raises TailraceError if the deployment cannot be read."""
@@ -264,11 +262,10 @@ class Engine:
 
     def stamped(self, reply: bytes) -> bytes:
         """A reply with the server's times, as the tail of the oplog or a client's connection received them."""
-        for client, (shared, _) in self._kept.items():
-            document = shared.clock_document
-            if document is not None and document is not self._seen_clocks.get(client):
-                self._seen_clocks[client] = document
-                self.clock.saw(bson.encode(document))
+        for shared, _ in self._kept.values():
+            document = shared.clock
+            if document is not None:
+                self.clock.saw(document)
         return self.clock.stamp(reply, _reached(reply))
 
     def tail_statistics(self) -> TailStatistics:

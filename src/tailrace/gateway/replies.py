@@ -38,6 +38,8 @@ class ServerClock:
 
     def saw(self, document: bytes) -> None:
         """Note a ``$clusterTime`` document that the server sent."""
+        if document == self._document:
+            return
         try:
             time = raw_bson.find(document, b"clusterTime")
             if time is None or time.type != TIMESTAMP or (self.signed and not _is_signed(document)):

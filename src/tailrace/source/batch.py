@@ -10,6 +10,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.write_head import time_of_write
 from tailrace.plan.request import OplogBatch
 
 #: What one reply of the server holds at most, so nothing is cut by default.
@@ -23,6 +24,9 @@ _LENGTH = struct.Struct("<i")
 
 def entry_time(raw: bytes, start: int = 0) -> ClusterTime:
     """The ``ts`` of the oplog entry at ``start``. Raises OplogFormatError where it has none."""
+    time = time_of_write(raw, start)
+    if time is not None:
+        return ClusterTime.from_bytes_le(time)
     element = raw_bson.find(raw, b"ts", start)
     if element is None or element.type != raw_bson.TIMESTAMP:
         raise OplogFormatError("an oplog entry without the timestamp field ts", position=f"byte {start} of the batch")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import bson
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
@@ -110,8 +111,13 @@ class MongodSource:
     @property
     def clock_document(self) -> Mapping[str, Any] | None:
         """The ``$clusterTime`` of the last reply to ``tail``, with its signature as the member sent it."""
-        cursor = self._tailing
-        return None if cursor is None or cursor.session is None else cursor.session.cluster_time
+        clock = self.clock
+        return None if clock is None else bson.decode(clock)
+
+    @property
+    def clock(self) -> bytes | None:
+        """``clock_document`` as the member sent it."""
+        return None if self._tailing is None else self._tailing.clock
 
     def pushed_socket(self, batch: OplogBatch) -> socket.socket | None:
         """A handle of the connection on which ``tail`` will find its next batch after ``batch``, if the server pushes

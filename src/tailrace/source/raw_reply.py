@@ -37,8 +37,63 @@ _BEFORE_DOCUMENT: Final = 21
 #: How a successful reply begins, behind its length. An error's begins otherwise.
 _SUCCESS: Final = b"\x03cursor\x00"
 _NEXT_BATCH: Final = b"\x04nextBatch\x00"
+#: Where the array of such a reply begins.
+_BATCH_AT: Final = 16 + len(_NEXT_BATCH)
+_OPERATION_TIME: Final = b"\x11operationTime\x00"
+#: What a ``$clusterTime`` begins with: its length, and the name of its time.
+_CLOCK_HEAD: Final = 4 + len(b"\x11clusterTime\x00")
 #: For a smaller batch the compiled code takes longer, for the fixed work of a call.
 _COMPILED_BYTES_MIN: Final = 4_096
+
+
+class RepeatedReply:
+    """What a server's replies to a cursor's getMores have in common behind their documents: all but their times.
+
+    ``clock``  the ``$clusterTime`` of the last of them
+    """
+
+    def __init__(self, clock: bytes, between: bytes, rest: int, in_cursor: int) -> None:
+        self.clock = clock
+        #: From the end of the batch to the ``$clusterTime``, and how long everything behind the batch is, and the part
+        #: of it that is in the cursor.
+        self._between = between
+        self._rest = rest
+        self._in_cursor = in_cursor
+
+    @classmethod
+    def of(cls, reply: bytes) -> RepeatedReply | None:
+        """``None`` where the reply is not as servers write it."""
+        if not _is_usual(reply):
+            return None
+        behind = raw_bson.document_end(reply, _BATCH_AT)
+        time = raw_bson.find(reply, b"$clusterTime")
+        if time is None or time.type != raw_bson.OBJECT or time.value_start < behind:
+            return None
+        if not reply.startswith(_OPERATION_TIME, time.end) or len(reply) != time.end + len(_OPERATION_TIME) + 9:
+            return None
+        in_cursor = raw_bson.document_end(reply, 12) - behind
+        return cls(reply[time.value_start : time.end], reply[behind : time.value_start], len(reply) - behind, in_cursor)
+
+    def documents(self, reply: bytes) -> bytes | None:
+        """The documents of a reply that is like the last one in all else; ``None``: it is not, or it has none. Raises
+        OplogFormatError where they are not BSON."""
+        if not _is_usual(reply) or len(reply) < _BATCH_AT + self._rest + 5:
+            return None
+        behind = len(reply) - self._rest
+        time = behind + len(self._between)
+        after = time + len(self.clock)
+        is_like = (
+            raw_bson.read_int32(reply, _BATCH_AT) == behind - _BATCH_AT
+            and raw_bson.read_int32(reply, 12) == behind + self._in_cursor - 12
+            and reply.startswith(self._between, behind)
+            and reply.startswith(self.clock[:_CLOCK_HEAD], time)
+            and reply.startswith(_OPERATION_TIME, after)
+        )
+        if not is_like:
+            return None
+        found = _documents(reply, _BATCH_AT)
+        self.clock = reply[time:after]
+        return found or None
 
 
 class RawReplyCursor(RawBatchCursor[Any]):
@@ -46,6 +101,8 @@ class RawReplyCursor(RawBatchCursor[Any]):
 
     #: Whether there was more behind what ``take_pushed`` has taken.
     has_pushed_more = False
+    #: The last pushed reply; ``None`` where PyMongo has read one since.
+    _repeated: RepeatedReply | None = None
 
     @property
     def is_pushed(self) -> bool:
@@ -90,19 +147,38 @@ class RawReplyCursor(RawBatchCursor[Any]):
         is_plain = (op_code, flags, kind, size) == (_OP_MSG, _MORE_TO_COME, 0, length - _BEFORE_DOCUMENT)
         if not is_plain or length > len(seen) or not seen.startswith(_SUCCESS, _HEAD.size):
             return False
+        raw = seen[_BEFORE_DOCUMENT:length]
         try:
-            reply = unpacked(seen[_BEFORE_DOCUMENT:length])
+            # PyMongo's session hears of such a reply's times when one comes that is not like the last.
+            documents = None if self._repeated is None or self._data else self._repeated.documents(raw)
+            documents = documents or self._of_new(raw)
         except (OplogFormatError, BSONError):
             return False
-        documents = reply["cursor"].get("nextBatch")
-        if not documents or reply["cursor"].get("id") != self._id or reply.get("ok") != 1 or self._data:
+        if not documents:
             return False
         view.recv(length)
         self.has_pushed_more = length < len(seen)
-        self._collection.database.client._process_response(reply, self._session)
-        self._data.extend(documents)
-        self._retrieved += len(documents)
+        self._data.append(documents)
+        self._retrieved += 1
         return True
+
+    @property
+    def clock(self) -> bytes | None:
+        """The ``$clusterTime`` of the last reply, as it came."""
+        if self._repeated is not None:
+            return self._repeated.clock
+        known = None if self.session is None else self.session.cluster_time
+        return None if known is None else bson.encode(known)
+
+    def _of_new(self, raw: bytes) -> bytes | None:
+        """The documents of a pushed reply; ``None`` if it is for PyMongo."""
+        reply = unpacked(raw)
+        documents: list[bytes] | None = reply["cursor"].get("nextBatch")
+        if not documents or reply["cursor"].get("id") != self._id or reply.get("ok") != 1 or self._data:
+            return None
+        self._collection.database.client._process_response(reply, self._session)
+        self._repeated = RepeatedReply.of(raw)
+        return documents[0]
 
     def _send_message(self, operation: Any) -> None:
         # PyMongo treats 43, 175 and 237 of a tailable cursor as the end of the data, and hides them. Here the caller
@@ -114,6 +190,7 @@ class RawReplyCursor(RawBatchCursor[Any]):
             self._query_flags = flags
 
     def _unpack_response(self, response: Any, *args: Any, **options: Any) -> Any:
+        self._repeated = None
         raw_reply = getattr(response, "raw_command_response", None)
         if raw_reply is None:
             return super()._unpack_response(response, *args, **options)
@@ -124,12 +201,11 @@ def unpacked(reply: bytes) -> dict[str, Any]:
     """A command's reply, decoded except for the documents of its cursor's batch, which come as one run of bytes. Raises
     OplogFormatError where the reply is not BSON.
     """
-    if reply.startswith(_SUCCESS, 4) and reply.startswith(_NEXT_BATCH, 16):  # as servers answer a getMore
-        start = 16 + len(_NEXT_BATCH)
-        batch_end, end = raw_bson.document_end(reply, start), raw_bson.document_end(reply, 12)
+    if _is_usual(reply):
+        batch_end, end = raw_bson.document_end(reply, _BATCH_AT), raw_bson.document_end(reply, 12)
         if batch_end < end:
             rest = raw_bson.encode_document(reply[batch_end : end - 1])
-            return _with_batch(raw_bson.encode_document(_SUCCESS, rest, reply[end:-1]), "nextBatch", reply, start)
+            return _with_batch(raw_bson.encode_document(_SUCCESS, rest, reply[end:-1]), "nextBatch", reply, _BATCH_AT)
     cursor = raw_bson.find(reply, b"cursor")
     if cursor is None or cursor.type != raw_bson.OBJECT:
         return bson.decode(reply, _CODEC)
@@ -142,6 +218,11 @@ def unpacked(reply: bytes) -> dict[str, Any]:
         reply[4 : cursor.value_start], raw_bson.encode_document(*others), reply[cursor.end : -1]
     )
     return _with_batch(envelope, batch.name.decode(), reply, batch.value_start)
+
+
+def _is_usual(reply: bytes) -> bool:
+    """Whether a reply begins as servers answer a getMore."""
+    return reply.startswith(_SUCCESS, 4) and reply.startswith(_NEXT_BATCH, 16)
 
 
 def _with_batch(envelope: bytes, name: str, reply: bytes, start: int) -> dict[str, Any]:

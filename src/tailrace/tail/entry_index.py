@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
+from tailrace.oplog.write_head import namespace_of_write
 from tailrace.tail.chains import Chains
 from tailrace.tail.interest import EVERYONE, Keys, keys_of, keys_of_entry
 
@@ -51,6 +52,10 @@ class EntryIndex(NamedTuple):
 def index_entries(raw: bytes, chains: Chains) -> EntryIndex:
     """The index of a batch. Raises nothing: an entry whose length leads astray stands, with all behind it, as one
     entry that is about everyone."""
+    alone = namespace_of_write(raw)
+    if alone is not None and raw_bson.read_int32(raw, 0) == len(raw):  # as most come at the end of the oplog
+        own = keys_of(alone)
+        return EntryIndex([0, len(raw)], [0], [alone], [own], [], own)
     compiled = getattr(sys.modules.get("tailrace.kernel.entry_index"), "index_entries", None)
     if len(raw) < _COMPILED_BYTES_MIN:
         compiled = None

@@ -50,6 +50,12 @@ class Receiver(Protocol):
 
     def begun(self, reader: TailReader, after: ClusterTime) -> bool: ...
 
+    def opened(self, reader: TailReader, after: ClusterTime) -> bytes | None:
+        """The reader asks for what comes behind ``after``. Returns the filter of its query; ``None``: it has none."""
+
+    def is_to_open_again(self, reader: TailReader) -> bool:
+        """Whether the reader is to ask ``opened`` again, and read on with another filter."""
+
     def received(self, reader: TailReader, segment: Segment) -> bool: ...
 
     def promised(self, reader: TailReader, high_water: ClusterTime) -> bool: ...
@@ -117,17 +123,23 @@ class TailReader:
         self._position = self.source.newest()
         if not self._receiver.begun(self, self._position):
             return
+        while not self._is_over:
+            self._read_filtered(self._receiver.opened(self, self._position))
+
+    def _read_filtered(self, oplog_filter: bytes | None) -> None:
+        """Read with this filter, to the end or until there is to be another one."""
         options: dict[str, Any] = {"await_ms": AWAIT_MS, "batch_size": _READ_ENTRIES, "batch_bytes_max": _PIECE_BYTES}
+        options["oplog_filter"] = oplog_filter
         with closing(self.source.tail(self._position, on_error=self._endure, **options)) as batches:
             for batch in batches:
-                if not self._take(batch):
-                    return
-                if self._attendant is not None and batch.raw:
+                self._is_over = self._is_over or not self._take(batch)
+                if not self._is_over and self._attendant is not None and batch.raw:
                     self._be_attended(self._attendant, batch, batches)
                 if self._failure is not None:
                     raise self._failure
-                if self._is_over:
+                if self._is_over or self._receiver.is_to_open_again(self):
                     return
+        self._is_over = True
 
     def _take(self, batch: OplogBatch) -> bool:
         """Whether to read on after ``batch``."""
@@ -154,6 +166,8 @@ class TailReader:
                 batch = next(batches, None)
                 if batch is None or not self._take(batch):
                     self._is_over = True
+                    return False
+                if self._receiver.is_to_open_again(self):
                     return False
                 if not self.source.has_pushed_more:
                     return True

@@ -12,6 +12,7 @@ from pymongo.errors import PyMongoError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.batch import entry_time
 from tailrace.tail.entry_index import EntryIndex
+from tailrace.tail.interest import EVERYONE
 
 #: What a segment takes beside its bytes, and each of its entries: measured, rounded up.
 _SEGMENT_BYTES: Final = 2_000
@@ -45,6 +46,9 @@ class Segment:
     def select(self, key: bytes, after: ClusterTime) -> bytes:
         """The entries with ts > ``after`` that are about ``key``, one behind the other. Streams that wait for the same
         key share the answer."""
+        if self.entries == 1 and after <= self.after:
+            about = self.index.about
+            return self.raw if about is EVERYONE or key in about else b""
         if after > self.after:
             return self._join(self.index.select(key, self._first_behind(after)))
         found = self._joined.get(key)

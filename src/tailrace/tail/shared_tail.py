@@ -20,6 +20,7 @@ from tailrace.plan.request import OplogBatch
 from tailrace.source.failure import is_killed
 from tailrace.tail.interest import key_of
 from tailrace.tail.reader import Attendant, TailReader
+from tailrace.tail.reader_filter import ReaderFilter
 from tailrace.tail.segment import Segment, TailPlace
 from tailrace.tail.shared_window import SharedWindow, Taken
 
@@ -80,6 +81,8 @@ class SharedTail:
 
     ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
     ``attendant``     an event loop that takes the server's replies in place of the reader's thread (``TailReader``)
+    ``filters``       the server may be asked to leave out what no stream waits for (``ReaderFilter``). How far was read
+                      is then known a second late while nothing comes
 
     The reader ends when they are fewer. For use by many threads.
     """
@@ -92,12 +95,14 @@ class SharedTail:
         on_read: Callable[[int], object] = lambda size: None,
         streams_min: int = 2,
         attendant: Attendant | None = None,
+        filters: bool = False,
     ) -> None:
         self._client = client
         self._on_read = on_read
         self._attendant = attendant
         self._window_bytes = window_bytes
         self._streams_min = streams_min
+        self._filters = filters
         self._closed = False
         self._begin()
         _tails.add(self)
@@ -108,6 +113,7 @@ class SharedTail:
         self._window = SharedWindow(self._window_bytes)
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
+        self._filter = ReaderFilter()
         self._not_before = 0.0
         #: The reader's error, until it has read again.
         self._failure: PyMongoError | None = None
@@ -123,6 +129,8 @@ class SharedTail:
         with self._lock:
             self._places.add(place)
             self._window.join(place)
+            if self._filter.lacks(place.key):
+                self._filter.drop()
         return place
 
     def leave(self, place: TailPlace) -> None:
@@ -148,6 +156,8 @@ class SharedTail:
                 self._places.add(place)
             if self._window.join(place):
                 return True
+            if self._filter.lacks(place.key):
+                self._filter.drop()
             starts = (
                 self._reader is None
                 and not self._closed
@@ -246,8 +256,19 @@ class SharedTail:
             if self._reader is not reader:
                 return False
             self._window.open(after)
+            self._filter = ReaderFilter()
             self._unused_bytes = 0
             return True
+
+    def opened(self, reader: TailReader, after: ClusterTime) -> bytes | None:
+        with self._lock:
+            oplog_filter = self._filter.open({place.key for place in self._places})
+            if self._reader is reader:
+                self._window.narrow(self._filter.keys, after)
+            return oplog_filter
+
+    def is_to_open_again(self, reader: TailReader) -> bool:
+        return self._filter.is_due
 
     def received(self, reader: TailReader, segment: Segment) -> bool:
         with self._lock:
@@ -258,6 +279,8 @@ class SharedTail:
             self._bytes += len(segment.raw)
             self._unused_bytes = 0 if self._window.joined else self._unused_bytes + len(segment.raw)
             ready = self._told(self._window.add(segment))
+            if self._filters:
+                self._filter.saw(is_used=bool(segment.holders), keys=self._window.awaited_keys)
             self._recovered()
         _call(ready)
         return True
@@ -326,6 +349,12 @@ class SharedTail:
         """The ``$clusterTime`` of the reader's last reply."""
         reader = self._reader
         return None if reader is None else reader.source.clock_document
+
+    @property
+    def clock(self) -> bytes | None:
+        """``clock_document`` as the member sent it."""
+        reader = self._reader
+        return None if reader is None else reader.source.clock
 
     @property
     def statistics(self) -> TailStatistics:

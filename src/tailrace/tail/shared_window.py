@@ -4,6 +4,7 @@ owner sees to it that one thread at a time is in here."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tailrace.oplog.cluster_time import ClusterTime
@@ -39,6 +40,9 @@ class SharedWindow:
         self.bytes_max = bytes_max
         self.bytes = self.entries = self.joined = self.falls = self.rejoins = 0
         self.segments: deque[Segment] = deque()
+        #: What is read: of these keys, or of all (``None``), from this time on.
+        self.keys: frozenset[bytes] | None = None
+        self.whole_after = ClusterTime(0)
         self._places: dict[bytes, dict[TailPlace, None]] = {}
         self._awaiting: set[TailPlace] = set()
         self.after = self.high_water = ClusterTime(0)
@@ -48,6 +52,11 @@ class SharedWindow:
         """What comes from now on begins behind ``after``."""
         self.after = self.high_water = after
         self._is_open = True
+
+    def narrow(self, keys: frozenset[bytes] | None, after: ClusterTime) -> None:
+        """What comes behind ``after`` is about ``keys`` alone, ``None``: about everything. Those who are joined wait
+        for nothing else."""
+        self.keys, self.whole_after = keys, after
 
     def close(self) -> list[TailPlace]:
         """Nothing more will come. Everyone falls out; who has something waiting, or waits, is told."""
@@ -62,7 +71,9 @@ class SharedWindow:
     def join(self, place: TailPlace) -> bool:
         """The stream reads from here from its position on, if nothing behind it has gone, and it is not so far back
         that it would fall out again at once."""
-        if not self._is_open or place.position < self.after:
+        if not self._is_open or place.position < max(self.after, self.whole_after):
+            return False
+        if self.keys is not None and place.key not in self.keys:
             return False
         behind: list[Segment] = []
         size = 0
@@ -162,6 +173,11 @@ class SharedWindow:
             if segment.after < time:
                 return segment.entry(time)
         return None
+
+    @property
+    def awaited_keys(self) -> Collection[bytes]:
+        """What those who are joined wait for."""
+        return self._places.keys()
 
     def _hand_out(self, segment: Segment) -> list[TailPlace]:
         ready: list[TailPlace] = []

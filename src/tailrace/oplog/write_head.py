@@ -1,0 +1,61 @@
+"""The namespace and the time of a write's entry, found at one go where it begins as servers write it.
+
+At the end of an oplog most entries come alone, and each is asked for these. What is given is what a walk over the
+elements finds; ``None``: walk.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Final
+
+#: The length; a session and the number of a retryable write; the operation; the namespace. An id of a session and a
+#: digest of its user have one size, so all of it is one pattern.
+_TO_NAMESPACE: Final = (
+    rb"(?s).{4}(?:\x03lsid\x00\x48\x00\x00\x00.{68}\x12txnNumber\x00.{8})?"
+    rb"\x02op\x00\x02\x00\x00\x00[idu]\x00\x02ns\x00(.{4})([^\x00]*)\x00"
+)
+_NAMESPACE: Final = re.compile(_TO_NAMESPACE)
+_TO_DOCUMENT: Final = re.compile(_TO_NAMESPACE + rb"\x05ui\x00\x10\x00\x00\x00\x04.{16}\x03o\x00")
+_TIME: Final = re.compile(rb"(?s)(?:\x10stmtId\x00.{4})?\x11ts\x00(.{8})")
+_KEY: Final = b"\x03o2\x00"
+_SIZE: Final = struct.Struct("<i")
+
+
+def namespace_of_write(raw: bytes, start: int = 0) -> bytes | None:
+    """The namespace of the insert, update or delete at ``start``."""
+    found = _NAMESPACE.match(raw, start)
+    if found is None:
+        return None
+    size, name = found.groups()
+    return name if _SIZE.unpack(size)[0] == len(name) + 1 and _ends_behind(raw, start, found.end()) else None
+
+
+def time_of_write(raw: bytes, start: int = 0) -> bytes | None:
+    """The eight bytes of ``ts`` of the insert, update or delete at ``start``."""
+    found = _TO_DOCUMENT.match(raw, start)
+    if found is None:
+        return None
+    size, name = found.groups()
+    at = found.end()
+    if _SIZE.unpack(size)[0] != len(name) + 1 or (at := _behind(raw, at)) < 0:
+        return None
+    if raw.startswith(_KEY, at) and (at := _behind(raw, at + len(_KEY))) < 0:
+        return None
+    time = _TIME.match(raw, at)
+    return time[1] if time is not None and _ends_behind(raw, start, time.end()) else None
+
+
+def _behind(raw: bytes, start: int) -> int:
+    """Where the document at ``start`` ends; -1 if that is nowhere."""
+    if start + 4 > len(raw):
+        return -1
+    size: int = _SIZE.unpack_from(raw, start)[0]
+    return start + size if size >= 5 else -1
+
+
+def _ends_behind(raw: bytes, start: int, at: int) -> bool:
+    """Whether the document at ``start`` is whole, and reaches beyond ``at``."""
+    end: int = start + _SIZE.unpack_from(raw, start)[0]
+    return at < end <= len(raw) and not raw[end - 1]

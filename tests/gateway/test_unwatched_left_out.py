@@ -1,0 +1,130 @@
+"""Where most writes are about nobody, the server is asked to leave them out; what streams get is as before, while the
+filter comes, stays and goes. (No test wrote enough beside its streams to bring one about.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+
+from tailrace.embedded import ReplicaSet
+from tests.gateway.gateways import running_gateway
+from tests.gateway.running import eventually
+
+pytestmark = pytest.mark.mongod
+
+_RAW = CodecOptions[Any](document_class=RawBSONDocument)
+_UNWATCHED = 400
+
+
+def events(stream: Any, count: int) -> list[bytes]:
+    found: list[bytes] = []
+
+    def all_came() -> bool:
+        while (event := stream.try_next()) is not None:
+            found.append(bytes(event.raw))
+        return len(found) >= count
+
+    eventually(all_came, f"{count} events come")
+    return found
+
+
+def test_streams_get_what_the_server_gives_with_a_filter_and_without(replica_set: ReplicaSet) -> None:
+    name = "left_out"
+    with (
+        running_gateway(replica_set.uri) as running,
+        MongoClient[Any](replica_set.uri) as server,
+        MongoClient[Any](running.uri("directConnection=true")) as client,
+    ):
+        tail = running.gateway.engine._shared
+        database = server[name]
+        for collection in ("watched", "other", "late"):
+            database[collection].insert_one({"_id": "first"})
+        sides = [one.get_database(name, codec_options=_RAW) for one in (server, client)]
+
+        def write(collection: str, numbers: range) -> None:
+            for number in numbers:
+                database[collection].insert_one({"_id": number, "text": "x" * 100})
+
+        def same(streams: list[Any], count: int) -> None:
+            native, ours = (events(stream, count) for stream in streams)
+            assert ours == native
+            assert len(ours) == count
+
+        watched = [side["watched"].watch(max_await_time_ms=100) for side in sides]
+        # A stream reads for itself until the shared read has come to where it is, and that needs writes.
+        eventually(lambda: write_and_ask(database, watched, tail), "the stream reads with the others")
+        write("other", range(_UNWATCHED))
+        eventually(lambda: is_narrow(tail, database), "the read has a filter")
+        reads = tail.statistics.entries
+        write("other", range(10_000, 10_050))
+        write("watched", range(50))
+        same(watched, 50)
+        assert tail.statistics.entries - reads < 80, "what nobody watches is read"
+
+        late = [side["late"].watch(max_await_time_ms=100) for side in sides]
+        write("late", range(20))
+        write("watched", range(100, 120))
+        same(late, 20)
+        same(watched, 20)
+        eventually(lambda: tail._filter.keys is None, "everything is read again")
+
+        with server.start_session() as session, session.start_transaction():
+            for collection in ("late", "other", "watched"):
+                database[collection].insert_one({"_id": "in a transaction"}, session=session)
+        whole = [side.watch(max_await_time_ms=100) for side in sides]
+        write("other", range(20_000, 20_000 + _UNWATCHED))
+        write("late", range(200, 220))
+        same(late, 21)
+        same(watched, 1)
+        same(whole, _UNWATCHED + 20)
+        assert tail._filter.keys is None, "a stream over the database cannot do with some collections"
+        for stream in [*watched, *late, *whole]:
+            stream.close()
+
+
+def is_narrow(tail: Any, database: Any) -> bool:
+    database["other"].insert_one({})
+    return tail._filter.keys is not None
+
+
+def write_and_ask(database: Any, streams: list[Any], tail: Any) -> bool:
+    """Bring a joined stream about, and take its events on both sides."""
+    database["watched"].insert_one({})
+    for stream in streams:
+        events(stream, 1)
+    return bool(tail.statistics.joined > 1)  # the first is the keeper of the read
+
+
+def test_definitions_and_transactions_come_through_the_filter(replica_set: ReplicaSet) -> None:
+    name = "left_out_too"
+    with (
+        running_gateway(replica_set.uri) as running,
+        MongoClient[Any](replica_set.uri) as server,
+        MongoClient[Any](running.uri("directConnection=true")) as client,
+    ):
+        tail = running.gateway.engine._shared
+        database = server[name]
+        for collection in ("watched", "other"):
+            database[collection].insert_one({"_id": "first"})
+        sides = [one.get_database(name, codec_options=_RAW) for one in (server, client)]
+        streams = [side["watched"].watch(max_await_time_ms=100) for side in sides]
+        eventually(lambda: write_and_ask(database, streams, tail), "the stream reads with the others")
+        for number in range(_UNWATCHED):
+            database["other"].insert_one({"_id": number})
+        eventually(lambda: is_narrow(tail, database), "the read has a filter")
+        with server.start_session() as session, session.start_transaction():
+            for number in range(3):
+                database["other"].insert_one({"_id": f"t{number}"}, session=session)
+                database["watched"].insert_one({"_id": f"t{number}"}, session=session)
+        database["watched"].update_one({"_id": "t1"}, {"$set": {"a": 1}})
+        database["watched"].delete_one({"_id": "t2"})
+        database["watched"].rename("renamed")
+        native, ours = (events(stream, 7) for stream in streams)  # three, two, the rename, the invalidate
+        assert ours == native
+        assert tail._filter.keys is not None
+        for stream in streams:
+            stream.close()
