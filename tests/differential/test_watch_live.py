@@ -26,7 +26,7 @@ from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ChangeStreamFatal, InvalidResumeToken, ServerError, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
 
 pytestmark = pytest.mark.mongod
@@ -440,11 +440,14 @@ def test_a_full_disk_is_told_in_one_sentence(replica_set: ReplicaSet, worked: tu
 def dump(
     replica_set: ReplicaSet, worked: tuple[Timestamp, Timestamp], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A dump directory as mongodump writes it: raw entries, and the pre-images."""
+    """A dump directory as mongodump writes it: raw entries, and the pre-images. It begins a little before the work:
+    what other tests wrote before would be read again by each replay."""
     folder = tmp_path_factory.mktemp("dump")
     (folder / "config").mkdir()
     source = MongodSource(replica_set.uri)
-    entries = source.read(ZERO, ClusterTime.from_timestamp(worked[1]))
+    start, end = worked
+    before = max(source.oldest()[0], ClusterTime.of(start.time - 10, 0))
+    entries = source.read(before, ClusterTime.from_timestamp(end))
     (folder / "oplog.bson").write_bytes(b"".join(batch.raw for batch in entries))
     with raw_client(replica_set.uri) as client:
         images = client.config["system.preimages"].find()

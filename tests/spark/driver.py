@@ -16,10 +16,14 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from tailrace.spark import local_session
+from tailrace.spark.runtime.class_data import class_data_options
+from tailrace.spark.runtime.java import use_java
 
 
 def main(options_json: str, checkpoint: str, output: str, master: str) -> None:
-    spark = local_session("tailrace-driver", cores=2, fast_start=True, config={"spark.master": master})
+    quick = f"{class_data_options(use_java())} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    config = {"spark.master": master, "spark.executor.extraJavaOptions": quick}
+    spark = local_session("tailrace-driver", cores=2, fast_start=True, config=config)
     spark.sparkContext.setLogLevel("ERROR")
     out = Path(output)
     out.mkdir(exist_ok=True)
