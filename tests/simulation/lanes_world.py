@@ -9,9 +9,10 @@ different wishes for the number of lanes. In some runs lanes lose their history,
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -110,14 +111,23 @@ class Rules:
     is_done: Callable[[LanePlan, PlacedEvent], bool] = LanePlan.is_done
     fences_generations: bool = True
     group: type[LaneGroupLogic] = LaneGroupLogic
+    #: Whether each lane hears what became of its own commit where several went in one request.
+    answers_each: bool = True
 
 
 class Actor:
-    """One generator of needs: performs the need in hand, and answers it one step later."""
+    """One generator of needs: performs the need in hand, and answers it one step later. ``lane``: that of a
+    lane's listener; its commits may go in one request with those of the process's other lanes."""
 
-    def __init__(self, world: World, steps: Generator[Any, Outcome, Any], perform: Callable[[Any], Any]) -> None:
-        self._world, self._steps, self._perform = world, steps, perform
-        self._need = None
+    def __init__(
+        self,
+        world: World,
+        steps: Generator[Any, Outcome, Any],
+        perform: Callable[[Any], Any],
+        lane: Lane | None = None,
+    ) -> None:
+        self._world, self._steps, self._perform, self._lane = world, steps, perform, lane
+        self._need: Any = None
         self._outcome: Outcome | None = None
         self.wakes = 0.0
         self.ended = False
@@ -126,7 +136,7 @@ class Actor:
     def step(self) -> None:
         now = self._world.now
         if self._need is not None and self._outcome is None:
-            self._outcome = self._performed(self._need, now)
+            self._request(now)
             if isinstance(self._need, Pause):
                 self.wakes = now + self._need.seconds
             return
@@ -141,21 +151,49 @@ class Actor:
         except (LaneHistoryLost, LeaseLost, LeaseStoreUnavailable) as error:
             self.ended, self.error = True, error
 
-    def _performed(self, need: Any, now: float) -> Outcome:
+    @property
+    def _has_commit(self) -> bool:
+        return isinstance(self._need, CommitPosition) and self._outcome is None
+
+    def _request(self, now: float) -> None:
+        """Perform the need in hand; where it is a commit, sometimes with those of other lanes, all of which then are
+        lost or late together."""
+        world, together = self._world, [self]
+        if self._lane is not None and self._has_commit and world.share_rng.random() < 0.7:
+            together += [other for other in self._lane.process.actors if other is not self and other._has_commit]
+        world.shared += len(together) > 1
+        done, answered = self._fate(together, now)
+        for actor in together:
+            actor._outcome = actor._performed(now, done=done, answered=answered)
+        if not world.rules.answers_each:
+            best = min((actor._outcome for actor in together if actor._outcome), key=lambda one: one.error is not None)
+            for actor in together:
+                actor._outcome = best
+        for actor in together:
+            if actor._lane is not None and isinstance(actor._need, CommitPosition):
+                actor._lane.check_heard(actor._need, actor._outcome)
+
+    def _fate(self, together: Sequence[Actor], now: float) -> tuple[bool, bool]:
+        """Whether the request is done now, and whether it is answered."""
         world = self._world
         is_asked = isinstance(
-            need,
+            self._need,
             ReadRecords | TakeLease | HoldLease | WriteRecord | AcquireLease | RefreshLease | CommitPosition,
         )
         lost = is_asked and world.has_faults and world.rng.random() < 0.04
+        done = not (lost and world.rng.random() < 0.5)
+        if not done and world.late_rng.random() < 0.5:
+            late = now + world.late_rng.uniform(0.01, 0.5) * LEASE_S
+            for actor in together:
+                world.late.append((late, functools.partial(actor._perform, actor._need)))
+        return done, not lost
+
+    def _performed(self, now: float, *, done: bool, answered: bool) -> Outcome:
         try:
-            if lost and world.rng.random() < 0.5:
-                if world.late_rng.random() < 0.5:
-                    late = now + world.late_rng.uniform(0.01, 0.5) * LEASE_S
-                    world.late.append((late, lambda: self._perform(need)))
+            if not done:
                 raise LeaseStoreUnavailable("the request was lost")
-            value = self._perform(need)
-            if lost:
+            value = self._perform(self._need)
+            if not answered:
                 raise LeaseStoreUnavailable("the answer was lost")
         except InvariantBrokenError:
             raise
@@ -184,7 +222,7 @@ class Lane:
             commits=CommitPolicy(world.commit_every, idle_seconds=20.0),
         )
         self.logic = ListenerLogic(settings)
-        self.actor = Actor(world, self.logic.steps(), self.perform)
+        self.actor = Actor(world, self.logic.steps(), self.perform, self)
         self.next = 0
         self.turn: LaneTurn | None = None
         self.mark: Mapping[str, Any] | None = None
@@ -217,6 +255,16 @@ class Lane:
             case CloseStream() | Pause():
                 return None
         raise InvariantBrokenError(f"unexpected: {need}")
+
+    def check_heard(self, need: CommitPosition, outcome: Outcome | None) -> None:
+        """What the lane hears of its commit must be so."""
+        if outcome is None or outcome.error is not None:
+            return
+        name = lane_resource(RESOURCE, self.plan, self.lane)
+        lease = self.world.store.read(name)
+        position = None if lease is None else lane_position(lease.position, name)
+        if position is None or order_of(position) < order_of(need.position):
+            raise InvariantBrokenError(f"{name} was told that its commit is done, and it is not")
 
     def open(self, position: StreamPosition) -> None:
         first = self.world.places(self.plan)[0]
@@ -333,6 +381,9 @@ class World:
         #: it always played up to the first of them.
         self.late_rng = random.Random(f"late {seed}")
         self.late: list[tuple[float, Callable[[], Any]]] = []
+        #: Drawn apart too: whether a commit goes in one request with those of other lanes, and how often that was so.
+        self.share_rng = random.Random(f"shared {seed}")
+        self.shared = 0
         self.in_transaction = in_transaction
         self.rules = rules or Rules()
         self.commit_every = self.rng.choice((1, 1, 3))

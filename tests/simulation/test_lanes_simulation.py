@@ -63,12 +63,23 @@ class OthersDoNotWait(LaneTurn):
         Rules(turn=OthersDoNotWait),
         Rules(is_done=lambda plan, event: False),
         Rules(fences_generations=False),
+        Rules(answers_each=False),
     ],
-    ids=["no barriers", "the others do not wait", "no floors", "no generation in the fence"],
+    ids=["no barriers", "the others do not wait", "no floors", "no generation in the fence", "one answer for all"],
 )
 def test_a_planted_fault_is_found(rules: Rules) -> None:
     """A simulation that finds nothing shows nothing."""
     assert failing_seed(range(1000), rules) is not None
+
+
+def test_lanes_share_requests_in_most_runs() -> None:
+    """No run had lanes share a request, so none lost one that several lanes waited for."""
+    shared = []
+    for seed in range(20):
+        world = World(seed, in_transaction=False)
+        world.run()
+        shared.append(world.shared)
+    assert sum(count > 0 for count in shared) > 10
 
 
 def test_everything_is_copied_again_in_some_runs() -> None:

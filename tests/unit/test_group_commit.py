@@ -140,6 +140,51 @@ def test_a_request_that_fails_fails_for_all_of_it_and_the_next_one_goes_out(
     assert all(store.read(lease.resource).position == position(2) for lease in (first, *others))  # type: ignore[union-attr]
 
 
+def used_to_share(store: Recording, several: Sequence[Lease]) -> GroupCommit:
+    """Lanes that have committed quickly one after the other, and so wait for each other."""
+    commits = GroupCommit(store)
+    store.takes_s = 0.02
+
+    def work(lease: Lease) -> None:
+        for number in range(20):
+            commits.commit(lease, position(number), 600)
+
+    with ThreadPoolExecutor(len(several)) as pool:
+        for future in [pool.submit(work, lease) for lease in several]:
+            future.result(120)
+    store.takes_s = 0.0
+    return commits
+
+
+def test_a_lane_that_others_leave_goes_on_alone() -> None:
+    """It waits a moment for them, and nobody wakes it."""
+    store = Recording()
+    several = leases(store, 3)
+    commits = used_to_share(store, several)
+    for number in range(20, 30):
+        commits.commit(several[0], position(number), 600)
+    assert store.requests[-1] == {several[0].resource}
+    assert store.read(several[0].resource).position == position(29)  # type: ignore[union-attr]
+
+
+def test_a_request_without_an_answer_holds_up_no_other_lane() -> None:
+    """Lanes whose request is on its way are waited for too: that must end before the request does."""
+    store = Recording()
+    several = leases(store, 3)
+    commits = used_to_share(store, several)
+    before = len(store.requests)
+    store.go_on.clear()
+    with ThreadPoolExecutor(3) as pool:
+        done = []
+        for count, lease in enumerate(several, start=1):
+            done.append(pool.submit(commits.commit, lease, position(20), 600))
+            until(lambda count=count: len(store.requests) == before + count)  # type: ignore[misc]
+        store.go_on.set()
+        for future in done:
+            future.result(60)
+    assert [len(request) for request in store.requests[before:]] == [1, 1, 1]
+
+
 def test_a_store_that_cannot_commit_together_commits_each_for_itself() -> None:
     class Plain:
         def __init__(self) -> None:

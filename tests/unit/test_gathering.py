@@ -1,0 +1,135 @@
+"""Which commits wait for those of other lanes, played on a clock of the test's own."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tailrace.consumer.rules.gathering import Gathering
+
+_REQUEST_S = 0.01
+
+
+def acquainted(lanes: Sequence[str], pause: float) -> Gathering:
+    """After ten requests that all lanes shared; the last was answered at 10."""
+    gathering = Gathering()
+    for turn in range(1, 11):
+        for lane in lanes:
+            gathering.came(lane, turn - _REQUEST_S)
+        gathering.sent(lanes)
+        gathering.answered(lanes, turn - _REQUEST_S, turn)
+        for lane in lanes:
+            gathering.came(lane, turn + pause)
+    gathering.sent(lanes)
+    gathering.answered(lanes, 10, 10 + _REQUEST_S)
+    return gathering
+
+
+def test_the_first_commits_wait_for_nobody() -> None:
+    gathering = Gathering()
+    gathering.came("a", 1.0)
+    assert gathering.wait(1.0, 1.0) <= 0
+    gathering.sent(["a"])
+    gathering.came("b", 1.001)
+    assert gathering.wait(1.001, 1.001) <= 0
+
+
+def test_a_quick_lane_is_waited_for_but_not_for_long() -> None:
+    gathering = acquainted("ab", 0.0005)
+    now = 10 + _REQUEST_S + 0.0005
+    gathering.came("a", now)
+    left = gathering.wait(now, now)
+    assert 0 < left < _REQUEST_S
+    assert gathering.wait(now, now + left) <= 0
+    gathering.came("b", now + left / 2)
+    assert gathering.wait(now, now + left / 2) <= 0
+
+
+def test_a_lane_whose_handler_takes_as_long_as_a_request_is_not_waited_for() -> None:
+    gathering = acquainted("ab", _REQUEST_S)
+    now = 10 + 2 * _REQUEST_S
+    gathering.came("a", now)
+    assert gathering.wait(now, now) <= 0
+
+
+def test_requests_without_an_answer_do_not_make_lanes_patient() -> None:
+    gathering = acquainted("ab", 0.0005)
+    gathering.came("a", 11.0)
+    gathering.sent("a")
+    gathering.answered("a", None, 1000.0)
+    gathering.came("a", 1000.0005)
+    gathering.sent("a")
+    gathering.came("b", 1000.0006)
+    assert gathering.wait(1000.0006, 1000.0006) < _REQUEST_S
+
+
+def test_slow_requests_do_not_make_lanes_wait_for_seconds() -> None:
+    gathering = Gathering()
+    for turn in range(100, 200, 10):
+        for lane in "ab":
+            gathering.came(lane, turn + 0.001)
+        gathering.sent("ab")
+        gathering.answered("ab", turn + 0.001, turn + 10)
+    gathering.came("a", 200.001)
+    assert 0 < gathering.wait(200.001, 200.001) <= 0.03
+
+
+def played(
+    pauses: Sequence[Callable[[], float]], request: Callable[[], float], requests: int
+) -> tuple[list[int], list[float]]:
+    """Lanes that work and commit again and again: how many commits each request had, and how long the first of them
+    waited."""
+    gathering, waiting, sizes, waits = Gathering(), dict[int, float](), list[int](), list[float]()
+    events = [(random.Random(lane).random() * _REQUEST_S, "came", (lane,), 0.0) for lane in range(len(pauses))]
+    heapq.heapify(events)
+    while len(sizes) < requests:
+        now, what, lanes, begun = heapq.heappop(events)
+        if what == "came":
+            gathering.came(str(lanes[0]), now)
+            waiting[lanes[0]] = now
+        elif what == "answered":
+            gathering.answered(map(str, lanes), begun, now)
+            for lane in lanes:
+                heapq.heappush(events, (now + pauses[lane](), "came", (lane,), 0.0))
+        if not waiting:
+            continue
+        since = min(waiting.values())
+        left = gathering.wait(since, now)
+        if left > 0:
+            heapq.heappush(events, (now + left, "look", (), 0.0))
+            continue
+        gathering.sent(map(str, waiting))
+        sizes.append(len(waiting))
+        waits.append(now - since)
+        heapq.heappush(events, (now + request(), "answered", tuple(waiting), now))
+        waiting.clear()
+    return sizes, waits
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_quick_lanes_that_are_out_of_step_come_together(seed: int) -> None:
+    """They begin at any time. An earlier rule left them in two groups for ever, each of which waited for the other."""
+    rng = random.Random(seed)
+    lanes = rng.randrange(2, 9)
+    pauses = [lambda: rng.uniform(0.02, 0.1) * _REQUEST_S] * lanes
+    sizes, waits = played(pauses, lambda: rng.uniform(0.7, 1.4) * _REQUEST_S, 200)
+    assert sum(size == lanes for size in sizes[100:]) >= 95
+    assert max(waits) < 2 * _REQUEST_S
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slow_lanes_wait_for_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    _, waits = played([lambda: rng.uniform(1, 3) * _REQUEST_S] * 4, lambda: rng.uniform(0.7, 1.4) * _REQUEST_S, 200)
+    assert max(waits) == 0
+
+
+def test_a_slow_lane_does_not_hold_up_the_quick_ones() -> None:
+    rng = random.Random(1)
+    pauses = [lambda: 0.05 * _REQUEST_S] * 3 + [lambda: rng.uniform(2, 5) * _REQUEST_S]
+    sizes, waits = played(pauses, lambda: _REQUEST_S, 300)
+    assert sum(size >= 3 for size in sizes[100:]) >= 100
+    assert sum(waits) / len(waits) < 0.3 * _REQUEST_S
