@@ -228,7 +228,7 @@ class Engine:
         finally:
             stream.is_busy = was_busy
             self._forget_closed(stream)
-        cursor = _cursor_of(reply)
+        cursor = _next_of(reply) or _cursor_of(reply)
         stream.events += cursor.events
         self._count(reply, cursor)
         return reply
@@ -434,8 +434,24 @@ class _Cursor(NamedTuple):
     code: int | None
 
 
+#: The cursors of replies to a getMore that hold no event, and one.
+_NOTHING: Final = _Cursor(0, "", 0, None)
+_ONE_EVENT: Final = _Cursor(0, "", 1, None)
+
+
 def _kernel_works_on(size: int) -> bool:
     return kernel_loader.is_ready(size) and size >= _KERNEL_BYTES_MIN
+
+
+def _next_of(reply: bytes) -> _Cursor | None:
+    """How many events our own reply to a getMore has, where they are none or one; ``None``: look at all of it."""
+    if not reply.startswith(_NEXT_BATCH, _ARRAY_AT - len(_NEXT_BATCH)):
+        return None
+    size = raw_bson.read_int32(reply, _ARRAY_AT)
+    if size == len(raw_bson.EMPTY_DOCUMENT):
+        return _NOTHING
+    # An array of one document is that, the element's type and name, its own length and its end.
+    return _ONE_EVENT if raw_bson.read_int32(reply, _ARRAY_AT + 7) == size - 8 else None
 
 
 def _cursor_of(reply: bytes) -> _Cursor:

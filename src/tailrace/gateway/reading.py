@@ -148,12 +148,12 @@ class Reading(ABC):
     async def answer(self, action: Action) -> Any:
         """What a cursor asks for. Raises TailraceError."""
         match action:
+            case ReadOplog():  # most are
+                return await self._read(action)
             case NeedStart(scope):
                 return await self._start(scope)
             case NeedOldest():
                 return await self._oldest(action.participant)
-            case ReadOplog():
-                return await self._read(action)
             case NeedMembers(after):
                 return await self._members(after)
             case Need():

@@ -36,6 +36,10 @@ _TYPE_ERRORS: Final[dict[bytes, tuple[int, str]]] = {
     b"o2": (6189503, "Resume Token eventIdentifier is not an object"),
 }
 _UUID_SIZE: Final = 4 + 1 + 16
+#: What most retryable writes have for ``prevOpTime``: the null op time.
+_NO_OP_TIME: Final = raw_bson.encode_document(
+    raw_bson.encode_element(TIMESTAMP, b"ts", bytes(8)), raw_bson.encode_element(INT64, b"t", b"\xff" * 8)
+)
 
 
 class OplogEntry:
@@ -149,6 +153,7 @@ def _read_fields(raw: bytes) -> dict[bytes, bytes]:
     """The value bytes of the fields in ``_FIELD_TYPES``, types checked. The hottest loop of the plain path."""
     wanted = _FIELD_TYPES
     end_of = raw_bson.value_end
+    fixed = raw_bson.FIXED_SIZES
     limit = raw_bson.document_end(raw) - 1
     found: dict[bytes, bytes] = {}
     position = 4
@@ -156,8 +161,11 @@ def _read_fields(raw: bytes) -> dict[bytes, bytes]:
         name_end = raw.find(0, position + 1, limit)
         if name_end < 0:
             raise OplogFormatError("corrupt BSON: unterminated field name", position=_where(found, position))
+        size = fixed.get(raw[position])
         try:
-            end = end_of(raw, raw[position], name_end + 1, limit)
+            end = end_of(raw, raw[position], name_end + 1, limit) if size is None else name_end + 1 + size
+            if end > limit:
+                raise OplogFormatError("corrupt BSON: a value leads outside its document")
         except OplogFormatError as error:
             raise OplogFormatError(error.message, position=_where(found, position)) from None
         name = raw[position + 1 : name_end]
@@ -214,6 +222,8 @@ def _in_words(where: str | ClusterTime) -> str:
 
 def _op_time(document: bytes) -> tuple[ClusterTime | None, int]:
     """Time and term of an op time; no time for the null op time {ts: (0, 0), t: -1}."""
+    if document == _NO_OP_TIME:
+        return None, -1
     fields = first_elements(document)
     time, term = fields.get(b"ts"), fields.get(b"t")
     if time is None or time.type != TIMESTAMP:
