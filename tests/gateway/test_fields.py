@@ -14,7 +14,9 @@ from typing import Any
 import bson
 import pytest
 from bson.binary import Binary
+from bson.decimal128 import Decimal128
 from bson.int64 import Int64
+from bson.min_key import MinKey
 from bson.timestamp import Timestamp
 
 from tailrace.gateway import engine as gateway_engine
@@ -227,7 +229,7 @@ def renewed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def opened(wire: Wire, fields: Mapping[str, Any]) -> tuple[Int64 | None, dict[str, Any]]:
     reply = answer(wire, {**STREAM, **fields})
-    return (Int64(reply["cursor"]["id"]) if reply["ok"] else None), reply
+    return (Int64(reply["cursor"]["id"]) if "cursor" in reply else None), reply
 
 
 def close(wire: Wire, cursor_id: Int64 | None) -> None:
@@ -247,6 +249,49 @@ def test_an_aggregate_is_answered_as_by_the_server(sides: SideBySide) -> None:
             replies.append(in_order(reply))
         if replies[0] != replies[1]:
             found[name] = replies
+    assert found == {}
+
+
+#: Every field that a command of a stream may have; ``exchange`` with a value ends the server's process.
+_OF_AN_AGGREGATE = (
+    *("aggregate", "pipeline", "cursor", "collation", "let", "hint", "comment", "readConcern", "explain"),
+    *("writeConcern", "bypassDocumentValidation", "allowDiskUse", "fromMongos", "needsMerge", "isMapReduceCommand"),
+    *("runtimeConstants", "use44SortKeys", "requestReshardingResumeToken", "collectionUUID", "encryptionInformation"),
+    *("lsid", "$readPreference", "$clusterTime", "apiVersion", "apiStrict", "apiDeprecationErrors", "txnNumber"),
+    *("autocommit", "startTransaction", "exchange", "maxTimeMSOpOnly", "$audit", "$client", "help"),
+)
+_OF_A_GET_MORE = (
+    *("getMore", "collection", "batchSize", "comment", "term", "lastKnownCommittedOpTime", "readConcern"),
+    *("writeConcern", "lsid", "$readPreference", "$clusterTime", "apiVersion", "txnNumber", "autocommit"),
+)
+_OF_EACH_TYPE: tuple[Any, ...] = (
+    *(None, True, 0, -1, Int64(1 << 40), 1.5, Decimal128("1.5"), "", "x", {}, {"a": 1}, [1], Timestamp(1, 1), MinKey()),
+)
+
+
+def test_each_field_of_each_type_is_answered_as_by_the_server(sides: SideBySide) -> None:
+    """4.4 refuses a null collation, and had not been asked; 6.0 knows fields of routers that the engine does not.
+    Fields had been tried with values that somebody had thought of. Time limits have a test of their own."""
+    found = {}
+    for name in _OF_AN_AGGREGATE:
+        for value in _OF_EACH_TYPE if name != "exchange" else (None,):
+            replies = []
+            for wire in (sides.server, sides.gateway):
+                cursor_id, reply = opened(wire, {name: value})
+                close(wire, cursor_id)
+                replies.append(in_order(reply))
+            if replies[0] != replies[1]:
+                found[name, repr(value)] = replies
+    for name in _OF_A_GET_MORE:
+        for value in _OF_EACH_TYPE:
+            replies = []
+            for wire in (sides.server, sides.gateway):
+                cursor_id, _ = opened(wire, {})
+                read = {"getMore": cursor_id, "collection": "quiet", "maxTimeMS": 1, name: value}
+                replies.append(in_order(answer(wire, read), cursor_id or 0))
+                close(wire, cursor_id)
+            if replies[0] != replies[1]:
+                found[f"getMore {name}", repr(value)] = replies
     assert found == {}
 
 

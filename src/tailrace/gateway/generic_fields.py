@@ -45,6 +45,10 @@ def is_ordinary(document: bytes, version: tuple[int, int] = (6, 0)) -> bool:
             api.add(name)
         if version < _SINCE.get(name, version):
             return False
+        if version < (5, 0) and name in _NEVER_NULL and element.type == NULL:
+            return False
+        if name == b"aggregate" and element.type == DECIMAL128:
+            return False  # no collection; 6.0 has words of its own for it
     return not api or b"apiVersion" in api
 
 
@@ -135,7 +139,7 @@ def _time_in(document: bytes, outer: bytes, name: bytes) -> ClusterTime:
 def api_text(document: bytes) -> str:
     """The API parameters of a command, as the server writes them."""
     found = (raw_bson.find(document, name) for name in _API)
-    given = [document[each.start : each.end] for each in found if each is not None]
+    given = [document[each.start : each.end] for each in found if each is not None and each.type != NULL]
     return spaced_document_text(raw_bson.encode_document(*given)) if given else "{}"
 
 
@@ -267,6 +271,8 @@ _SINCE: Final[dict[bytes, tuple[int, int]]] = {
     b"let": (5, 0),
     b"$_generateV2ResumeTokens": (6, 0),
 }
+#: Fields of an aggregate that 4.4 refuses if they are null.
+_NEVER_NULL: Final = frozenset((b"collation", b"exchange"))
 #: The options of ``$changeStream`` that belong to version 1 of the API (6.0.27).
 _OF_THE_API: Final = frozenset(
     (
@@ -308,9 +314,12 @@ _SERVERS_OWN: Final = frozenset(
         b"collectionUUID",
         b"coordinator",
         b"databaseVersion",
+        b"encryptionInformation",
         b"help",
         b"hint",
+        b"isMapReduceCommand",
         b"maxTimeMSOpOnly",
+        b"runtimeConstants",
         b"serialization_context",
         b"shardVersion",
         b"startTransaction",

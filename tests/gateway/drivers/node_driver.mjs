@@ -122,9 +122,11 @@ async function take(stream, count) {
 }
 
 async function watching(db) {
-  const c = await db.createCollection("watched", { changeStreamPreAndPostImages: { enabled: true } });
+  const hasImages = (await db.command({ buildInfo: 1 })).versionArray[0] >= 6;
+  const c = await db.createCollection("watched", hasImages ? { changeStreamPreAndPostImages: { enabled: true } } : {});
+  const before = hasImages ? { fullDocumentBeforeChange: "whenAvailable" } : {};
   const streams = [
-    c.watch([], { ...quick, fullDocument: "updateLookup", fullDocumentBeforeChange: "whenAvailable" }),
+    c.watch([], { ...quick, fullDocument: "updateLookup", ...before }),
     db.watch([{ $match: { operationType: { $ne: "update" } } }], { ...quick, batchSize: 2 }),
     client.watch([{ $match: { "ns.db": name } }, { $project: { operationType: 1, ns: 1 } }], quick),
   ];

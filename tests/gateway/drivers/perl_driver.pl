@@ -123,7 +123,7 @@ sub retries {
 }
 
 sub watching {
-    $db->run_command( [ create => 'watched', changeStreamPreAndPostImages => { enabled => JSON::PP::true } ] );
+    $db->run_command( [ create => 'watched' ] );
     my $c       = $db->get_collection('watched');
     my @streams = (
         $c->watch( [], { fullDocument => 'updateLookup', maxAwaitTimeMS => 200 } ),
