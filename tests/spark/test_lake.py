@@ -171,6 +171,39 @@ def test_a_lake_without_events_has_its_columns(
     assert DeltaTable(tmp_path / "lake").to_pyarrow_table().num_rows == 0
 
 
+def test_a_lake_divided_by_hour_and_collection_holds_the_servers_stream(
+    spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    """With VARIANT columns, since Spark finds their type in the files, and goes on without being told the division."""
+    database, lake = "lakedivided", tmp_path / "lake"
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        start = newest(replica_set.uri)
+        for number in range(60):
+            client[database][f"n{number % 7}"].insert_one({"_id": number})
+        client[database]["2024"].drop()
+        client[database]["2024"].insert_one({"_id": 1})
+    options = options_for(replica_set.uri, database, start, maxEventsPerTrigger="25", documents="variant")
+    fill(spark, options, lake, partition_by=["hour", "collection"])
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client[database]["2024"].insert_one({"_id": 2})
+    until = newest(replica_set.uri)
+    fill(spark, options, lake)
+    expected = server_events(replica_set.uri, (database, None), start, until)
+    rows = (
+        read(spark, lake).orderBy("token").selectExpr("*", "variant_get(document_key, '$._id', 'int') AS id").collect()
+    )
+    assert [bytes(row.event) for row in rows] == expected
+    assert {row.collection for row in rows} == {*(f"n{number}" for number in range(7)), "2024"}
+    assert {row.hour for row in rows} <= {row.cluster_time.t // 3600 % 24 for row in rows}
+    assert sorted(row.id for row in rows if row.operation_type == "insert") == sorted([*range(60), 1, 2])
+    report = verify(lake, full=True)
+    assert (report.problems, report.rows) == ([], len(expected))
+    with pytest.raises(UsageError, match="is partitioned by day, hour, collection, not by day"):
+        fill(spark, options, lake, partition_by=["day"])
+    with pytest.raises(UsageError, match="have no 'collection'"):
+        fill(spark, {**options, "columns": "token"}, tmp_path / "other", partition_by=["collection"])
+
+
 def test_progress_counts_events(
     spark: SparkSession, replica_set: ReplicaSet, filled: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -61,7 +61,8 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
     path, database = pipeline_file(tmp_path, "runcommand", f"{SPARK}archive: {{path: kept}}\n"), "runcommand"
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[database].orders.insert_many([{"n": n} for n in range(100)])
-        process = tailrace("run", str(path), "--progress", "json", TEST_URI=replica_set.uri)
+        flags = ("--progress", "json", "--partition-by", "hour")
+        process = tailrace("run", str(path), *flags, TEST_URI=replica_set.uri)
         watchdog = threading.Timer(PATIENCE_S, process.kill)
         watchdog.start()
         assert process.stdout is not None
@@ -79,6 +80,7 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
         tailrace("run", str(path), "--available-now", "--progress", "none", TEST_URI=replica_set.uri)
     )
     assert (code, out) == (0, ""), err
+    assert all("/hour=" in name for name in files(tmp_path / "lake")), "a lake keeps its partitions"
     assert "The end of the oplog is reached. 100 events" in err
     lake = tmp_path / "lake"
     assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)

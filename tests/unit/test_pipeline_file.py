@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.cli.main import build_parser
+from tailrace.cli.run import run
 from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.pipeline_file import ArchiveSettings, load
@@ -87,6 +89,12 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "compaction: {every: -1}", "compaction.every must be a whole number from 0 on"),
         (LEAST + "compaction: {fanIn: 1}", "compaction.fanIn must be a whole number from 2 on"),
         (LEAST + "spark: {cores: 0}", "spark.cores must be a whole number from 1 on"),
+        (
+            "source: {uri: x}\nlake: {path: p, partitionBy: [days]}",
+            "cannot be partitioned by 'days'. Did you mean 'day'?",
+        ),
+        ("source: {uri: x}\nlake: {path: p, partitionBy: {day: 1}}", "lake.partitionBy must be a list of day, hour"),
+        ("source: {uri: x}\nlake: {path: p, partitionBy: []}", "lake.partitionBy must be a list of day, hour"),
         (LEAST + "archive: {keep: 90 days}", "archive.path is missing"),
         (LEAST + "archive: {path: a, keep: ever}", "archive.keep must be a time such as"),
         (LEAST + "archive: {path: a, keepBytes: much}", "archive.keepBytes must be a number of bytes"),
@@ -150,3 +158,12 @@ def test_an_archive_is_kept_and_read_where_the_file_says(tmp_path: Path) -> None
     settings = load(written(tmp_path, "source: {uri: x, archive: ../kept}\nlake: {path: lake}\n"))
     assert Path(settings.source["archive"]).resolve() == (tmp_path.parent / "kept").resolve()
     assert settings.archive is None
+
+
+def test_what_a_lake_is_divided_by_is_a_name_or_a_list(tmp_path: Path) -> None:
+    for given, found in (("hour", ("day", "hour")), ("[collection, day]", ("day", "collection"))):
+        path = written(tmp_path, f"source: {{uri: x}}\nlake: {{path: p, partitionBy: {given}}}")
+        assert load(path).partition_by == found
+    assert load(written(tmp_path, LEAST)).partition_by is None
+    with pytest.raises(UsageError, match="cannot be partitioned by 'month'"):
+        run(build_parser().parse_args(["run", str(written(tmp_path, LEAST)), "--partition-by", "month"]))

@@ -60,6 +60,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="continue although the oplog has lost events that the lake does not have; the lake's log records the gap",
     )
+    parser.add_argument(
+        "--partition-by",
+        metavar="day,hour,collection",
+        help="what a new lake's files are divided by, whatever the file says (default: day, always among them)",
+    )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
     parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)
@@ -75,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
     settings = load(args.pipeline)
     if args.available_now:
         settings = replace(settings, available_now=True, processing_time=None)  # what is typed wins over the file
+    if args.partition_by is not None:
+        from tailrace.lake.partitioning import Partitioning  # noqa: PLC0415
+
+        names = [name.strip() for name in args.partition_by.split(",")]
+        settings = replace(settings, partition_by=Partitioning.of(names).names)
     if args.compact:
         policy = settings.compaction
         return print_compaction(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
@@ -131,6 +141,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     available_now=settings.available_now,
                     compaction=settings.compaction,
                     accept_gap=settings.accept_gap or args.accept_gap,
+                    partition_by=settings.partition_by,
                 )
                 show = _Shower(args.progress, log.stderr, log.path)
                 fails = source_options.parse(settings.source).fails_on_invalidate

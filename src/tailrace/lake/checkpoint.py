@@ -23,9 +23,11 @@ _COLUMNS = [
     "add.size",
     "add.stats",
     "add.tags",
+    "add.partitionValues",
     "remove.path",
     "remove.size",
     "remove.deletionTimestamp",
+    "remove.partitionValues",
     "metaData.configuration",
 ]
 
@@ -65,10 +67,11 @@ def read(layout: LakeLayout, number: int) -> LogState:
     state = LogState(number)
     for row in _rows(path):
         if (add := row.get("add")) is not None and add["path"] is not None:
-            entry = entry_of({**add, "tags": dict(add["tags"] or ())}, path)
+            maps = {name: dict(add[name] or ()) for name in ("tags", "partitionValues")}
+            entry = entry_of({**add, **maps}, path)
             state.files[entry.name] = entry
         elif (remove := row.get("remove")) is not None and remove["path"] is not None:
-            removal = removal_of(remove, path)
+            removal = removal_of({**remove, "partitionValues": dict(remove.get("partitionValues") or ())}, path)
             state.removed[removal.name] = removal
         elif (metadata := row.get("metaData")) is not None and metadata["configuration"] is not None:
             state.gaps = gaps_of(dict(metadata["configuration"]), path)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tailrace import durable
 from tailrace.errors import SinkError
@@ -26,10 +27,12 @@ from tailrace.lake.delta_log import (
     mark_from_json,
     mark_to_json,
     table_metadata,
+    table_schema,
 )
 from tailrace.lake.layout import LakeLayout
 from tailrace.lake.log_state import LogState
 from tailrace.lake.manifest import BatchMark, Commit, FileEntry, StagedFile, check_ascending
+from tailrace.lake.partitioning import Partitioning
 
 #: A checkpoint each so many commits, and only so many older commits are kept. A directory of so few names is listed by
 #: one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old the lake is.
@@ -130,16 +133,19 @@ class CommitLog:
             checkpoint.make(self.layout, commit.number, keep=COMMITS_KEPT)
         return head
 
-    def create(self, table_id: str, schema: dict[str, object], claim: str) -> None:
+    def create(
+        self, table_id: str, columns: Sequence[Mapping[str, Any]], partitioning: Partitioning, claim: str
+    ) -> None:
         """Write commit 0, which makes the table, if it does not exist yet. The caller holds the lock."""
         if self._listed()[0]:
             return
-        if any(any(day.iterdir()) for day in self.layout.day_directories()):
+        if any(self.layout.files_present()):
             raise SinkError(
                 f"{self.layout.log} is empty and {self.layout.root} holds files: its log has gone", hint=_HOLE
             )
         commit = Commit(0, "create", claim, "")
-        self.write(commit, table_metadata(table_id, schema, (), commit.committed_at))
+        schema = table_schema(columns, partitioning)
+        self.write(commit, table_metadata(table_id, schema, partitioning, (), commit.committed_at))
 
     def problems(self) -> list[str]:
         """What is wrong with the chain of commits that are kept, in sentences: holes, and files that were changed."""

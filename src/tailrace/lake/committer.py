@@ -39,9 +39,10 @@ def commit_batch(
         if _is_replay(head, claim, batch, planned):
             _discard(log.layout, files)
             return None
-        if head.last_token is not None and files[0].first_token <= head.last_token:
+        first = min(file.first_token for file in files)
+        if head.last_token is not None and first <= head.last_token:
             raise SinkError(
-                f"micro-batch {batch} begins at token {files[0].first_token}, and the lake {root} already reaches to "
+                f"micro-batch {batch} begins at token {first}, and the lake {root} already reaches to "
                 f"{head.last_token}",
                 hint="Give a fresh checkpoint directory: it goes on after the lake's last event",
             )
@@ -50,7 +51,8 @@ def commit_batch(
             durable.sync_directory(day)
         durable.step("commit.files")
         rows = sum(file.rows for file in files)
-        mark = BatchMark(head.number + 1, claim, batch, planned, files[0].first_token, files[-1].last_token, rows)
+        last = max(file.last_token for file in files)
+        mark = BatchMark(head.number + 1, claim, batch, planned, first, last, rows)
         commit = append_commit(head, claim, batch, mark, files)
         log.write(commit)
         return commit

@@ -8,10 +8,9 @@ it. The others stay in their place until the retention has passed, for readers t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,11 +86,12 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
         if not mine:
             return result
         files = log.live_files()
-        today = commit.files[-1].day
-        groups = list(_groups([file for file in files if file.day != today], policy.target_bytes))
-        tail = _tail([file for file in files if file.day == today], policy)
-        if tail:
-            groups.append(tail)
+        now = commit.newest_file.period
+        groups = list(_groups([file for file in files if file.period != now], policy.target_bytes))
+        for lane in _partitions([file for file in files if file.period == now]):
+            tail = _tail(lane, policy)
+            if tail:
+                groups.append(tail)
         try:
             for group in groups:
                 result += _merge(log, group)
@@ -103,10 +103,11 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
 
 
 def _groups(files: Sequence[FileEntry], target: int) -> Iterator[list[FileEntry]]:
-    """Neighbours of one day that are worth merging: two or more, none large already, together about the target."""
-    for _, day in groupby(files, key=lambda file: file.day):
+    """Neighbours of one partition that are worth merging: two or more, none large already, together about the
+    target."""
+    for partition in _partitions(files):
         group: list[FileEntry] = []
-        for file in day:
+        for file in partition:
             if file.size >= target or sum(held.size for held in group) + file.size > target * 3 // 2:
                 if len(group) > 1:
                     yield group
@@ -117,9 +118,17 @@ def _groups(files: Sequence[FileEntry], target: int) -> Iterator[list[FileEntry]
             yield group
 
 
+def _partitions(files: Sequence[FileEntry]) -> Iterable[list[FileEntry]]:
+    """The files of each partition, in the order of the stream."""
+    found: dict[object, list[FileEntry]] = {}
+    for file in files:
+        found.setdefault((file.period, file.lane), []).append(file)
+    return found.values()
+
+
 def _tail(files: Sequence[FileEntry], policy: CompactionPolicy) -> list[FileEntry]:
-    """The newest files of a growing day, as many as can be merged into one at least twice the largest of them: so a row
-    is rewritten about log2(target / file size) times. Empty where fewer than ``fan_in`` come together."""
+    """The newest files of a growing partition, as many as can be merged into one at least twice the largest of them: so
+    a row is rewritten about log2(target / file size) times. Empty where fewer than ``fan_in`` come together."""
     together = largest = count = 0
     for number, file in enumerate(reversed(files), 1):
         if file.size >= policy.target_bytes:
@@ -142,7 +151,7 @@ def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
                 raise SinkError(f"{gone[0]} of {log.layout.root} was replaced while it was being compacted")
             check_present(log.layout, (merged,))
             now = datetime.now(UTC)
-            removed = tuple(Removal(file.name, now, file.size) for file in group)
+            removed = tuple(Removal(file.name, now, file.size, file.collection) for file in group)
             claim = str((read_identity(log.layout.root) or {}).get("claim"))
             number = head.number + 1
             log.write(
@@ -169,7 +178,7 @@ def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
         f"merge-{uuid.uuid4().hex}",
         limits=FileLimits(file_bytes=1 << 62),
         metadata=kept,
-        name=lambda first_token, index: merged_name(group[0].name),
+        name=lambda *_: merged_name(group[0].name),
     )
     merged = writer.write_all(_rows(root, group))
     expected = (sum(file.rows for file in group), group[0].first_token, group[-1].last_token)
@@ -177,7 +186,7 @@ def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
         for file in merged:
             (root / file.name).unlink(missing_ok=True)
         raise SinkError(f"{root / group[0].name} and its neighbours do not hold the rows that the log says")
-    return merged[0]
+    return replace(merged[0], collection=group[0].collection)
 
 
 def _rows(root: Path, group: Sequence[FileEntry]) -> Iterator[pa.RecordBatch]:

@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from tailrace.errors import SinkError
-from tailrace.lake.layout import checked_name, cluster_time_of, day_of
+from tailrace.lake.layout import checked_name, cluster_time_of, is_in_period, partition_values
 from tailrace.lake.manifest import BatchMark, Commit, FileEntry, Gap, PlannedRange, Removal
+from tailrace.lake.partitioning import Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.version import version
 
@@ -41,21 +42,25 @@ _ENGINE: Final = f"tailrace/{version()}"
 Value = TypeVar("Value")
 
 
-def table_schema(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The table's schema: ``columns`` in Spark's JSON form, which Delta's is, and the day by which files are
-    divided."""
-    day = {"name": "day", "type": "date", "nullable": True, "metadata": {}}
-    return {"type": "struct", "fields": [*columns, day]}
+def table_schema(columns: Sequence[Mapping[str, Any]], partitioning: Partitioning) -> dict[str, Any]:
+    """The table's schema: ``columns`` in Spark's JSON form, which Delta's is, and what files are divided by."""
+    return {"type": "struct", "fields": [*columns, *partitioning.fields()]}
 
 
-def table_metadata(table_id: str, schema: Mapping[str, Any], gaps: Sequence[Gap], created: datetime) -> dict[str, Any]:
+def table_metadata(
+    table_id: str,
+    schema: Mapping[str, Any],
+    partitioning: Partitioning,
+    gaps: Sequence[Gap],
+    created: datetime,
+) -> dict[str, Any]:
     """The ``metaData`` action. Accepted gaps are in it because it is the part of the log that is always kept."""
     return {
         "metaData": {
             "id": table_id,
             "format": {"provider": "parquet", "options": {}},
             "schemaString": json.dumps(schema),
-            "partitionColumns": ["day"],
+            "partitionColumns": list(partitioning.names),
             "configuration": {
                 "delta.appendOnly": "true",
                 "delta.enableExpiredLogCleanup": "false",
@@ -83,7 +88,7 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
     parameters: dict[str, str] = {}
     if commit.batch is not None and commit.planned is not None:
         parameters = {"epochId": str(commit.batch), "outputMode": "Append"}
-        wall = commit.files[-1].last_wall_time
+        wall = commit.newest_file.last_wall_time
         ours.update(
             batch=commit.batch,
             planned=_range_to_json(commit.planned),
@@ -122,7 +127,7 @@ def _add(file: FileEntry, commit: Commit) -> dict[str, Any]:
     return {
         "add": {
             "path": file.name,
-            "partitionValues": {"day": file.day},
+            "partitionValues": file.partition,
             "size": file.size,
             "modificationTime": _millis(commit.committed_at),
             "dataChange": commit.kind == "append",
@@ -139,7 +144,7 @@ def _remove(removal: Removal) -> dict[str, Any]:
             "deletionTimestamp": _millis(removal.at),
             "dataChange": False,
             "extendedFileMetadata": True,
-            "partitionValues": {"day": removal.name.split("/", 1)[0].partition("=")[2]},
+            "partitionValues": partition_values(removal.name, removal.collection),
             "size": removal.size,
         }
     }
@@ -165,7 +170,8 @@ def decode(content: bytes, number: int, where: object) -> Commit:
         files = [entry_of(action["add"], where) for action in actions if "add" in action]
         wall = ours.get("lastWallTime")
         if files and wall is not None:
-            files[-1] = replace(files[-1], last_wall_time=datetime.fromisoformat(_text(wall)))
+            newest = max(range(len(files)), key=lambda number: files[number].last_token)
+            files[newest] = replace(files[newest], last_wall_time=datetime.fromisoformat(_text(wall)))
         return Commit(
             number=number,
             kind=kind,
@@ -214,8 +220,8 @@ def entry_of(add: Mapping[str, Any], where: object) -> FileEntry:
         stats = json.loads(_text(add["stats"]))
         first, last = _text(stats["minValues"]["token"]), _text(stats["maxValues"]["token"])
         for token in (first, last):
-            if f"day={day_of(cluster_time_of(token))}" != name.split("/", 1)[0]:
-                raise ValueError(f"{name} holds token {token} of another day")
+            if not is_in_period(name, token):
+                raise ValueError(f"{name} holds token {token} of another day or hour")
         return FileEntry(
             name=name,
             rows=_whole(stats["numRecords"]),
@@ -224,6 +230,7 @@ def entry_of(add: Mapping[str, Any], where: object) -> FileEntry:
             first_token=first,
             last_token=last,
             stats=add["stats"],
+            collection=_collection_of(add),
         )
 
     return guarded(read, where)
@@ -234,9 +241,16 @@ def removal_of(remove: Mapping[str, Any], where: object) -> Removal:
 
     def read() -> Removal:
         at = datetime.fromtimestamp(_whole(remove["deletionTimestamp"]) / 1000, UTC)
-        return Removal(checked_name(remove["path"], where), at, _whole(remove.get("size") or 0))
+        name = checked_name(remove["path"], where)
+        return Removal(name, at, _whole(remove.get("size") or 0), _collection_of(remove))
 
     return guarded(read, where)
+
+
+def _collection_of(action: Mapping[str, Any]) -> str | None:
+    """The collection of a file's rows, in a lake that is divided by it."""
+    value = (action.get("partitionValues") or {}).get("collection")
+    return None if value is None else _text(value)
 
 
 def gaps_of(configuration: Mapping[str, Any], where: object) -> tuple[Gap, ...]:

@@ -21,6 +21,7 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.manifest import Commit, Gap
+from tailrace.lake.partitioning import BY_DAY, Partitioning
 from tailrace.lake.retention import remove_leftovers
 from tailrace.oplog.cluster_time import ClusterTime
 
@@ -49,17 +50,20 @@ def open_lake(
     columns: Sequence[Mapping[str, Any]],
     *,
     gap: Gap | None = None,
+    partitioning: Partitioning | None = None,
 ) -> Opening:
     """Make or open the lake at ``root`` for the stream described by ``stream`` (a JSON object) and ``checkpoint``.
 
     ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a new
-    checkpoint continues after it, and the log says so. Removes what a crash left behind. Raises UsageError where the
-    lake belongs to another stream, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
+    checkpoint continues after it, and the log says so. ``partitioning`` is by what a new lake is divided (by default by
+    day). Removes what a crash left behind. Raises UsageError where the lake belongs to another stream or is divided
+    otherwise, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
     the lake is damaged.
     """
     log = CommitLog(root)
     known = read_identity(root)
     _check_stream(root, known, stream)
+    _check_partitioning(root, known, partitioning)
     held = durable.read_json(checkpoint / CHECKPOINT_FILE)
     begun = _has_begun(checkpoint)
     if begun and held is None:
@@ -73,13 +77,13 @@ def open_lake(
                 f"the checkpoint {checkpoint} continues a lake, and there is none at {root}",
                 hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
             )
-        return _create(log, checkpoint, stream, columns)
+        return _create(log, checkpoint, stream, columns, partitioning or BY_DAY)
     from tailrace.lake import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
 
     with durable.locked(log.layout.lock):
         log_checkpoint.drop_torn(log.layout)
     with log.locked() as head:
-        log.create(str(known["id"]), table_schema(known["columns"]), str(known["claim"]))
+        log.create(str(known["id"]), known["columns"], partitioning_of(known), str(known["claim"]))
         problems = log.problems()
         if problems:
             raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
@@ -116,6 +120,23 @@ def read_identity(root: Path) -> dict[str, Any] | None:
                 hint="Give a directory of its own",
             )
     return None
+
+
+def partitioning_of(known: Mapping[str, Any]) -> Partitioning:
+    """By what the lake with this ``lake.json`` is divided. A lake from before it could be chosen is divided by day."""
+    names = known.get("partitionBy", ["day"])
+    if not isinstance(names, list):
+        raise SinkError("lake.json is damaged: partitionBy is not a list")
+    return guarded(lambda: Partitioning.of(names), "lake.json")
+
+
+def _check_partitioning(root: Path, known: Mapping[str, Any] | None, asked: Partitioning | None) -> None:
+    there = None if known is None else partitioning_of(known)
+    if there is not None and asked is not None and asked != there:
+        raise UsageError(
+            f"the lake {root} is partitioned by {', '.join(there.names)}, not by {', '.join(asked.names)}",
+            hint="A lake keeps its partitions: leave partitionBy out, or begin another lake",
+        )
 
 
 def check_claim(root: Path, claim: str) -> None:
@@ -197,7 +218,11 @@ def _opening(known: Mapping[str, Any], held: Mapping[str, Any], where: Path) -> 
 
 
 def _create(
-    log: CommitLog, checkpoint: Path, stream: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]
+    log: CommitLog,
+    checkpoint: Path,
+    stream: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    partitioning: Partitioning,
 ) -> Opening:
     layout = log.layout
     with durable.writing(layout.root):
@@ -212,9 +237,10 @@ def _create(
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "stream": dict(stream),
             "columns": [dict(column) for column in columns],
+            "partitionBy": list(partitioning.names),
         }
         opening = _take_over(log, checkpoint, known, None, None)
-        log.create(opening.lake_id, table_schema(columns), opening.claim)
+        log.create(opening.lake_id, columns, partitioning, opening.claim)
         return opening
 
 
@@ -249,5 +275,7 @@ def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -
     """The log says what will be missing before anything behind the gap can come. The caller holds the lock."""
     head, gaps = log.head(), (*log.state().gaps, gap)
     created = datetime.fromisoformat(str(known["created"]))
-    metadata = table_metadata(str(known["id"]), table_schema(known["columns"]), gaps, created)
+    partitioning = partitioning_of(known)
+    schema = table_schema(known["columns"], partitioning)
+    metadata = table_metadata(str(known["id"]), schema, partitioning, gaps, created)
     log.write(Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest), metadata)

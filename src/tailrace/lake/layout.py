@@ -6,30 +6,38 @@
       _delta_log/00000000000000000017.json         what commit 17 added or replaced; only the log says what is there
       day=2026-11-21/6920ACF000000001-00000-a<id>.parquet    a data file: written once, never renamed, never reused
       day=2026-11-21/6920ACF000000001-00000-m<id>.parquet    the same rows and those after them, merged by compaction
+      day=2026-11-21/hour=07/collection-orders/...           the same, of a lake that is divided by hour and collection
       _tailrace/lake.json                          whose stream this is
       _tailrace/head.json                          which commit is the newest (a witness, should the log lose its end)
       _staging/                                    files being written; nothing here counts
 
 A file's name begins with the cluster time of its first event, so that names sort in the stream's order; the random part
-makes it unique for ever. Which files belong to the lake is said by the log alone.
+makes it unique for ever. Which files belong to the lake is said by the log alone, and so is a file's collection: the
+name of its directory is shortened where the collection's cannot be a part of a path.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 from tailrace.errors import SinkError, invariant
+from tailrace.lake.partitioning import BY_DAY, Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
 
 _NAME = re.compile(
-    r"day=(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})/"
+    r"(?P<place>day=(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})/"
+    r"(?:hour=(?P<hour>[0-9]{2})/)?(?:collection-(?P<folder>[A-Za-z0-9_.-]{1,120})/)?)"
     r"(?P<time>[0-9A-F]{16})-(?P<index>[0-9]{5})-(?P<kind>[am])(?P<id>[0-9a-f]{32})\.parquet"
 )
 _TOKEN = re.compile(r"82[0-9A-F]{16}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_FOLDER_MAX = 100
 DAY_PREFIX = "day="
 
 
@@ -80,6 +88,13 @@ class LakeLayout:
         found = self.root.glob(f"{DAY_PREFIX}*")
         return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
+    def files_present(self) -> Iterator[str]:
+        """What lies in the directories of days, however deep, by its name relative to the lake."""
+        for day in self.day_directories():
+            for path in day.rglob("*"):
+                if path.is_symlink() or not path.is_dir():
+                    yield str(path.relative_to(self.root))
+
 
 def cluster_time_of(token: str) -> ClusterTime:
     """The cluster time in a resume token's ``_data``: it begins with a timestamp, type byte 0x82, in keystring form."""
@@ -93,17 +108,60 @@ def day_of(time: ClusterTime) -> str:
     return datetime.fromtimestamp(time.seconds, UTC).strftime("%Y-%m-%d")
 
 
-def first_token_of_next_day(token: str) -> str:
-    """The smallest token of the day after ``token``'s: where a file of one day must end."""
-    seconds = cluster_time_of(token).seconds
-    return f"82{(seconds // 86400 + 1) * 86400:08X}"
+def period_of(time: ClusterTime, *, hour: bool) -> str:
+    """The directories of a cluster time: of its day, and of its hour where the lake is divided by it."""
+    moment = datetime.fromtimestamp(time.seconds, UTC)
+    return moment.strftime("day=%Y-%m-%d/hour=%H" if hour else "day=%Y-%m-%d")
 
 
-def new_name(first_token: str, index: int) -> str:
+def first_token_after_period(token: str, *, hour: bool) -> str:
+    """The smallest token of the period after ``token``'s: where a file of one period must end."""
+    seconds, length = cluster_time_of(token).seconds, 3600 if hour else 86400
+    return f"82{(seconds // length + 1) * length:08X}"
+
+
+def folder_of(collection: str | None) -> str:
+    """A collection's directory: its name, or, where that has other characters than letters, digits and ``_.-`` or is
+    long, the beginning of it and a hash. Events of no collection are in ``_``.
+
+    It has no ``=``: Polars and Spark would read a partition's value from it, and not from the log."""
+    if not collection:
+        return "collection-_"
+    safe = _UNSAFE.sub("_", collection)[:_FOLDER_MAX]
+    return (
+        f"collection-{safe}"
+        if safe == collection
+        else f"collection-{safe}-{sha256(collection.encode()).hexdigest()[:16]}"
+    )
+
+
+def new_name(first_token: str, index: int, partitioning: Partitioning = BY_DAY, collection: str | None = None) -> str:
     """A name, relative to the lake, for the ``index``-th file of a task, that no file has had or will have."""
     time = cluster_time_of(first_token)
     invariant(index < 10**5, f"too many files of one task: {index}")
-    return f"{DAY_PREFIX}{day_of(time)}/{time:016X}-{index:05d}-a{uuid.uuid4().hex}.parquet"
+    folder = f"{folder_of(collection)}/" if partitioning.collection else ""
+    period = period_of(time, hour=partitioning.hour)
+    return f"{period}/{folder}{time:016X}-{index:05d}-a{uuid.uuid4().hex}.parquet"
+
+
+def partition_values(name: str, collection: str | None) -> dict[str, str | None]:
+    """The partition columns of the file ``name``, as Delta's log has them; ``collection`` is that of its rows, where
+    the lake is divided by it."""
+    match = _NAME.fullmatch(name)
+    invariant(match is not None, f"not a file of a lake: {name}")
+    assert match is not None
+    values: dict[str, str | None] = {"day": match["day"]}
+    if match["hour"] is not None:
+        values["hour"] = str(int(match["hour"]))
+    if match["folder"] is not None:
+        values["collection"] = collection
+    return values
+
+
+def is_in_period(name: str, token: str) -> bool:
+    """Whether the event of ``token`` belongs into the file ``name``, by its day and hour."""
+    period = period_of(cluster_time_of(token), hour="/hour=" in name)
+    return name.startswith(f"{period}/")
 
 
 def merged_name(first: str) -> str:
@@ -111,7 +169,7 @@ def merged_name(first: str) -> str:
     match = _NAME.fullmatch(first)
     invariant(match is not None, f"not a file of a lake: {first}")
     assert match is not None
-    return f"{DAY_PREFIX}{match['day']}/{match['time']}-{match['index']}-m{uuid.uuid4().hex}.parquet"
+    return f"{match['place']}{match['time']}-{match['index']}-m{uuid.uuid4().hex}.parquet"
 
 
 def is_merged(name: str) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 
 from tailrace.errors import SinkError
-from tailrace.lake.layout import cluster_time_of
+from tailrace.lake.layout import cluster_time_of, partition_values
 from tailrace.oplog.cluster_time import ClusterTime
 
 
@@ -32,8 +31,9 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A data file that a task has finished: ``name`` relative to the lake, its final one; all rows of one day, from
-    ``first_token`` ascending to ``last_token``. ``sha256`` is that of all its ``size`` bytes.
+    """A data file that a task has finished: ``name`` relative to the lake, its final one; all rows of one partition,
+    from ``first_token`` ascending to ``last_token``. ``sha256`` is that of all its ``size`` bytes. ``collection`` is
+    that of all rows in a lake that is divided by it.
 
     ``stats`` is JSON text: least and greatest value of some columns, as the log keeps them for readers that skip files.
     ``last_wall_time`` is when the last of the rows was written to MongoDB, where the column is kept.
@@ -47,10 +47,26 @@ class StagedFile:
     last_token: str
     stats: str = "{}"
     last_wall_time: datetime | None = None
+    collection: str | None = None
 
     @property
     def day(self) -> str:
         return self.name.split("/", 1)[0].partition("=")[2]
+
+    @property
+    def period(self) -> str:
+        """The directories of its day and hour."""
+        return self.name.rsplit("/", 1)[0].partition("/collection-")[0]
+
+    @property
+    def lane(self) -> tuple[bool, str | None]:
+        """What the lake is divided by beside time: the files of a lane follow each other in the stream."""
+        return "/collection-" in self.name, self.collection
+
+    @property
+    def partition(self) -> dict[str, str | None]:
+        """Its partition columns, as Delta's log has them."""
+        return partition_values(self.name, self.collection)
 
 
 #: A file of the lake is what a task finished, once a commit names it.
@@ -64,6 +80,7 @@ class Removal:
     name: str
     at: datetime
     size: int = 0
+    collection: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +146,16 @@ class Commit:
 
     @property
     def first_token(self) -> str:
-        return self.files[0].first_token
+        return min(file.first_token for file in self.files)
+
+    @property
+    def newest_file(self) -> FileEntry:
+        """The one that holds the last event."""
+        return max(self.files, key=lambda file: file.last_token)
 
     @property
     def last_token(self) -> str:
-        return self.files[-1].last_token
+        return self.newest_file.last_token
 
     @property
     def last_cluster_time(self) -> ClusterTime:
@@ -145,10 +167,14 @@ def _moment(time: ClusterTime) -> str:
 
 
 def check_ascending(files: tuple[StagedFile, ...]) -> None:
-    """Refuse a micro-batch whose files do not follow each other in the stream's order, or share a token."""
-    for before, after in pairwise(files):
-        if before.last_token >= after.first_token:
+    """Refuse a micro-batch whose files do not follow each other in the stream's order, or share a token: in a lake that
+    is divided by collection, those of one."""
+    last: dict[tuple[bool, str | None], str] = {}
+    for file in files:
+        before = last.get(file.lane, "")
+        if before >= file.first_token:
             raise SinkError(
-                f"events are out of order: token {after.first_token} follows {before.last_token}",
+                f"events are out of order: token {file.first_token} follows {before}",
                 hint="Partitions of a micro-batch must be ascending slices of the stream",
             )
+        last[file.lane] = file.last_token

@@ -1,4 +1,4 @@
-"""Write the events of one partition as Parquet files: ordered, of one day each, bounded in size.
+"""Write the events of one slice as Parquet files: ordered, of one partition of the lake each, bounded in size.
 
 A file is written in ``_staging``, and moved to its place, under the name that it will always have, when it is whole and
 on the device. Nothing refers to it until a commit does. Row groups are bounded so that a reader's memory is; pages
@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 
 from tailrace import durable
 from tailrace.errors import SinkError, invariant
-from tailrace.lake.layout import LakeLayout, cluster_time_of, day_of, first_token_of_next_day, new_name
+from tailrace.lake.layout import LakeLayout, cluster_time_of, first_token_after_period, new_name, period_of
 from tailrace.lake.manifest import StagedFile
+from tailrace.lake.partitioning import BY_DAY, COLLECTION, Partitioning
 
 TOKEN: Final = "token"
 WALL_TIME: Final = "wall_time"
@@ -33,6 +34,10 @@ FIRST_TOKEN: Final = b"tailrace.firstToken"
 LAST_TOKEN: Final = b"tailrace.lastToken"
 SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
+#: At most so many files are open at once, and so many row groups' worth of rows wait in them: a lake that is divided by
+#: collection may have very many of these.
+_OPEN_MAX: Final = 64
+_HELD_MAX: Final = 4
 #: Columns of few distinct values: the only ones where trying a dictionary is worth its time.
 _DICTIONARY: Final = ("operation_type", "database", "collection")
 #: What stands in a required field of a struct that is NULL as a whole.
@@ -54,8 +59,10 @@ class FileLimits:
 @dataclass(slots=True)
 class _OpenFile:
     path: Path
+    number: int
     writer: pq.ParquetWriter
-    day: str
+    period: str
+    collection: str | None
     first_token: str
     last_token: str
     last_wall_time: datetime | None = None
@@ -69,7 +76,8 @@ class _OpenFile:
 
 class PartWriter:
     """Writes ascending Arrow batches to files of the lake at ``root`` and remembers what it wrote. While they are
-    written they are named ``_staging/<stem>-<n>.staged``; ``name`` makes a final name of a first token and a count.
+    written they are named ``_staging/<stem>-<n>.staged``; ``name`` makes a final name of a first token, a count, and
+    what the lake is divided by.
 
     Raises SinkError where the rows do not ascend by token or have none, LakeFullError where there is no room; its own
     files are gone then.
@@ -82,15 +90,18 @@ class PartWriter:
         *,
         limits: FileLimits = FileLimits(),
         metadata: Mapping[bytes, bytes] | None = None,
-        name: Callable[[str, int], str] = new_name,
+        partitioning: Partitioning = BY_DAY,
+        name: Callable[[str, int, Partitioning, str | None], str] = new_name,
     ) -> None:
         self._root = root
         self._staging = LakeLayout(root).staging
+        self._partitioning = partitioning
         self._name = name
         self._stem = stem
         self._limits = limits
         self._metadata = dict(metadata or {})
-        self._open: _OpenFile | None = None
+        self._open: dict[str | None, _OpenFile] = {}  # by collection; the one that was written last is last
+        self._last_token = ""
         self._done: list[StagedFile] = []
         self._count = 0
 
@@ -100,32 +111,57 @@ class PartWriter:
             with durable.writing(self._staging):
                 for batch in batches:
                     self._write(batch)
-                self._close()
-                for day in {(self._root / file.name).parent for file in self._done}:
-                    durable.sync_directory(day)
+                self._close_all()
+                for directory in {(self._root / file.name).parent for file in self._done}:
+                    durable.sync_directory(directory)
         except BaseException:
             self._remove_everything()
             raise
-        return tuple(self._done)
+        return tuple(sorted(self._done, key=lambda file: file.first_token))
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
         self._check_ascending(batch)
-        for day, rows in _by_day(batch):
-            if self._open is not None and self._open.day != day:
-                self._close()
-            file = self._open or self._start(rows, day)
-            file.held.append(_without_inner_nulls(rows))
-            file.held_rows += rows.num_rows
-            file.held_bytes += rows.nbytes
-            file.last_token = _token(rows, -1)
-            file.last_wall_time = _wall_time(rows)
-            _widen(file.bounds, rows)
-            if file.held_rows >= self._limits.row_group_rows or file.held_bytes >= self._limits.row_group_bytes:
-                self._flush(file)
-                if file.written >= self._limits.file_bytes:
-                    self._close()
+        for period, part in _by_period(batch, hour=self._partitioning.hour):
+            if any(file.period != period for file in self._open.values()):
+                self._close_all()
+            for collection, rows in self._by_collection(part):
+                self._take(rows, period, collection)
+        if self._partitioning.collection:
+            self._bound()
+
+    def _take(self, rows: pa.RecordBatch, period: str, collection: str | None) -> None:
+        """Rows of one partition."""
+        file = self._open.pop(collection, None) or self._start(rows, period, collection)
+        self._open[collection] = file
+        file.held.append(_without_inner_nulls(rows))
+        file.held_rows += rows.num_rows
+        file.held_bytes += rows.nbytes
+        file.last_token = _token(rows, -1)
+        file.last_wall_time = _wall_time(rows)
+        _widen(file.bounds, rows)
+        if file.held_rows >= self._limits.row_group_rows or file.held_bytes >= self._limits.row_group_bytes:
+            self._flush(file)
+            if file.written >= self._limits.file_bytes:
+                self._close(file)
+
+    def _by_collection(self, batch: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+        if not self._partitioning.collection:
+            yield None, batch
+            return
+        column = batch.column(COLLECTION)
+        found = pc.unique(column).to_pylist()
+        for value in found:
+            wanted = pc.is_null(column) if value is None else pc.equal(column, value)
+            yield value or None, batch if len(found) == 1 else batch.filter(wanted)
+
+    def _bound(self) -> None:
+        """Keep open files and waiting rows few."""
+        while len(self._open) > _OPEN_MAX:
+            self._close(next(iter(self._open.values())))
+        while sum(file.held_bytes for file in self._open.values()) > _HELD_MAX * self._limits.row_group_bytes:
+            self._flush(max(self._open.values(), key=lambda file: file.held_bytes))
 
     def _check_ascending(self, batch: pa.RecordBatch) -> None:
         if TOKEN not in batch.schema.names:
@@ -133,15 +169,16 @@ class PartWriter:
         tokens = batch.column(TOKEN)
         if tokens.null_count:
             raise SinkError("an event without a token cannot be put in order")
-        before = self._open.last_token if self._open else self._done[-1].last_token if self._done else ""
+        before, self._last_token = self._last_token, _token(batch, -1)
         ascending = pc.all(pc.less(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py()
         if ascending is False or _token(batch, 0) <= before:
             raise SinkError(
                 "events of a partition are out of order, or one is there twice", hint=f"After token {before}"
             )
 
-    def _start(self, batch: pa.RecordBatch, day: str) -> _OpenFile:
-        path = self._staging / f"{self._stem}-{self._count:04d}.staged"
+    def _start(self, batch: pa.RecordBatch, period: str, collection: str | None) -> _OpenFile:
+        number = self._count
+        path = self._staging / f"{self._stem}-{number:04d}.staged"
         self._count += 1
         writer = pq.ParquetWriter(
             path,
@@ -153,8 +190,7 @@ class PartWriter:
             sorting_columns=[pq.SortingColumn(batch.schema.get_field_index(TOKEN))],
         )
         token = _token(batch, 0)
-        self._open = _OpenFile(path, writer, day, token, token)
-        return self._open
+        return _OpenFile(path, number, writer, period, collection, token, token)
 
     def _flush(self, file: _OpenFile) -> None:
         if file.held:
@@ -164,18 +200,19 @@ class PartWriter:
             file.written += file.held_bytes
             file.held, file.held_rows, file.held_bytes = [], 0, 0
 
-    def _close(self) -> None:
-        file = self._open
-        if file is None:
-            return
+    def _close_all(self) -> None:
+        for file in list(self._open.values()):
+            self._close(file)
+
+    def _close(self, file: _OpenFile) -> None:
         self._flush(file)
         file.writer.add_key_value_metadata(
             {**self._metadata, FIRST_TOKEN: file.first_token.encode(), LAST_TOKEN: file.last_token.encode()}
         )
         file.writer.close()
-        self._open = None
+        del self._open[file.collection]
         durable.sync_file(file.path)
-        name = self._name(file.first_token, self._count - 1)
+        name = self._name(file.first_token, file.number, self._partitioning, file.collection)
         finished = StagedFile(
             name=name,
             rows=file.rows,
@@ -185,20 +222,22 @@ class PartWriter:
             last_token=file.last_token,
             stats=_stats(file),
             last_wall_time=file.last_wall_time,
+            collection=file.collection,
         )
         place = self._root / name
-        if not place.parent.is_dir():
-            place.parent.mkdir(exist_ok=True)
-            durable.sync_directory(self._root)
+        for directory in reversed(place.relative_to(self._root).parents[:-1]):
+            if not (self._root / directory).is_dir():
+                (self._root / directory).mkdir(exist_ok=True)
+                durable.sync_directory((self._root / directory).parent)
         file.path.rename(place)
         self._done.append(finished)
 
     def _remove_everything(self) -> None:
-        if self._open is not None:
+        for file in self._open.values():
             # There may be no room for its footer either. The file goes, and the first error is the one to tell.
             with suppress(OSError, pa.ArrowException):
-                self._open.writer.close()
-            self._open = None
+                file.writer.close()
+        self._open = {}
         for index in range(self._count):
             (self._staging / f"{self._stem}-{index:04d}.staged").unlink(missing_ok=True)
         for finished in self._done:
@@ -279,18 +318,18 @@ def _wall_time(batch: pa.RecordBatch) -> datetime | None:
     return value if isinstance(value, datetime) else None
 
 
-def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Cut an ascending batch where the UTC day changes. Nearly always it does not, and nothing is copied."""
+def _by_period(batch: pa.RecordBatch, *, hour: bool) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Cut an ascending batch where the UTC day or hour changes. Nearly always it does not, and nothing is copied."""
     start, end = 0, batch.num_rows
     while start < end:
         first = _token(batch, start)
-        day = day_of(cluster_time_of(first))
-        if day_of(cluster_time_of(_token(batch, end - 1))) == day:
+        period = period_of(cluster_time_of(first), hour=hour)
+        if period_of(cluster_time_of(_token(batch, end - 1)), hour=hour) == period:
             stop = end
         else:
-            later = pc.index(pc.greater_equal(batch.column(TOKEN), first_token_of_next_day(first)), True).as_py()
-            stop = int(later)
-        yield day, batch if (start, stop) == (0, end) else batch.slice(start, stop - start)
+            next_one = first_token_after_period(first, hour=hour)
+            stop = int(pc.index(pc.greater_equal(batch.column(TOKEN), next_one), True).as_py())
+        yield period, batch if (start, stop) == (0, end) else batch.slice(start, stop - start)
         start = stop
 
 

@@ -74,7 +74,7 @@ class GrowthWatch:
             self._events += commit.rows
             self._batches += 1
             self._recent.append((time.monotonic(), commit.rows))
-            wall = commit.files[-1].last_wall_time
+            wall = commit.newest_file.last_wall_time
             lag = None if wall is None else max(0, round((commit.committed_at - wall).total_seconds() * 1000))
             grown.append(
                 Growth(

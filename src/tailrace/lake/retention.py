@@ -60,12 +60,10 @@ def remove_leftovers(log: CommitLog) -> int:
         for path in log.layout.state.glob(durable.UNFINISHED):
             path.unlink(missing_ok=True)
             removed += 1
-        for day in log.layout.day_directories():
-            for path in day.iterdir():
-                name = f"{day.name}/{path.name}"
-                if not is_lake_file(name) or name in state.files or name in state.removed:
-                    continue
-                if no_compaction or not is_merged(name):
-                    path.unlink(missing_ok=True)
-                    removed += 1
+        for name in list(log.layout.files_present()):
+            if not is_lake_file(name) or name in state.files or name in state.removed:
+                continue
+            if no_compaction or not is_merged(name):
+                (log.layout.root / name).unlink(missing_ok=True)
+                removed += 1
     return removed

@@ -107,7 +107,7 @@ def _last_batch(log: CommitLog, number: int | None) -> tuple[datetime | None, in
     for commit in log.commits(number - 1):
         if commit.number != number:
             break  # it is kept in a checkpoint of the log alone
-        wall = commit.files[-1].last_wall_time if commit.files else None
+        wall = commit.newest_file.last_wall_time if commit.files else None
         lag = None if wall is None else max(0, round((commit.committed_at - wall).total_seconds() * 1000))
         return commit.committed_at, lag
     return None, None

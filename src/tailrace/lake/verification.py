@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from tailrace.errors import UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.identity import read_identity
-from tailrace.lake.layout import LakeLayout, cluster_time_of, day_of, is_lake_file
+from tailrace.lake.layout import is_in_period, is_lake_file
 from tailrace.lake.manifest import FileEntry, Gap
 from tailrace.lake.part_writer import TOKEN, footer_range, sha256_of
 
@@ -67,7 +67,7 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
         for problem in log.problems():
             report.add(problem)
         state = log.state()
-        present = _present(log.layout)
+        present = set(log.layout.files_present())
     live = state.in_order
     report.gaps = state.gaps
     report.days = len({file.day for file in live})
@@ -78,11 +78,12 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             report.replaced += 1
         else:
             report.leftovers += 1
+    lanes: dict[tuple[bool, str | None], str] = {}
     for file in live:
         if file.name not in present:
             report.add(f"{file.name} is in the log and missing in the directory")
             continue
-        _check_file(root, file, report)
+        _check_file(root, file, report, lanes)
     if head.last_token is not None and report.last_token != head.last_token and report.sound:
         report.add(f"the last event is {report.last_token}, and the log says {head.last_token}")
     if full:
@@ -90,16 +91,13 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
     return report
 
 
-def _present(layout: LakeLayout) -> set[str]:
-    return {f"{day.name}/{file.name}" for day in layout.day_directories() for file in day.iterdir()}
-
-
 def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeReport) -> None:
     from deltalake import DeltaTable  # noqa: PLC0415  half a second, and only here
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
     try:
-        found = {"/".join(uri.rsplit("/", 2)[1:]) for uri in DeltaTable(str(root), version=version).file_uris()}
+        uris = DeltaTable(str(root), version=version).file_uris()
+        found = {uri.removeprefix("file://").removeprefix(f"{root.absolute()}/") for uri in uris}
     except (OSError, DeltaError) as error:
         report.add(f"deltalake cannot read version {version}: {error}")
         return
@@ -107,7 +105,8 @@ def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeR
         report.add(f"deltalake finds {len(found)} files in version {version}, and the log names {len(names)}")
 
 
-def _check_file(root: Path, entry: FileEntry, report: LakeReport) -> None:
+def _check_file(root: Path, entry: FileEntry, report: LakeReport, lanes: dict[tuple[bool, str | None], str]) -> None:
+    """``lanes`` holds the last token of each lane so far."""
     report.files += 1
     path = root / entry.name
     try:
@@ -121,15 +120,16 @@ def _check_file(root: Path, entry: FileEntry, report: LakeReport) -> None:
             rows = 0
             for tokens in _tokens(file):
                 rows += len(tokens)
-                _check_tokens(entry, tokens, report)
+                lanes[entry.lane] = _check_tokens(entry, tokens, report, lanes.get(entry.lane, ""))
     except (OSError, pa.ArrowException) as error:
         report.add(f"{entry.name} cannot be read: {error}")
         return
     report.rows += rows
     if rows != entry.rows:
         report.add(f"{entry.name} has {rows} rows, and the log says {entry.rows}")
-    if report.last_token != entry.last_token:
-        report.add(f"{entry.name} ends with token {report.last_token}, and the log says {entry.last_token}")
+    last = lanes.get(entry.lane)
+    if last != entry.last_token:
+        report.add(f"{entry.name} ends with token {last}, and the log says {entry.last_token}")
 
 
 def _tokens(file: pq.ParquetFile) -> Iterator[pa.Array]:
@@ -138,14 +138,15 @@ def _tokens(file: pq.ParquetFile) -> Iterator[pa.Array]:
             yield batch.column(0)
 
 
-def _check_tokens(entry: FileEntry, tokens: pa.Array, report: LakeReport) -> None:
-    first, last = tokens[0].as_py(), tokens[-1].as_py()
-    if report.last_token is not None and first <= report.last_token:
-        report.add(f"{entry.name}: token {first} does not follow {report.last_token}")
+def _check_tokens(entry: FileEntry, tokens: pa.Array, report: LakeReport, before: str) -> str:
+    first, last = str(tokens[0]), str(tokens[-1])
+    if first <= before:
+        report.add(f"{entry.name}: token {first} does not follow {before}")
     if pc.all(pc.less(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py() is False:
         report.add(f"{entry.name}: its tokens do not ascend, or one is there twice")
     for token in (first, last):
-        if day_of(cluster_time_of(token)) != entry.day:
-            report.add(f"{entry.name}: token {token} is of day {day_of(cluster_time_of(token))}")
-    report.first_token = report.first_token or first
-    report.last_token = last
+        if not is_in_period(entry.name, token):
+            report.add(f"{entry.name}: token {token} is of another day or hour")
+    report.first_token = min(report.first_token or first, first)
+    report.last_token = max(report.last_token or last, last)
+    return last

@@ -18,6 +18,7 @@ from bson import json_util
 from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
 from tailrace.lake.local_path import local_path
+from tailrace.lake.partitioning import Partitioning
 from tailrace.source.uri import URI_VARIABLE, find_uri
 from tailrace.spark.source.options import KNOWN
 from tailrace.tables.section import KEYS, settings_of
@@ -28,7 +29,7 @@ _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 _ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
-    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap"),
+    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy"),
     "trigger": ("every", "availableNow"),
     "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
@@ -67,6 +68,7 @@ class PipelineSettings:
     memory: str
     spark_config: dict[str, str]
     accept_gap: bool = False
+    partition_by: tuple[str, ...] | None = None
     archive: ArchiveSettings | None = None
     tables: TableSettings | None = None
 
@@ -142,9 +144,17 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         memory=_text(spark.get("memory", "1g"), "spark.memory"),
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
         accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
+        partition_by=_partition_by(lake["partitionBy"]) if "partitionBy" in lake else None,
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
         tables=settings_of(parts["tables"], base) if parts["tables"] else None,
     )
+
+
+def _partition_by(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"lake.partitionBy must be a list of day, hour and collection, not {_shown(value)}")
+    return Partitioning.of(names).names
 
 
 def _archive(given: Mapping[str, Any], base: Path) -> ArchiveSettings:

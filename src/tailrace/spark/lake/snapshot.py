@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.errors import UsageError
 from tailrace.lake.commit_log import CommitLog
-from tailrace.lake.identity import read_identity
+from tailrace.lake.identity import partitioning_of, read_identity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,7 +27,8 @@ def files(path: Path | str, *, version: int | None = None) -> list[str]:
 
 
 def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -> DataFrame:
-    """The lake at ``path`` as a Spark DataFrame: all its columns and ``day``, at one version, without Delta's JARs.
+    """The lake at ``path`` as a Spark DataFrame: all its columns, ``day`` and (where it is divided by it) ``hour``, at
+    one version, without Delta's JARs.
 
     The files are those that the log names now (or at ``version``); they stay for the compaction's retention, so the
     DataFrame may be used while the lake grows and is compacted. Order by ``token`` for the order of the stream.
@@ -36,10 +37,11 @@ def read(spark: SparkSession, path: Path | str, *, version: int | None = None) -
     names = files(path, version=version)
     if names:
         return spark.read.option("basePath", str(Path(path).absolute())).parquet(*names)
-    from pyspark.sql.types import DateType, StructField, StructType  # noqa: PLC0415  with a session only
+    from pyspark.sql.types import StructType  # noqa: PLC0415  with a session only
 
     from tailrace.spark.source.schema import spark_schema  # noqa: PLC0415
 
-    stream = (read_identity(Path(path)) or {})["stream"]
-    schema = spark_schema(stream["columns"], stream["documents"])
-    return spark.createDataFrame([], StructType([*schema.fields, StructField("day", DateType(), True)]))
+    known = read_identity(Path(path)) or {}
+    schema = spark_schema(known["stream"]["columns"], known["stream"]["documents"])
+    divided = StructType.fromJson({"type": "struct", "fields": partitioning_of(known).fields()})
+    return spark.createDataFrame([], StructType([*schema.fields, *divided.fields]))

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from tailrace.errors import ChangeStreamHistoryLost, SinkError, UsageError
 from tailrace.lake.manifest import PlannedRange
+from tailrace.lake.partitioning import DAY, Partitioning
 from tailrace.spark.lake.gap import HISTORY_HINT, copied_position
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA
 from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
@@ -38,11 +39,23 @@ if TYPE_CHECKING:
 TOKEN: Final = "token"
 _OPERATION: Final = "operation_type"
 #: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
-#: a file grows, and how far a copy has come that it continues.
-LAKE, AFTER, FILE_BYTES, COPIED = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied"
+#: a file grows, how far a copy has come that it continues, and the lake's partition columns.
+LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
 FILE_BYTES_DEFAULT: Final = 512 << 20
 #: Spark's name for the local property that holds the micro-batch's number (measured with PySpark 4.3).
 _BATCH_ID: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class LakePlace:
+    """Where a stream's files go: the lake at ``root``, after its token ``after``, up to ``file_bytes`` each; ``copied``
+    says how far a copy has come that it continues."""
+
+    root: Path
+    after: str | None
+    file_bytes: int
+    copied: str | None
+    partitioning: Partitioning
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,27 +67,22 @@ class LakeSlice(InputPartition):
 
 
 class LakeStreamReader(TailraceStreamReader):
-    """A change stream whose slices are written to files of the lake at ``root`` where they are read."""
+    """A change stream whose slices are written to files of the lake where they are read."""
 
-    def __init__(
-        self, options: ReadOptions, root: Path, after: str | None, file_bytes: int, copied: str | None
-    ) -> None:
+    def __init__(self, options: ReadOptions, place: LakePlace) -> None:
         super().__init__(options)
-        self._root = root
-        self._after = after
-        self._file_bytes = file_bytes
-        self._copied = copied
+        self._place = place
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": (self._options, self._root, self._after, self._file_bytes, self._copied)}
+        return {"arguments": (self._options, self._place)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["arguments"])  # type: ignore[misc]
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with _lake_hint():
-            if self._initial is None and self._copied is not None:
-                copied = copied_position(self._copied)
+            if self._initial is None and self._place.copied is not None:
+                copied = copied_position(self._place.copied)
                 self._initial = self.deployment.copied(copied).to_json()
                 self.deployment.require_history(self.deployment.offset(self._initial))
             return super().initialOffset()
@@ -103,14 +111,15 @@ class LakeStreamReader(TailraceStreamReader):
             raise SinkError("the lake is written inside a Spark task only")
         schema = spark_schema(self._options.columns, self._options.documents)
         writer = PartWriter(
-            self._root,
+            self._place.root,
             f"{task.getLocalProperty(_BATCH_ID) or 'x'}-{task.partitionId():05d}-{uuid.uuid4().hex}",
-            limits=FileLimits(file_bytes=self._file_bytes),
+            limits=FileLimits(file_bytes=self._place.file_bytes),
             metadata=spark_metadata(schema.json()),
+            partitioning=self._place.partitioning,
         )
         batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN)
         operations: Counter[str] = Counter()
-        files = writer.write_all(counting(operations, behind(self._after, batches)))
+        files = writer.write_all(counting(operations, behind(self._place.after, batches)))
         if files:
             yield to_batch(files, partition.planned, operations)
 
@@ -120,7 +129,8 @@ class LakeSource(TailraceDataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         given = {name.lower(): text for name, text in options.items()}
-        lake, after, file_bytes, copied = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES, COPIED))
+        own = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES, COPIED, PARTITION))
+        lake, after, file_bytes, copied, partition = own
         super().__init__(given)
         self.options = options
         if lake is None:
@@ -129,7 +139,9 @@ class LakeSource(TailraceDataSource):
             )
         if TOKEN not in self._parsed.columns:
             raise UsageError("a lake needs the column 'token': its order and its days come from it")
-        self._own = (Path(lake), after or None, int(file_bytes or FILE_BYTES_DEFAULT), copied or None)
+        partitioning = Partitioning.of((partition or DAY).split(","))
+        size = int(file_bytes or FILE_BYTES_DEFAULT)
+        self._place = LakePlace(Path(lake), after or None, size, copied or None, partitioning)
 
     @classmethod
     def name(cls) -> str:
@@ -142,7 +154,7 @@ class LakeSource(TailraceDataSource):
         raise UsageError("the lake's source is a stream", hint='Read the stream itself with format("tailrace")')
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return LakeStreamReader(self._parsed, *self._own)
+        return LakeStreamReader(self._parsed, self._place)
 
 
 @contextmanager

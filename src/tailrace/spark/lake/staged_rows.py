@@ -27,9 +27,11 @@ _KINDS: Final[dict[Any, DataType]] = {
     str: StringType(),
     int: LongType(),
     datetime | None: TimestampType(),
+    str | None: StringType(),
 }
+_REQUIRED: Final = (str, int)
 _FILE_FIELDS: Final = [
-    StructField(name, _KINDS[kind], kind == datetime | None) for name, kind in get_type_hints(StagedFile).items()
+    StructField(name, _KINDS[kind], kind not in _REQUIRED) for name, kind in get_type_hints(StagedFile).items()
 ]
 #: The number of a slice's rows by operation, as JSON text, in the row of its first file; "{}" in the others.
 OPERATIONS: Final = "operations"

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
-from tailrace.lake.identity import Opening, open_lake, read_identity
+from tailrace.lake.identity import Opening, open_lake, partitioning_of, read_identity
 from tailrace.lake.layout import LakeLayout, cluster_time_of
 from tailrace.lake.local_path import local_path
+from tailrace.lake.partitioning import Partitioning
 from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.sink import LakeSink
-from tailrace.spark.lake.source import AFTER, COPIED, FILE_BYTES, LAKE, TOKEN, LakeSource
+from tailrace.spark.lake.source import AFTER, COPIED, FILE_BYTES, LAKE, PARTITION, TOKEN, LakeSource
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.runtime.session import register
 from tailrace.spark.source import options as source_options
@@ -41,6 +42,7 @@ def write_stream(
     available_now: bool = False,
     compaction: CompactionPolicy | None = None,
     accept_gap: bool = False,
+    partition_by: Sequence[str] | None = None,
     sink: type[LakeSink] = LakeSink,
 ) -> StreamingQuery:
     """Start a query that writes the change stream given by ``source`` into the lake at ``lake``, exactly once.
@@ -58,6 +60,9 @@ def write_stream(
     after them: the gap is recorded in the lake's log, the checkpoint that cannot be continued is moved aside, and the
     stream begins with the oldest entry that the oplog has. If nothing was lost, it does nothing.
 
+    ``partition_by`` names what a new lake's files are divided by: ``day`` (always), ``hour`` and ``collection``. A lake
+    keeps its partitions.
+
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
     ``operation_type`` is kept.
@@ -73,7 +78,9 @@ def write_stream(
     where = local_path(checkpoint, "the checkpoint") if checkpoint is not None else LakeLayout(root).default_checkpoint
     policy = compaction or CompactionPolicy()
     source = lake_source(_with_columns_of(root, source))
-    opening = _opened(root, where, source, accept_gap=accept_gap)
+    asked = None if partition_by is None else Partitioning.of(partition_by)
+    opening = _opened(root, where, source, accept_gap=accept_gap, partitioning=asked)
+    partitioning = partitioning_of(read_identity(root) or {})
     register(spark, LakeSource)
     if sink is LakeSink:
         register(spark, sink)
@@ -81,6 +88,7 @@ def write_stream(
         spark.dataSource.register(sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
+    reader = reader.option(PARTITION, ",".join(partitioning.names))
     rows = counted_files(reader.load())
     writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, **policy.to_options())
@@ -104,13 +112,18 @@ def _with_columns_of(root: Path, source: Mapping[str, str]) -> Mapping[str, str]
     return source if not columns else {**source, "columns": ",".join(map(str, columns))}
 
 
-def _opened(root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool) -> Opening:
+def _opened(
+    root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partitioning: Partitioning | None
+) -> Opening:
     options = source_options.parse(source)
+    if partitioning is not None:
+        partitioning.check_columns(options.columns)
     stream = stream_of(source)
     gap = find_gap(root, checkpoint, source) if accept_gap else None
     if gap is not None:
         set_aside(checkpoint, gap)
-    return open_lake(root, checkpoint, stream, lake_columns(options.columns, options.documents), gap=gap)
+    columns = lake_columns(options.columns, options.documents)
+    return open_lake(root, checkpoint, stream, columns, gap=gap, partitioning=partitioning)
 
 
 def lake_columns(columns: Sequence[str], documents: str) -> list[dict[str, Any]]:
