@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from bson.errors import InvalidBSON
 
 from tailrace.cli.stream_arguments import parse_duration
 from tailrace.cli.usage import WrongUsageError
@@ -18,14 +20,20 @@ neither a running stream nor readers have to stop.
   status DIR     events, files, days, the last micro-batch and its lag
   verify DIR     check log, files, rows and order; exit status 1 if something is wrong
   compact DIR    merge small files
-  expire DIR     remove the files that compaction replaced longer ago than --keep"""
-_ACTIONS = ("status", "verify", "compact", "expire")
+  expire DIR     remove the files that were replaced longer ago than --keep; with --older-than 90d, first
+                 take out all days that ended longer ago than that
+  erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'
+                 take out every event that the $match selects, whatever its age"""
+_ACTIONS = ("status", "verify", "compact", "expire", "erase")
 #: The flags that say nothing to the other actions.
 _FLAGS_OF = {
     "format": ("status",),
     "full": ("verify",),
     "target_bytes": ("compact",),
     "keep": ("compact", "expire"),
+    "older_than": ("expire",),
+    "match": ("erase",),
+    "vacuum": ("erase",),
 }
 
 
@@ -51,6 +59,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--target-bytes", type=int, metavar="N", help="with compact: merge files up to this size (default: 128 MB)"
     )
+    parser.add_argument(
+        "--older-than", metavar="90d", help="with expire: take out the days that ended longer ago (s, m, h, d)"
+    )
+    parser.add_argument(
+        "--match",
+        metavar="JSON",
+        help="with erase: a $match on the events, as in a change stream's pipeline; Extended JSON, or @FILE",
+    )
+    parser.add_argument(
+        "--vacuum",
+        action="store_const",
+        const=True,
+        help="with erase: remove all replaced files at once, so that no file holds the events any more; readers that "
+        "have opened the lake before fail then",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -64,14 +87,63 @@ def run(args: argparse.Namespace) -> int:
         return _status(args.lake, args.format)
     if args.action == "verify":
         return print_verification(args.lake, full=bool(args.full))
+    if args.action == "erase":
+        return _erase(args.lake, args.match, vacuum=bool(args.vacuum))
     retention = timedelta(seconds=parse_duration("--keep", "7d" if args.keep is None else args.keep))
     if args.action == "compact":
         target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
         return print_compaction(args.lake, target_bytes=target_bytes, retention=retention)
     from tailrace.lake.retention import expire  # noqa: PLC0415  so that --help loads no Arrow
 
+    if args.older_than is not None:
+        _drop_days(args.lake, parse_duration("--older-than", args.older_than))
     print(f"{_counted(expire(args.lake, retention), 'replaced file')} removed")
     return 0
+
+
+def _drop_days(root: Path, seconds: float) -> None:
+    from tailrace.lake.erasure import drop_days  # noqa: PLC0415
+
+    try:
+        before = (datetime.now(UTC) - timedelta(seconds=seconds)).date()
+    except OverflowError:
+        raise WrongUsageError("--older-than reaches back to before the first year") from None
+    found = drop_days(root, before)
+    print(f"{_counted(found.rows, 'event')} of the days before {before} taken out, in {_counted(found.files, 'file')}")
+
+
+def _erase(root: Path, match: str | None, *, vacuum: bool) -> int:
+    from tailrace.lake.erasure import erase  # noqa: PLC0415
+
+    if match is None:
+        raise WrongUsageError("tailrace lake erase needs --match: which events to take out")
+    found = erase(root, _read_match(match), vacuum=vacuum)
+    print(f"{_counted(found.rows, 'event')} erased, of {found.searched:,}, in {_counted(found.files, 'file')}")
+    if found.rows:
+        print(f"  from token {found.first_token}\n  to token {found.last_token}")
+    if found.removed:
+        print(f"  {_counted(found.removed, 'replaced file')} removed")
+    if found.replaced:
+        size = _counted(found.replaced, "replaced file")
+        print(f"  {size} may still hold erased events (tailrace lake expire --keep 0s, or --vacuum)")
+    return 0
+
+
+def _read_match(text: str) -> dict[str, Any]:
+    from bson import json_util  # noqa: PLC0415
+
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise WrongUsageError(f"--match: cannot read {text[1:]}: {error}") from None
+    try:
+        value = json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)
+    except (ValueError, TypeError, RecursionError, InvalidBSON) as error:
+        raise WrongUsageError(f"--match is not Extended JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise WrongUsageError('--match must be a document such as {"documentKey._id": 5}')
+    return value
 
 
 def _status(root: Path, form: str) -> int:
@@ -96,6 +168,8 @@ def _status(root: Path, form: str) -> int:
         print(f"  {_counted(status.replaced, 'replaced file')} kept for readers, {size} (tailrace lake expire)")
     for gap in status.gaps:
         print(f"  accepted gap: {gap}")
+    for erasure in status.erasures:
+        print(f"  erasure: {erasure}")
     return 0
 
 
@@ -125,6 +199,8 @@ def print_verification(root: Path, *, full: bool) -> int:
         print(problem)
     for gap in report.gaps:
         print(f"accepted gap: {gap}")
+    for erasure in report.erasures:
+        print(f"erasure: {erasure}")
     if report.replaced:
         print(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
     if report.leftovers:

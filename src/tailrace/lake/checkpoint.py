@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tailrace import durable
 from tailrace.errors import SinkError
-from tailrace.lake.delta_log import entry_of, gaps_of, removal_of
+from tailrace.lake.delta_log import entry_of, erasures_of, gaps_of, removal_of
 from tailrace.lake.layout import LakeLayout
 from tailrace.lake.log_state import LogState
 
@@ -74,7 +74,8 @@ def read(layout: LakeLayout, number: int) -> LogState:
             removal = removal_of({**remove, "partitionValues": dict(remove.get("partitionValues") or ())}, path)
             state.removed[removal.name] = removal
         elif (metadata := row.get("metaData")) is not None and metadata["configuration"] is not None:
-            state.gaps = gaps_of(dict(metadata["configuration"]), path)
+            configuration = dict(metadata["configuration"])
+            state.gaps, state.erasures = gaps_of(configuration, path), erasures_of(configuration, path)
     return state
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from tailrace.errors import SinkError
 from tailrace.lake.layout import checked_name, cluster_time_of, is_in_period, partition_values
-from tailrace.lake.manifest import BatchMark, Commit, FileEntry, Gap, PlannedRange, Removal
+from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal
 from tailrace.lake.partitioning import Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.version import version
@@ -29,6 +29,7 @@ FORMAT: Final = 2
 OURS: Final = "tailrace"
 SHA256: Final = "tailrace.sha256"
 GAPS: Final = "tailrace.gaps"
+ERASURES: Final = "tailrace.erasures"
 #: How long other programs that clean up Delta tables keep replaced files, and the longest that we can.
 RETENTION_MAX_DAYS: Final = 30
 _OPERATIONS: Final = {
@@ -36,6 +37,7 @@ _OPERATIONS: Final = {
     "append": "STREAMING UPDATE",
     "compaction": "OPTIMIZE",
     "gap": "SET TBLPROPERTIES",
+    "erase": "DELETE",
 }
 _ENGINE: Final = f"tailrace/{version()}"
 
@@ -53,8 +55,11 @@ def table_metadata(
     partitioning: Partitioning,
     gaps: Sequence[Gap],
     created: datetime,
+    *,
+    erasures: Sequence[Erasure] = (),
 ) -> dict[str, Any]:
-    """The ``metaData`` action. Accepted gaps are in it because it is the part of the log that is always kept."""
+    """The ``metaData`` action. Accepted gaps and erasures are in it because it is the part of the log that is always
+    kept."""
     return {
         "metaData": {
             "id": table_id,
@@ -62,13 +67,15 @@ def table_metadata(
             "schemaString": json.dumps(schema),
             "partitionColumns": list(partitioning.names),
             "configuration": {
-                "delta.appendOnly": "true",
+                # Delta's rule: where rows were deleted, the table is no longer one that is appended to only.
+                "delta.appendOnly": "false" if erasures else "true",
                 "delta.enableExpiredLogCleanup": "false",
                 # The bounds that every file has. deltalake 1.6 takes a bound that is missing for NULL, and leaves the
                 # file out whatever a filter on that column asks for.
                 "delta.dataSkippingStatsColumns": "token",
                 "delta.deletedFileRetentionDuration": f"interval {RETENTION_MAX_DAYS} days",
                 GAPS: json.dumps([_gap_to_json(gap) for gap in gaps]),
+                ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
             },
             "createdTime": _millis(created),
         }
@@ -99,6 +106,8 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
         )
     if commit.gap is not None:
         ours["gap"] = _gap_to_json(commit.gap)
+    if commit.erasure is not None:
+        ours["erasure"] = _erasure_to_json(commit.erasure)
     actions: list[Mapping[str, Any]] = [
         {
             "commitInfo": {
@@ -118,7 +127,7 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
     if commit.batch is not None:
         stamp = _millis(commit.committed_at)
         actions.append({"txn": {"appId": f"{OURS}/{commit.claim}", "version": commit.batch, "lastUpdated": stamp}})
-    actions += [_remove(removal) for removal in commit.removed]
+    actions += [_remove(removal, commit) for removal in commit.removed]
     actions += [_add(file, commit) for file in commit.files]
     return "".join(json.dumps(action) + "\n" for action in actions).encode()
 
@@ -130,19 +139,19 @@ def _add(file: FileEntry, commit: Commit) -> dict[str, Any]:
             "partitionValues": file.partition,
             "size": file.size,
             "modificationTime": _millis(commit.committed_at),
-            "dataChange": commit.kind == "append",
+            "dataChange": commit.kind != "compaction",
             "stats": file.stats,
             "tags": {SHA256: file.sha256},
         }
     }
 
 
-def _remove(removal: Removal) -> dict[str, Any]:
+def _remove(removal: Removal, commit: Commit) -> dict[str, Any]:
     return {
         "remove": {
             "path": removal.name,
             "deletionTimestamp": _millis(removal.at),
-            "dataChange": False,
+            "dataChange": commit.kind != "compaction",
             "extendedFileMetadata": True,
             "partitionValues": partition_values(removal.name, removal.collection),
             "size": removal.size,
@@ -182,6 +191,7 @@ def decode(content: bytes, number: int, where: object) -> Commit:
             batch=_whole(ours["batch"]) if kind == "append" else None,
             planned=_range_from_json(ours["planned"]) if kind == "append" else None,
             gap=_gap_from_json(ours["gap"]) if kind == "gap" else None,
+            erasure=_erasure_from_json(ours["erasure"]) if kind == "erase" else None,
             newest=None if ours["newest"] is None else mark_from_json(ours["newest"]),
             committed_at=datetime.fromisoformat(_text(ours["committedAt"])),
         )
@@ -258,6 +268,13 @@ def gaps_of(configuration: Mapping[str, Any], where: object) -> tuple[Gap, ...]:
     return guarded(lambda: tuple(_gap_from_json(gap) for gap in json.loads(configuration.get(GAPS) or "[]")), where)
 
 
+def erasures_of(configuration: Mapping[str, Any], where: object) -> tuple[Erasure, ...]:
+    """What was erased, as a ``metaData`` action keeps it."""
+    return guarded(
+        lambda: tuple(_erasure_from_json(one) for one in json.loads(configuration.get(ERASURES) or "[]")), where
+    )
+
+
 def mark_to_json(mark: BatchMark) -> dict[str, Any]:
     return {
         "number": mark.number,
@@ -313,6 +330,21 @@ def _gap_from_json(value: Mapping[str, Any]) -> Gap:
         _time_from_json(value["after"]),
         _time_from_json(value["until"]),
         datetime.fromisoformat(_text(value["acceptedAt"])),
+    )
+
+
+def _erasure_to_json(erasure: Erasure) -> dict[str, Any]:
+    at = erasure.at.isoformat(timespec="seconds")
+    return {"rows": erasure.rows, "files": erasure.files, "before": erasure.before, "at": at}
+
+
+def _erasure_from_json(value: Mapping[str, Any]) -> Erasure:
+    before = value["before"]
+    return Erasure(
+        _whole(value["rows"]),
+        _whole(value["files"]),
+        None if before is None else _text(before),
+        datetime.fromisoformat(_text(value["at"])),
     )
 
 

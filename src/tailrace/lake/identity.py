@@ -20,7 +20,7 @@ from tailrace import durable
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
-from tailrace.lake.manifest import Commit, Gap
+from tailrace.lake.manifest import Commit, Erasure, Gap
 from tailrace.lake.partitioning import BY_DAY, Partitioning
 from tailrace.lake.retention import remove_leftovers
 from tailrace.oplog.cluster_time import ClusterTime
@@ -137,6 +137,14 @@ def _check_partitioning(root: Path, known: Mapping[str, Any] | None, asked: Part
             f"the lake {root} is partitioned by {', '.join(there.names)}, not by {', '.join(asked.names)}",
             hint="A lake keeps its partitions: leave partitionBy out, or begin another lake",
         )
+
+
+def metadata_of(known: Mapping[str, Any], gaps: Sequence[Gap], erasures: Sequence[Erasure]) -> dict[str, Any]:
+    """The table's ``metaData`` action, of a lake with this ``lake.json``."""
+    created = guarded(lambda: datetime.fromisoformat(str(known["created"])), "lake.json")
+    partitioning = partitioning_of(known)
+    schema = table_schema(known["columns"], partitioning)
+    return table_metadata(str(known["id"]), schema, partitioning, gaps, created, erasures=erasures)
 
 
 def check_claim(root: Path, claim: str) -> None:
@@ -273,9 +281,6 @@ def _take_over(
 
 def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:
     """The log says what will be missing before anything behind the gap can come. The caller holds the lock."""
-    head, gaps = log.head(), (*log.state().gaps, gap)
-    created = datetime.fromisoformat(str(known["created"]))
-    partitioning = partitioning_of(known)
-    schema = table_schema(known["columns"], partitioning)
-    metadata = table_metadata(str(known["id"]), schema, partitioning, gaps, created)
+    head, state = log.head(), log.state()
+    metadata = metadata_of(known, (*state.gaps, gap), state.erasures)
     log.write(Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest), metadata)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.lake.manifest import Commit, FileEntry, Gap, Removal
+from tailrace.lake.manifest import Commit, Erasure, FileEntry, Gap, Removal, with_erasure
 
 
 @dataclass(slots=True)
 class LogState:
     """What the log says up to commit ``number``: the lake's files by name, those that were replaced and when, the gaps
-    that were accepted."""
+    that were accepted, and what was erased."""
 
     number: int = -1
     files: dict[str, FileEntry] = field(default_factory=dict)
     removed: dict[str, Removal] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    erasures: tuple[Erasure, ...] = ()
 
     @property
     def in_order(self) -> list[FileEntry]:
@@ -29,4 +30,6 @@ class LogState:
         self.files.update((file.name, file) for file in commit.files)
         if commit.gap is not None:
             self.gaps = (*self.gaps, commit.gap)
+        if commit.erasure is not None:
+            self.erasures = with_erasure(self.erasures, commit.erasure)
         self.number = commit.number

@@ -120,11 +120,42 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Erasure:
+    """Events that were taken out of the lake on purpose: ``rows`` of them, from ``files`` files, at ``at``. ``before``
+    is the day (ISO date) before which all days went, or ``None`` where events were chosen by what they hold; by what is
+    not recorded, since that may name a person."""
+
+    rows: int
+    files: int
+    before: str | None = None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __str__(self) -> str:
+        at = f"{self.at:%Y-%m-%d at %H:%M} UTC"
+        if self.before is not None:
+            return f"{self.rows:,} events of the days before {self.before}, last on {at}"
+        one = self.rows == 1
+        which = "event that was chosen by what it holds" if one else "events that were chosen by what they hold"
+        return f"{self.rows:,} {which}, on {at}"
+
+
+def with_erasure(erasures: tuple[Erasure, ...], new: Erasure) -> tuple[Erasure, ...]:
+    """The list with ``new``. Dropped days add up to one entry, so that a daily retention does not let it grow."""
+    if new.before is None:
+        return (*erasures, new)
+    days = [one for one in erasures if one.before is not None]
+    rows, files = sum(one.rows for one in days) + new.rows, sum(one.files for one in days) + new.files
+    before = max(new.before, *(str(one.before) for one in days)) if days else new.before
+    return (*(one for one in erasures if one.before is None), Erasure(rows, files, before, new.at))
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One commit of the lake: it was made (``create``), a micro-batch was added (``append``; ``batch`` is its number
-    under ``claim``), files were merged (``compaction``), or events were given up for lost (``gap``).
+    under ``claim``), files were merged (``compaction``), events were given up for lost (``gap``), or taken out
+    (``erase``).
 
-    ``files`` ascend in the stream's order; ``removed`` are those that a compaction replaced by them. ``previous`` is
+    ``files`` ascend in the stream's order; ``removed`` are those that they replace. ``previous`` is
     the SHA-256 of the commit before it, so that a hole in the log is noticed.
     """
 
@@ -137,6 +168,7 @@ class Commit:
     batch: int | None = None
     planned: PlannedRange | None = None
     gap: Gap | None = None
+    erasure: Erasure | None = None
     newest: BatchMark | None = None
     committed_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 

@@ -12,7 +12,7 @@ from tailrace.errors import UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import cluster_time_of
-from tailrace.lake.manifest import Gap
+from tailrace.lake.manifest import Erasure, Gap
 from tailrace.oplog.cluster_time import ClusterTime
 
 #: Files below this are worth merging where many of them come together.
@@ -45,6 +45,7 @@ class LakeStatus:
     replaced: int
     replaced_bytes: int
     gaps: tuple[Gap, ...]
+    erasures: tuple[Erasure, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         time = self.last_time
@@ -65,6 +66,7 @@ class LakeStatus:
             "replacedFiles": self.replaced,
             "replacedBytes": self.replaced_bytes,
             "gaps": [str(gap) for gap in self.gaps],
+            "erasures": [str(erasure) for erasure in self.erasures],
         }
 
 
@@ -98,6 +100,7 @@ def lake_status(path: Path | str) -> LakeStatus:
         replaced=len(there),
         replaced_bytes=sum(one.size for one in there),
         gaps=state.gaps,
+        erasures=state.erasures,
     )
 
 

@@ -14,7 +14,7 @@ from tailrace.errors import UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import is_in_period, is_lake_file
-from tailrace.lake.manifest import FileEntry, Gap
+from tailrace.lake.manifest import Erasure, FileEntry, Gap
 from tailrace.lake.part_writer import TOKEN, footer_range, sha256_of
 
 _PROBLEMS_MAX = 100
@@ -25,9 +25,9 @@ class LakeReport:
     """``problems`` are sentences, at most 100; the lake is sound if there are none. ``rows`` were read, in ``files``
     files of ``days`` days, from ``first_token`` to ``last_token``.
 
-    ``gaps`` were accepted, and are not problems. ``replaced`` files are kept for readers until the retention has
-    passed; ``leftovers`` belong to no commit (a micro-batch that is running or was interrupted). ``full``: every byte
-    was read.
+    ``gaps`` were accepted and ``erasures`` were asked for; they are not problems. ``replaced`` files are kept for
+    readers until the retention has passed; ``leftovers`` belong to no commit (a micro-batch that is running or was
+    interrupted). ``full``: every byte was read.
     """
 
     files: int = 0
@@ -36,6 +36,7 @@ class LakeReport:
     first_token: str | None = None
     last_token: str | None = None
     gaps: tuple[Gap, ...] = ()
+    erasures: tuple[Erasure, ...] = ()
     replaced: int = 0
     leftovers: int = 0
     full: bool = False
@@ -84,8 +85,11 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             report.add(f"{file.name} is in the log and missing in the directory")
             continue
         _check_file(root, file, report, lanes)
+    report.erasures = state.erasures
     if head.last_token is not None and report.last_token != head.last_token and report.sound:
-        report.add(f"the last event is {report.last_token}, and the log says {head.last_token}")
+        erased = state.erasures and (report.last_token is None or report.last_token < head.last_token)
+        if not erased:
+            report.add(f"the last event is {report.last_token}, and the log says {head.last_token}")
     if full:
         _compare_with_delta(root, state.number, set(state.files), report)
     return report

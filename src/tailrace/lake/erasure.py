@@ -1,0 +1,232 @@
+"""Take events out of a lake: those that a ``$match`` selects, or whole days that have become old.
+
+Files are rewritten without the events, as compaction rewrites them: beside the stream, and in one commit that names the
+new files and no longer names the old. Readers see a version before or a version after. The old files still hold the
+events until they are removed: at once (``vacuum``), or when the retention of replaced files has passed.
+
+The commits of micro-batches are not touched. What was erased stays known as a number in the table's properties, so that
+a lake that ends before the log's last token is not taken for damaged, and nothing erased is written again: the stream
+goes on after the last token that the lake ever had.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import bson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tailrace import durable
+from tailrace.errors import SinkError, UsageError
+from tailrace.expression.stages.pipeline import compile_stages
+from tailrace.lake.commit_log import CommitLog, Head, check_present
+from tailrace.lake.identity import metadata_of, read_identity
+from tailrace.lake.layout import merged_name
+from tailrace.lake.log_state import LogState
+from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile, with_erasure
+from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
+from tailrace.lake.retention import remove_replaced
+
+_EVENT: Final = "event"
+_READ_ROWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """``rows`` events were erased, and ``kept`` rows of the ``files`` files that held them were written to new ones;
+    ``searched`` rows were looked at. ``removed`` replaced files have left the directory; ``replaced`` are still there
+    and may hold erased events. ``first_token`` and ``last_token`` are those of the erased events."""
+
+    rows: int
+    kept: int
+    files: int
+    searched: int
+    removed: int
+    replaced: int
+    first_token: str | None = None
+    last_token: str | None = None
+
+
+def erase(path: Path | str, match: Mapping[str, Any], *, vacuum: bool = False) -> ErasureReport:
+    """Erase from the lake at ``path`` every event that the ``$match`` document ``match`` selects, with MongoDB's own
+    comparison: ``{"ns.coll": "customers", "documentKey._id": 5}``.
+
+    With ``vacuum`` all replaced files leave the directory at once, and readers that have opened the lake before fail.
+    A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, or
+    ``match`` cannot be used or is empty; LakeFullError; SinkError where the lake is damaged.
+    """
+    matches = _test_of(match)
+    with _ours(path) as (log, known):
+        if _EVENT not in known["stream"].get("columns", [_EVENT]):
+            raise UsageError(
+                "the lake has no column 'event', which tells what an event holds",
+                hint="Rewrite the lake's files with a program of your own into a new table",
+            )
+        work = _Work(log, matches)
+        try:
+            work.search(log.state())  # most of it without the lock, so that a stream can commit meanwhile
+            with log.locked() as head:
+                state = log.state()
+                work.search(state)
+                if work.rows:
+                    erasure = Erasure(work.rows, len(work.gone))
+                    _commit(log, known, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
+        except BaseException:
+            work.discard()
+            raise
+        removed = remove_replaced(log, timedelta(0)) if vacuum else 0
+        kept = sum(file.rows for file in work.made)
+        found = ErasureReport(work.rows, kept, len(work.gone), work.searched, removed, _left(log))
+        return replace(found, first_token=work.first_token, last_token=work.last_token)
+
+
+def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> ErasureReport:
+    """Take all days before ``before`` (UTC, by cluster time) out of the lake at ``path``. No data file is read or
+    written. ``vacuum`` and errors as for ``erase``."""
+    with _ours(path) as (log, known):
+        with log.locked() as head:
+            state = log.state()
+            gone = tuple(file for file in state.in_order if file.day < before.isoformat())
+            rows = sum(file.rows for file in gone)
+            if gone:
+                erasure = Erasure(rows, len(gone), before.isoformat())
+                _commit(log, known, head, state, gone=gone, made=(), erasure=erasure)
+        removed = remove_replaced(log, timedelta(0)) if vacuum else 0
+        found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log))
+        if not gone:
+            return found
+        return replace(found, first_token=gone[0].first_token, last_token=max(file.last_token for file in gone))
+
+
+@contextmanager
+def _ours(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
+    """The lake, while no compaction runs: nobody else replaces files then."""
+    root = Path(path)
+    known = read_identity(root)
+    if known is None:
+        raise UsageError(f"{root} is not a lake of Tailrace")
+    log = CommitLog(root)
+    with durable.locked(log.layout.compaction_lock):
+        yield log, known
+
+
+def _test_of(match: Mapping[str, Any]) -> Callable[[bytes], bool]:
+    if not match:
+        raise UsageError(
+            "an empty $match would erase every event", hint="Remove the lake's directory if that is what you want"
+        )
+    compiled = compile_stages([bson.encode({"$match": dict(match)})])
+    return lambda event: compiled.apply(event) is not None
+
+
+def _commit(
+    log: CommitLog,
+    known: Mapping[str, Any],
+    head: Head,
+    state: LogState,
+    *,
+    gone: tuple[FileEntry, ...],
+    made: tuple[StagedFile, ...],
+    erasure: Erasure,
+) -> None:
+    """The caller holds the lake's lock."""
+    check_present(log.layout, made)
+    for directory in {(log.layout.root / file.name).parent for file in made}:
+        durable.sync_directory(directory)
+    durable.step("erasure.files")
+    now = datetime.now(UTC)
+    commit = Commit(
+        head.number + 1,
+        "erase",
+        str((read_identity(log.layout.root) or known)["claim"]),
+        head.digest,
+        made,
+        tuple(Removal(file.name, now, file.size, file.collection) for file in gone),
+        erasure=erasure,
+        newest=head.newest,
+        committed_at=now,
+    )
+    log.write(commit, metadata_of(known, state.gaps, with_erasure(state.erasures, erasure)))
+
+
+def _left(log: CommitLog) -> int:
+    """Replaced files that are still in the directory."""
+    state = log.state()
+    return sum((log.layout.root / name).exists() for name in state.removed if name not in state.files)
+
+
+class _Work:
+    """Files that hold events to erase, and the files without them that take their place."""
+
+    def __init__(self, log: CommitLog, matches: Callable[[bytes], bool]) -> None:
+        self._log = log
+        self._matches = matches
+        self._seen: set[str] = set()
+        self.gone: list[FileEntry] = []
+        self.made: list[StagedFile] = []
+        self.rows = self.searched = 0
+        self.first_token: str | None = None
+        self.last_token: str | None = None
+
+    def search(self, state: LogState) -> None:
+        """Look through the files of ``state`` that were not looked through before."""
+        for file in state.in_order:
+            if file.name not in self._seen:
+                self._seen.add(file.name)
+                self.searched += file.rows
+                if self._holds_some(file):
+                    self._rewrite(file)
+
+    def discard(self) -> None:
+        """Remove what was made, unless the log names it after all."""
+        with self._log.locked():
+            held = self._log.state().files
+            for file in self.made:
+                if file.name not in held:
+                    (self._log.layout.root / file.name).unlink(missing_ok=True)
+
+    def _holds_some(self, file: FileEntry) -> bool:
+        with pq.ParquetFile(self._log.layout.root / file.name, page_checksum_verification=True) as parquet:
+            batches = parquet.iter_batches(batch_size=_READ_ROWS, columns=[_EVENT])
+            return any(self._matches(event) for batch in batches for event in batch.column(0).to_pylist())
+
+    def _rewrite(self, file: FileEntry) -> None:
+        root = self._log.layout.root
+        metadata = pq.read_metadata(root / file.name).metadata or {}
+        kept = {SPARK_SCHEMA: metadata[SPARK_SCHEMA]} if SPARK_SCHEMA in metadata else {}
+        before = self.rows
+        # Named as what compaction makes, so that a crash leaves nothing that a stream's start would not remove.
+        writer = PartWriter(
+            root,
+            f"merge-{uuid.uuid4().hex}",
+            limits=FileLimits(file_bytes=1 << 62),
+            metadata=kept,
+            name=lambda *_: merged_name(file.name),
+        )
+        made = [replace(one, collection=file.collection) for one in writer.write_all(self._kept(file))]
+        self.made += made
+        self.gone.append(file)
+        if sum(one.rows for one in made) + self.rows - before != file.rows:
+            raise SinkError(f"{root / file.name} does not hold the {file.rows} rows that the log says")
+
+    def _kept(self, file: FileEntry) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self._log.layout.root / file.name, page_checksum_verification=True) as parquet:
+            for batch in parquet.iter_batches(batch_size=_READ_ROWS):
+                chosen = [self._matches(event) for event in batch.column(_EVENT).to_pylist()]
+                if not any(chosen):
+                    yield batch
+                    continue
+                self._count(batch.column("token").filter(pa.array(chosen)).to_pylist())
+                yield batch.filter(pa.array([not one for one in chosen]))
+
+    def _count(self, tokens: Sequence[str]) -> None:
+        self.rows += len(tokens)
+        self.first_token = min(self.first_token or tokens[0], tokens[0])
+        self.last_token = max(self.last_token or tokens[-1], tokens[-1])
