@@ -20,6 +20,7 @@ from tailrace import durable
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
+from tailrace.lake.file_system import check_file_system
 from tailrace.lake.manifest import Commit, Erasure, Gap
 from tailrace.lake.partitioning import BY_DAY, Partitioning
 from tailrace.lake.retention import remove_leftovers
@@ -78,6 +79,7 @@ def open_lake(
                 hint="Give the lake's new place, or a fresh checkpoint directory to begin again",
             )
         return _create(log, checkpoint, stream, columns, partitioning or BY_DAY)
+    check_file_system(log.layout.state)
     from tailrace.lake import checkpoint as log_checkpoint  # noqa: PLC0415  Arrow; on the driver only
 
     with durable.locked(log.layout.lock):
@@ -236,6 +238,7 @@ def _create(
     with durable.writing(layout.root):
         for directory in (layout.state, layout.log, layout.staging):
             directory.mkdir(parents=True, exist_ok=True)
+    check_file_system(layout.state)
     with durable.locked(layout.lock):
         if read_identity(layout.root) is not None:
             raise UsageError(f"another process has just made a lake at {layout.root}")

@@ -1,0 +1,102 @@
+"""File systems that cannot keep a lake's promises are refused, each with what it lacks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.errors import SinkError
+from tailrace.lake import file_system
+from tailrace.lake.file_system import check_file_system, mount_of
+from tests.unit.lake_events import make, put, stage
+
+
+def test_the_machines_own_file_system_is_good_and_nothing_is_left(tmp_path: Path) -> None:
+    check_file_system(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert mount_of(tmp_path) is not None
+
+
+def test_a_lock_that_is_granted_twice_or_not_at_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    with pytest.raises(SinkError, match="grants a lock twice"):
+        make(tmp_path / "lake", tmp_path / "checkpoint")
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(SinkError, match="does not lock: No locks available"):
+        check_file_system(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["lake"]
+
+
+def test_a_rename_or_a_sync_that_does_not_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda self, other: Path(other).write_text("something else"))
+        with pytest.raises(SinkError, match="does not replace a file by renaming"):
+            check_file_system(tmp_path)
+    for code, message in (
+        (errno.EINVAL, "cannot replace a file by renaming, or sync a directory"),
+        (errno.ENOSPC, "no room"),
+    ):
+
+        def fail(_: Path, code: int = code) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tailrace.durable.sync_directory", fail)
+            with pytest.raises(SinkError, match=message):
+                check_file_system(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("fuse.s3fs", "rw", "object store that is mounted as a file system"),
+        ("fuse.gcsfuse", "rw", "object store that is mounted as a file system"),
+        ("nfs4", "rw,vers=4.2,local_lock=flock", "NFS mounted with local_lock=flock"),
+        ("nfs", "rw,nolock,vers=3", "NFS mounted with nolock"),
+        ("nfs4", "rw,vers=4.2,local_lock=none", None),
+        ("ceph", "rw", None),
+        ("fuse.juicefs", "rw", None),
+    ],
+)
+def test_what_a_mount_says_is_believed(
+    kind: str, options: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a b"
+    (place / "lake").mkdir(parents=True)
+    text = f"none / ext4 rw 0 0\nx {os.path.realpath(tmp_path)}/a fuse.s3fs rw 0 0\nnot a mount\n"
+    (tmp_path / "mounts").write_text(
+        f"{text}y {str(os.path.realpath(place)).replace(' ', chr(92) + '040')} {kind} {options} 0 0\n"
+    )
+    monkeypatch.setattr(file_system, "_MOUNTS", tmp_path / "mounts")
+    assert mount_of(tmp_path) == ("/", "ext4", ("rw",))
+    if message is None:
+        check_file_system(place / "lake")
+        return
+    with pytest.raises(SinkError, match=message):
+        check_file_system(place / "lake")
+
+
+def test_a_lake_that_was_moved_to_such_a_place_is_refused_and_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, checkpoint = tmp_path / "lake", tmp_path / "checkpoint"
+    claim = make(root, checkpoint).claim
+    put(root, claim, 0, stage(root, range(5)))
+    before = sorted(path.name for path in root.rglob("*"))
+    (tmp_path / "mounts").write_text(f"x {os.path.realpath(tmp_path)} fuse.rclone rw 0 0\n")
+    monkeypatch.setattr(file_system, "_MOUNTS", tmp_path / "mounts")
+    with pytest.raises(SinkError, match=r"fuse\.rclone"):
+        make(root, tmp_path / "fresh")
+    assert sorted(path.name for path in root.rglob("*")) == before
+    monkeypatch.setattr(file_system, "_MOUNTS", tmp_path / "nothing")
+    assert make(root, tmp_path / "fresh").after is not None, "a system that does not tell is not refused"
