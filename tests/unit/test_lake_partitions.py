@@ -198,6 +198,19 @@ def test_a_file_in_the_wrong_partition_is_found(tmp_path: Path) -> None:
         log.live_files()
 
 
+def test_nothing_is_removed_behind_a_link(tmp_path: Path) -> None:
+    """Only a file's own directory was looked at, which was enough while there was one level of them."""
+    root = tmp_path / "lake"
+    fill(root, ["hour"], batches=2)
+    compact(root, target_bytes=1 << 20)
+    for day in list(root.glob("day=*")):
+        day.rename(tmp_path / day.name)
+        day.symlink_to(tmp_path / day.name)
+    before = sorted(tmp_path.glob("day=*/**/*.parquet"))
+    assert expire(root, CompactionPolicy().retention * 0) == 0
+    assert sorted(tmp_path.glob("day=*/**/*.parquet")) == before != []
+
+
 def test_a_collections_directory_is_safe_and_its_own() -> None:
     folders = [folder_of(name) for name in NAMES]
     assert len(set(folders)) == len(folders)

@@ -88,6 +88,10 @@ class LakeLayout:
         found = self.root.glob(f"{DAY_PREFIX}*")
         return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
+    def is_behind_link(self, name: str) -> bool:
+        """Whether a directory on the way to the file ``name`` is a link, which leads elsewhere."""
+        return any((self.root / parent).is_symlink() for parent in Path(name).parents[:-1])
+
     def files_present(self) -> Iterator[str]:
         """What lies in the directories of days, however deep, by its name relative to the lake."""
         for day in self.day_directories():

@@ -39,8 +39,8 @@ def remove_replaced(log: CommitLog, retention: timedelta) -> int:
     state, until = log.state(), datetime.now(UTC) - retention
     removed = 0
     for removal in state.removed.values():
-        path = log.layout.root / removal.name
-        if removal.at <= until and removal.name not in state.files and not path.parent.is_symlink() and path.exists():
+        path, behind_link = log.layout.root / removal.name, log.layout.is_behind_link(removal.name)
+        if removal.at <= until and removal.name not in state.files and not behind_link and path.exists():
             path.unlink(missing_ok=True)
             removed += 1
             durable.step("compaction.removed")
