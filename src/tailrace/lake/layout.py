@@ -107,11 +107,6 @@ def cluster_time_of(token: str) -> ClusterTime:
     return ClusterTime(int(token[2:18], 16))
 
 
-def day_of(time: ClusterTime) -> str:
-    """The UTC day of a cluster time, ``2026-11-21``."""
-    return datetime.fromtimestamp(time.seconds, UTC).strftime("%Y-%m-%d")
-
-
 def period_of(time: ClusterTime, *, hour: bool) -> str:
     """The directories of a cluster time: of its day, and of its hour where the lake is divided by it."""
     moment = datetime.fromtimestamp(time.seconds, UTC)
