@@ -241,7 +241,7 @@ class _Shower:
             print(f"{self._broken_line()}tailrace: {backlog.warning()}", file=self._stderr, flush=True)
 
     def skipped(self) -> None:
-        """Tell of operations that are new to the workers: there are no events of them."""
+        """Report operations that the workers do not know and have skipped."""
         for operation in self._skipped.look():
             words = f"oplog entries with the operation {operation!r} are skipped: this version does not know it"
             print(f"{self._broken_line()}tailrace: {words}", file=self._stderr, flush=True)

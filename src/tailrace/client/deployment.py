@@ -139,7 +139,7 @@ class WatchedDeployment:
             return OplogChangeStream(source, request, self.profile)
 
     def _check_call(self, request: WatchRequest) -> None:
-        """Say what is wrong with the call without connecting, unless it depends on the server's version how."""
+        """Say what is wrong with the call without connecting, unless the error depends on the server's version."""
         try:
             checked_options(request, self.profile)
         except UsageError:

@@ -23,7 +23,7 @@ class ExactChangeStream(OplogChangeStream):
     """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
 
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
-        # Versions before 6.0 have not all of the server's images, but exact ones.
+        # Before 6.0 the server does not have all of its images; exact ones do not need them.
         plain = replace(options, full_document="default", full_document_before_change="off")
         return replace(build_plan(plain, profile), options=options, exact_images=True)
 

@@ -194,5 +194,5 @@ def watch_codec_options(
 
 
 def depends_on_version(request: WatchRequest) -> bool:
-    """Whether servers of different versions may refuse the request by different codes."""
+    """Whether servers of different versions may refuse the request with different codes."""
     return request.full_document is not None or bool(request.show_expanded_events)

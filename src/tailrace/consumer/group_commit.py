@@ -1,9 +1,9 @@
 """Commits of several lanes in few requests.
 
-Lanes that commit at about the same time share a request (``rules.gathering``): the last one to come sends it for all. A
-lane that is alone, or whose handler takes long, sends its own at once; up to ``REQUESTS_MAX`` requests are on their way
-at a time, each on a connection of its own. Further lanes wait until one of them has been answered. A lane still handles
-its next change only after its own commit. What was measured: ``docs/design/consumer.md``.
+Lanes that commit at about the same time share a request (``rules.gathering``): one of them sends it for all. Where no
+other lane is quick, a lane sends its own at once; up to ``REQUESTS_MAX`` requests are on their way at a time, each on a
+connection of its own. Further lanes wait until one of them has been answered. A lane still handles its next change only
+after its own commit. What was measured: ``docs/design/consumer.md``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FOR_EVER: Final = -1.0
 
 
 class _WaitingCommit:
-    """One lane's commit. ``woken`` is released when its thread has to look: ``is_done``, it has to send ``batch``, or
-    it has to wait no longer than ``GroupCommit`` now says."""
+    """One lane's commit. ``woken`` is released when its thread has to look again: the commit ``is_done``, the thread
+    has to send ``batch``, or the time for which it may wait has changed."""
 
     __slots__ = ("batch", "came", "commit", "error", "is_done", "woken")
 

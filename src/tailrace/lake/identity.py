@@ -56,8 +56,8 @@ def open_lake(
     """Make or open the lake at ``root`` for the stream described by ``stream`` (a JSON object) and ``checkpoint``.
 
     ``columns`` are the fields of the lake's table, in Spark's JSON form. ``gap`` is one that is accepted: a new
-    checkpoint continues after it, and the log says so. ``partitioning`` is by what a new lake is divided (by default by
-    day). Removes what a crash left behind. Raises UsageError where the lake belongs to another stream or is divided
+    checkpoint continues after it, and the log says so. ``partitioning`` is what a new lake is divided by (the day by
+    default). Removes what a crash left behind. Raises UsageError where the lake belongs to another stream or is divided
     otherwise, the checkpoint to another lake, or the checkpoint was superseded; SinkError where
     the lake is damaged.
     """
@@ -125,7 +125,7 @@ def read_identity(root: Path) -> dict[str, Any] | None:
 
 
 def partitioning_of(known: Mapping[str, Any]) -> Partitioning:
-    """By what the lake with this ``lake.json`` is divided. A lake from before it could be chosen is divided by day."""
+    """What the lake with this ``lake.json`` is divided by: the day if the file says nothing."""
     names = known.get("partitionBy", ["day"])
     if not isinstance(names, list):
         raise SinkError("lake.json is damaged: partitionBy is not a list")

@@ -122,8 +122,8 @@ class Gap:
 @dataclass(frozen=True, slots=True)
 class Erasure:
     """Events that were taken out of the lake on purpose: ``rows`` of them, from ``files`` files, at ``at``. ``before``
-    is the day (ISO date) before which all days went, or ``None`` where events were chosen by what they hold; by what is
-    not recorded, since that may name a person."""
+    is the day (ISO date) before which all days were taken out, or ``None`` where events were chosen by what they hold.
+    The condition is not recorded, since it may name a person."""
 
     rows: int
     files: int

@@ -35,7 +35,7 @@ LAST_TOKEN: Final = b"tailrace.lastToken"
 SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
 #: At most so many files are open at once, and so many row groups' worth of rows wait in them: a lake that is divided by
-#: collection may have very many of these.
+#: collection may have very many collections.
 _OPEN_MAX: Final = 64
 _HELD_MAX: Final = 4
 #: Columns of few distinct values: the only ones where trying a dictionary is worth its time.

@@ -1,4 +1,4 @@
-"""By what a lake's files are divided: always by day, and by hour or collection as the user says.
+"""What a lake's files are divided by: always the day, and the hour or the collection as the user says.
 
 Values only: every process that plans or writes loads this.
 """
@@ -20,7 +20,7 @@ _KNOWN: Final = (DAY, HOUR, COLLECTION)
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The table's partition columns. ``day`` is always one of them: it is what old data are dropped by.
+    """The table's partition columns. ``day`` is always one of them, since old data is dropped by day.
 
     ``hour``        the UTC hour of the cluster time, 0 to 23, beside the day
     ``collection``  the value of the column ``collection``

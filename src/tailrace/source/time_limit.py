@@ -56,5 +56,5 @@ def time_limit_exceeded(where: str) -> TimeLimitError:
     """The error that says so of ``where``, a replica set or its addresses."""
     return TimeLimitError(
         f"nothing came from {where} within the time limit (pymongo.timeout or timeoutMS)",
-        hint="A stream that was open still is: ask again, or give it more time",
+        hint="A stream that was already open is still open: ask again, or give it more time",
     )

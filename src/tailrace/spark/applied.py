@@ -9,8 +9,8 @@ The table ``tailrace_applied`` has a row for each sink::
     claim     random, of the transaction that wrote the row: shows that no other came between
 
 What is in the sink and what the row says are committed together. So a batch that Spark gives again is recognised, a
-fresh checkpoint cannot write an event twice, an old one is shut out, and a sink that was restored from a backup notices
-that batches are missing.
+fresh checkpoint cannot write an event twice, an old one is shut out, and a sink that was restored with its row from a
+backup notices that batches are missing. A sink without the row is taken for a new one.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class AppliedBatches:
         """Apply ``batch`` in one transaction: gives what of it the sink does not have yet, and commits that and the row
         of the sink together when the block ends. If the block raises, all is rolled back.
 
-        A batch that is there already gives an empty one, and the block is rolled back. Take all rows of the batch that
-        is given (``rows`` to its end, ``arrow``, or the frame).
+        If the sink has the batch already, it gives an empty one, and the block is rolled back. Take all rows of the
+        batch that is given (``rows`` to its end, ``arrow``, or the frame).
 
         Raises SinkError where another query has taken the sink over, where the sink lacks an earlier batch, where
         another process writes to the sink at the same time, and where rows were left behind. What the driver raises
@@ -92,8 +92,8 @@ class AppliedBatches:
 
     def start(self) -> dict[str, str]:
         """Options of ``format("tailrace")`` with which a fresh checkpoint goes on where the sink is; empty if the sink
-        has nothing yet. The stream begins at the time of the sink's last event, and ``transaction`` leaves out what is
-        there."""
+        has nothing yet. The stream begins at the time of the sink's last event, and ``transaction`` leaves out what the
+        sink has."""
         found = self._begin()
         self._connection.rollback()
         if found is None or not found.token:

@@ -1,7 +1,7 @@
 """``foreachBatch`` with what a sink of one's own needs: which batch it is, in what order its rows come, what is new.
 
-Spark calls a ``foreachBatch`` function again with the same batch when the driver died between the end of the function
-and Spark's own note of it. The number of a batch is the same then, and so is the id of the query, which lies in the
+Spark calls a ``foreachBatch`` function again with the same batch when the driver died before Spark had noted that the
+function had ended. The number of a batch is the same then, and so is the id of the query, which lies in the
 checkpoint. ``tailrace.spark.applied`` keeps both in a sink that has transactions.
 """
 
@@ -84,7 +84,7 @@ class MicroBatch:
         return f"{self.query}/{self.number}"
 
     def rows(self) -> Iterator[Row]:
-        """Every row, in the order of the stream, at the driver; one slice of the batch is in memory at a time.
+        """Every row, in the order of the stream, at the driver; at most two of its slices are in memory at a time.
 
         Raises SinkError where the rows do not ascend by token, because the query has shuffled them.
         """

@@ -51,7 +51,7 @@ class Receiver(Protocol):
     def begun(self, reader: TailReader, after: ClusterTime) -> bool: ...
 
     def opened(self, reader: TailReader, after: ClusterTime) -> bytes | None:
-        """The reader asks for what comes behind ``after``. Returns the filter of its query; ``None``: it has none."""
+        """The reader asks for what comes after ``after``. Returns the filter of its query; ``None``: it has none."""
 
     def is_to_open_again(self, reader: TailReader) -> bool:
         """Whether the reader is to ask ``opened`` again, and read on with another filter."""

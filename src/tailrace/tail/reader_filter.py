@@ -1,8 +1,8 @@
 """Whether the one read of an oplog leaves out what no stream waits for.
 
 At the end of an oplog every write causes a reply, and a reply costs both sides as much as filtering fifty entries. So
-where few collections are watched and many of the replies are about none of them, the server is asked to leave the
-others out. Whoever then waits for something else makes the reader ask for everything again.
+where few collections are watched and many of the replies are about none of them, the server is asked to leave out the
+other collections. A stream that then waits for something else makes the reader ask for everything again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import bson
 
 from tailrace.tail.interest import CLUSTER
 
-#: So many replies speak for a read.
+#: The choice is made once for so many replies.
 _REPLIES_MIN: Final = 200
-#: Of these, one in so many has to be about nobody.
+#: At least one in so many of these has to be of no use to any stream.
 _UNUSED_MIN: Final = 4
-#: The server asks each entry for these names.
+#: The server looks for each entry's namespace among these.
 _KEYS_MAX: Final = 64
 #: How long a read goes without a filter once a filter did not last; twice as long each time.
 _PAUSE_S: Final = 1.0
@@ -82,8 +82,8 @@ def _can_name(keys: Collection[bytes]) -> bool:
 
 
 def _query(keys: frozenset[bytes]) -> bytes:
-    """Writes to these collections, and all that is no write: transactions, definitions, announcements. The server's
-    patterns for names take a line break at the end of a name for nothing."""
+    """Writes to these collections, and all that is not a write: transactions, definitions, announcements. The server's
+    patterns for names ignore a line break at the end of a name."""
     names = [key.decode() for key in sorted(keys)]
     return bson.encode(
         {"$or": [{"ns": {"$in": [*names, *(f"{name}\n" for name in names)]}}, {"op": {"$nin": ["i", "u", "d"]}}]}

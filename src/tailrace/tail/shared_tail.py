@@ -81,8 +81,8 @@ class SharedTail:
 
     ``streams_min``   the reader is started when so many streams are there: one that is alone reads as cheaply itself
     ``attendant``     an event loop that takes the server's replies in place of the reader's thread (``TailReader``)
-    ``filters``       the server may be asked to leave out what no stream waits for (``ReaderFilter``). How far was read
-                      is then known a second late while nothing comes
+    ``filters``       the server may be asked to leave out what no stream waits for (``ReaderFilter``). While
+                      nothing comes, the position that was read is then known a second late
 
     The reader ends when they are fewer. For use by many threads.
     """

@@ -54,7 +54,7 @@ class SharedWindow:
         self._is_open = True
 
     def narrow(self, keys: frozenset[bytes] | None, after: ClusterTime) -> None:
-        """What comes behind ``after`` is about ``keys`` alone, ``None``: about everything. Those who are joined wait
+        """What comes after ``after`` is about ``keys`` alone; ``None``: about everything. Streams that are joined wait
         for nothing else."""
         self.keys, self.whole_after = keys, after
 

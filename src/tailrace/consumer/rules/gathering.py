@@ -1,4 +1,4 @@
-"""Whether a commit waits for commits of other lanes, to go with them in one request: decisions on a time.
+"""Whether a commit waits for commits of other lanes, to go with them in one request. Callers give the time.
 
 A lane whose handler is quick commits again soon after each answer. So it is worth waiting a moment for it: a request
 with four commits costs the server and the client little more than one with a single commit. A lane whose handler takes
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-#: A commit waits at most for this part of the time that a request usually takes, and never longer than so many seconds.
+#: A commit waits for at most this part of the time that a request usually takes, and for at most so many seconds; half
+#: of that from another request's answer on.
 _PATIENCE: Final = 0.6
 _PATIENCE_MAX_S: Final = 0.02
 #: How much a single observation counts.
@@ -38,7 +39,7 @@ class _Lane:
 
 
 class Gathering:
-    """What was seen of the lanes of one process. ``now`` and other times are seconds of one monotonic clock."""
+    """What is known about the lanes of one process. ``now`` and other times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
@@ -72,8 +73,8 @@ class Gathering:
             lane.at, lane.since = _At.WORK, now
 
     def wait(self, since: float, now: float) -> float:
-        """For how many seconds the commits that are waiting should go on doing so, the first of them since ``since``. 0
-        or less: they should be sent.
+        """For how many more seconds the waiting commits should wait; the first of them has waited since ``since``. 0 or
+        less: they should be sent.
 
         Lanes whose request is on its way are waited for too: so lanes that have fallen out of step come together.
         """
