@@ -3,14 +3,19 @@ filter comes, stays and goes. (No test wrote enough beside its streams to bring 
 
 from __future__ import annotations
 
+import select
+from contextlib import closing
 from typing import Any
 
+import bson
 import pytest
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
+from tailrace.source.batch import entry_time
+from tailrace.source.mongod import MongodSource
 from tests.gateway.gateways import running_gateway
 from tests.gateway.running import eventually
 
@@ -128,3 +133,32 @@ def test_definitions_and_transactions_come_through_the_filter(replica_set: Repli
         assert tail._filter.keys is not None
         for stream in streams:
             stream.close()
+
+
+def test_a_late_look_at_the_newest_entry_promises_nothing_that_is_still_to_come(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty replies wait on the connection when the reader asks for the newest entry, as after a pause of its process:
+    the server sent them before that entry was written. (Tests' readers were never behind the server's pushing.)"""
+    with MongoClient[Any](replica_set.uri) as client, closing(MongodSource(replica_set.uri, pushed=True)) as source:
+        collection = client["late_look"]["c"]
+        collection.insert_one({"_id": 0})
+        look, written = source._newest, list[object]()
+
+        def late() -> Any:
+            cursor = source._tailing
+            if cursor is not None and cursor.is_pushed and not written:
+                with closing(cursor.pushed_socket() or pytest.fail("nothing is pushed")) as view:
+                    select.select([view], [], [])
+                written.append(collection.insert_one({"_id": 1}).inserted_id)
+            return look()
+
+        start = source.newest()
+        monkeypatch.setattr(source, "_newest", late)
+        promised = start
+        for batch in source.tail(start, await_ms=50, oplog_filter=bson.encode({"ns": collection.full_name})):
+            if batch.raw:
+                assert entry_time(batch.raw) > promised
+                break
+            promised = batch.high_water
+        assert written

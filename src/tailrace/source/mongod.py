@@ -415,6 +415,8 @@ class MongodSource:
 
         With each comes a time that the cursor has seen everything up to. Where it ``looks``, that is the newest entry's
         time before an empty reply was asked for: the cursor came to the end of the oplog, so it came past that time.
+        A pushed reply may have been on its way for long. The server began it after the one before, so it came past that
+        one's operation time, and no later time is taken.
         """
         seen = ClusterTime(0)
         yield first, seen
@@ -423,7 +425,8 @@ class MongodSource:
             if looks and idle:
                 newest, address = self._newest()
                 # Another member may be ahead of this one.
-                seen = newest if address == cursor.address else seen
+                if address == cursor.address:
+                    seen = min(newest, cursor.operation_time) if cursor.is_pushed else newest
             if not cursor.is_pushed:
                 cursor.wait_at_most(min(await_ms, self._await_ms_max()))
             raw: bytes = next(cursor, b"")

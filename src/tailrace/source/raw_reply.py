@@ -21,6 +21,7 @@ from pymongo.cursor import RawBatchCursor
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
+from tailrace.oplog.cluster_time import ClusterTime
 
 _BATCHES: Final = (b"firstBatch", b"nextBatch")
 #: As PyMongo reads replies: a server's message that is not UTF-8 must not hide the error that it tells.
@@ -169,6 +170,12 @@ class RawReplyCursor(RawBatchCursor[Any]):
             return self._repeated.clock
         known = None if self.session is None else self.session.cluster_time
         return None if known is None else bson.encode(known)
+
+    @property
+    def operation_time(self) -> ClusterTime:
+        """The ``operationTime`` of the last reply that PyMongo has read; 0 where the cursor has no session."""
+        known = None if self.session is None else self.session.operation_time
+        return ClusterTime(0) if known is None else ClusterTime.from_timestamp(known)
 
     def _of_new(self, raw: bytes) -> bytes | None:
         """The documents of a pushed reply; ``None`` if it is for PyMongo."""
