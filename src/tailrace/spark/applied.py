@@ -70,18 +70,18 @@ class AppliedBatches:
         If the sink has the batch already, it gives an empty one, and the block is rolled back. Take all rows of the
         batch that is given (``rows`` to its end, ``arrow``, or the frame).
 
-        Raises SinkError where another query has taken the sink over, where the sink lacks an earlier batch, where
-        another process writes to the sink at the same time, and where rows were left behind. What the driver raises
-        is passed on.
+        Raises SinkError where another query has taken the sink over, where the sink lacks an earlier batch, where an
+        earlier batch comes with events that the sink lacks, where another process writes to the sink at the same time,
+        and where rows were left behind. What the driver raises is passed on.
         """
         _require(_NAME, batch.query, "the id of a query")
         found = self._begin()
         try:
-            if found is not None and self._has(found, batch):
+            new = batch if found is None or not found.token else batch.after(found.token)
+            if found is not None and self._has(found, batch) and self._adds_nothing(found, new):
                 yield batch.empty()
                 self._connection.rollback()
                 return
-            new = batch if found is None or not found.token else batch.after(found.token)
             yield new
             last = max(new.last_token() or "", "" if found is None else found.token)
             self._record(found, _Applied(batch.query, batch.number, last, uuid.uuid4().hex))
@@ -118,6 +118,21 @@ class AppliedBatches:
                 hint="Stop this query, or give it a sink of its own name",
             )
         return False
+
+    def _adds_nothing(self, found: _Applied, again: MicroBatch) -> bool:
+        """Whether a batch that the sink has by its number is there by its events too: ``again`` is what of it comes
+        after the sink's last token. The number alone is no proof: an old copy of a checkpoint plans its next batches
+        anew, and a fresh one under the same name counts from 0."""
+        if again.last_token() is None:
+            return True
+        if again.number < found.batch:
+            raise SinkError(
+                f"the checkpoint is behind sink '{self._sink}': it gives batch {again.number} with events that the "
+                f"sink does not have, and the sink has batch {found.batch}",
+                hint="Was an old copy of the checkpoint restored, or a fresh one begun under the same name? Begin a "
+                "new checkpoint, under another name, with the options that AppliedBatches.start() gives",
+            )
+        return False  # the newest batch, and longer than it was: what is new of it follows what the sink has
 
     # -- statements --------------------------------------------------------------------------------------------------
 
