@@ -57,28 +57,31 @@ def test_a_rename_or_a_sync_that_does_not_work_is_refused(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "message"),
+    ("mounted", "options", "message"),
     [
-        ("fuse.s3fs", "rw", "object store that is mounted as a file system"),
-        ("fuse.gcsfuse", "rw", "object store that is mounted as a file system"),
-        ("nfs4", "rw,vers=4.2,local_lock=flock", "NFS mounted with local_lock=flock"),
-        ("nfs", "rw,nolock,vers=3", "NFS mounted with nolock"),
-        ("nfs4", "rw,vers=4.2,local_lock=none", None),
-        ("ceph", "rw", None),
-        ("fuse.juicefs", "rw", None),
+        ("y fuse.s3fs", "rw", "object store that is mounted as a file system"),
+        ("y fuse.gcsfuse", "rw", "object store that is mounted as a file system"),
+        # Mountpoint for Amazon S3: only what is mounted tells it from other FUSE file systems, which no case had.
+        ("mountpoint-s3 fuse", "rw,nosuid,nodev", r"object store .*\(mountpoint-s3 at"),
+        ("y fuse", "rw", None),
+        ("y nfs4", "rw,vers=4.2,local_lock=flock", "NFS mounted with local_lock=flock"),
+        ("y nfs", "rw,nolock,vers=3", "NFS mounted with nolock"),
+        ("y nfs4", "rw,vers=4.2,local_lock=none", None),
+        ("y ceph", "rw", None),
+        ("y fuse.juicefs", "rw", None),
     ],
 )
 def test_what_a_mount_says_is_believed(
-    kind: str, options: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mounted: str, options: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "a b"
     (place / "lake").mkdir(parents=True)
     text = f"none / ext4 rw 0 0\nx {os.path.realpath(tmp_path)}/a fuse.s3fs rw 0 0\nnot a mount\n"
-    (tmp_path / "mounts").write_text(
-        f"{text}y {str(os.path.realpath(place)).replace(' ', chr(92) + '040')} {kind} {options} 0 0\n"
-    )
+    device, kind = mounted.split()
+    escaped = os.path.realpath(place).replace(" ", chr(92) + "040")
+    (tmp_path / "mounts").write_text(f"{text}{device} {escaped} {kind} {options} 0 0\n")
     monkeypatch.setattr(file_system, "_MOUNTS", tmp_path / "mounts")
-    assert mount_of(tmp_path) == ("/", "ext4", ("rw",))
+    assert mount_of(tmp_path) == ("/", "ext4", ("rw",), "none")
     if message is None:
         check_file_system(place / "lake")
         return

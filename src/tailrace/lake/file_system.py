@@ -24,6 +24,8 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 _OBJECT_STORES: Final = re.compile(
     r"fuse\.(s3fs|goofys|geesefs|mountpoint-s3|gcsfuse|gcsfs|blobfuse2?|rclone|ossfs|cosfs|obsfs|s3backer_files)"
 )
+#: The same, known by what is mounted: their type is only ``fuse``.
+_OBJECT_STORE_DEVICES: Final = ("mountpoint-s3",)
 #: Mount options of NFS with which a lock is seen by this machine alone.
 _LOCAL_LOCKS: Final = ("nolock", "local_lock=all", "local_lock=flock")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
@@ -33,20 +35,22 @@ _GIVE: Final = (
 
 
 class Mount(NamedTuple):
-    """Where a file system is mounted, its type, and the options of the mount."""
+    """Where a file system is mounted, its type, the options of the mount, and what is mounted."""
 
     place: str
     kind: str
     options: tuple[str, ...]
+    device: str
 
 
 def check_file_system(directory: Path) -> None:
     """Try what a lake needs in ``directory``, which exists. Raises SinkError that says what its file system lacks,
     LakeFullError where there is no room."""
     mount = mount_of(directory)
-    if mount is not None and _OBJECT_STORES.fullmatch(mount.kind):
+    if mount is not None and (_OBJECT_STORES.fullmatch(mount.kind) or mount.device in _OBJECT_STORE_DEVICES):
+        kind = mount.device if mount.device in _OBJECT_STORE_DEVICES else mount.kind
         raise SinkError(
-            f"{directory} is an object store that is mounted as a file system ({mount.kind} at {mount.place}): renames "
+            f"{directory} is an object store that is mounted as a file system ({kind} at {mount.place}): renames "
             "are not atomic there",
             hint=_GIVE,
         )
@@ -82,7 +86,7 @@ def mount_of(directory: Path) -> Mount | None:
         place = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[1])
         inside = place in ("/", real) or real.startswith(f"{place}/")
         if inside and (found is None or len(place) >= len(found.place)):  # of two at one place the later covers
-            found = Mount(place, fields[2], tuple(fields[3].split(",")))
+            found = Mount(place, fields[2], tuple(fields[3].split(",")), fields[0])
     return found
 
 
