@@ -228,6 +228,9 @@ def test_what_cannot_be_erased_changes_nothing(tmp_path: Path) -> None:
         erase(root, {})
     with pytest.raises(UsageError, match="unknown top level operator"):
         erase(root, {"$were": 1})
+    for value in (1 << 80, object(), {1: 2}):  # only values that BSON has were tried before
+        with pytest.raises(UsageError, match="cannot be written as BSON"):
+            erase(root, {"a": value})
     with pytest.raises(UsageError, match="not a lake"):
         erase(tmp_path / "nothing", {"a": 1})
     victim = root / CommitLog(root).live_files()[3].name

@@ -122,7 +122,11 @@ def _test_of(match: Mapping[str, Any]) -> Callable[[bytes], bool]:
         raise UsageError(
             "an empty $match would erase every event", hint="Remove the lake's directory if that is what you want"
         )
-    compiled = compile_stages([bson.encode({"$match": dict(match)})])
+    try:
+        stage = bson.encode({"$match": dict(match)})
+    except (bson.errors.BSONError, OverflowError, ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"the $match cannot be written as BSON: {error}") from None
+    compiled = compile_stages([stage])
     return lambda event: compiled.apply(event) is not None
 
 
