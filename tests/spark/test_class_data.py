@@ -12,6 +12,7 @@ import pytest
 from tailrace.cache import cache_directory
 from tailrace.spark.runtime.class_data import class_data_options
 from tailrace.spark.runtime.java import Java, find_java
+from tailrace.spark.runtime.session import java_options
 
 NOBODY = 2**22 + 1  # no process has this id on Linux
 
@@ -40,6 +41,27 @@ def test_what_one_session_writes_the_next_one_maps(java: Java) -> None:
     done = run(java, second, "-Xshare:on")  # an error where the archive cannot be mapped
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert class_data_options(java) == second
+
+
+def test_options_of_the_user_stand_beside_ours_and_java_starts_with_both(java: Java) -> None:
+    """They replaced ours, archive and all: no test gave a session any."""
+    plain = java_options(java, "", fast_start=True, class_data=True)
+    run(java, plain)
+    plain = java_options(java, "", fast_start=True, class_data=True)
+    assert "SharedArchiveFile=" in plain
+    both = java_options(java, '-Da="b c" -XX:TieredStopAtLevel=4', fast_start=False, class_data=True)
+    assert both.endswith('-Da="b c" -XX:TieredStopAtLevel=4')
+    assert "ArchiveClassesAtExit=" in both, "another JVM has an archive of its own"
+    assert java_options(java, '-Da="b c"', fast_start=True, class_data=True) == f'{plain} -Da="b c"'
+    for given in ("-XX:+UseG1GC", "-XX:+UseParallelGC -Xss2m", "-Xshare:off", "-agentlib:jdwp=transport=dt_socket"):
+        options = java_options(java, given, fast_start=True, class_data=True)
+        assert options.endswith(f" {given}")
+        if "jdwp" in given:
+            assert options == f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {given}", "no archive is written with an agent"
+            continue
+        done = run(java, options)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert java_options(java, "", fast_start=True, class_data=True) == plain, "the archive of other sessions stays"
 
 
 def test_a_damaged_archive_is_dropped_since_java_would_end(java: Java) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,17 +28,27 @@ _MAGIC: Final = (0xF00BABA8).to_bytes(4, "little")
 _WRITING_S: Final = 300
 #: Java says of each class why it is not archived, on standard output.
 _QUIET: Final = "-Xlog:cds*=off"
+#: Options with which the user decides on archives, and agents: a JVM that is to write an archive refuses to start with
+#: one.
+_LEFT_ALONE: Final = re.compile(
+    r"-Xshare:|-javaagent:|-agentlib:|-agentpath:|SharedArchiveFile|ArchiveClassesAtExit|SharedClassListFile"
+    r"|DumpLoadedClassList"
+)
+#: Options of the JVM itself, such as its collector's. An archive may not fit a JVM that has others.
+_OF_JVM: Final = re.compile(r"-X[^\s\"']+")
 
 
-def class_data_options(java: Java) -> str:
+def class_data_options(java: Java, given: str = "") -> str:
     """Options for a JVM that is to run Spark: to use the archive, or to write it where there is none. Empty where
-    neither can be."""
+    neither can be. ``given`` are the user's own options, which stand beside them."""
+    if _LEFT_ALONE.search(given):
+        return ""
     jars = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"
     base = java.home / "lib" / "server" / "classes.jsa"
     try:
         if not base.is_file():
             return ""  # only what comes on top of Java's own archive can be written when a program ends
-        key = _key(java, [base, *sorted(jars.glob("*.jar"))])
+        key = _key(java, [base, *sorted(jars.glob("*.jar"))], _OF_JVM.findall(given))
         directory = cache_directory() / "class-data"
         directory.mkdir(parents=True, exist_ok=True)
         archive = _archive(directory, key) or _taken(directory, key)
@@ -54,9 +65,9 @@ def class_data_options(java: Java) -> str:
         return ""
 
 
-def _key(java: Java, files: list[Path]) -> str:
-    """Of another Java, or other jars, there is another archive."""
-    digest = hashlib.sha256(f"{java.version} {java.home}".encode())
+def _key(java: Java, files: list[Path], options: list[str]) -> str:
+    """Of another Java, other jars, or other options of the JVM, there is another archive."""
+    digest = hashlib.sha256(" ".join([java.version, str(java.home), *options]).encode())
     for line in _facts(files):
         digest.update(line.encode())
     return f"spark-{pyspark.__version__}-java-{java.major}-{digest.hexdigest()[:16]}"

@@ -7,6 +7,7 @@ defaults and 20 ms with a plain file system's, and a session starts in 3.6 s in 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
 from tailrace.spark.runtime.class_data import class_data_options
-from tailrace.spark.runtime.java import use_java
+from tailrace.spark.runtime.java import Java, use_java
 from tailrace.spark.runtime.preloaded import start_fork_server
 from tailrace.spark.runtime.python import worker_python
 from tailrace.spark.source.data_source import TailraceDataSource
@@ -30,7 +31,11 @@ LOCAL_CHECKPOINT: Final = {
 }
 #: C1 alone compiles sooner and costs 15-40 % of what goes through the JVM: right for tests, for short demos, and for a
 #: lake, whose events do not go through it.
-_FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_FAST_START: Final = "-XX:TieredStopAtLevel=1"
+_SMALL_COLLECTOR: Final = "-XX:+UseSerialGC"
+#: A JVM that is told of two collectors does not start.
+_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 
 def local_session(
@@ -43,10 +48,10 @@ def local_session(
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process, on ``cores`` processors (default: all), with ``format("tailrace")``
-    known. ``config`` adds Spark settings or overrides ours. With ``preload`` Spark's Python processes are forked from
-    one that has loaded everything (on Linux), and Java's classes are kept in an archive in the cache directory, which
-    the first session writes when it ends. Raises UsageError where there is no Java to
-    run it.
+    known. ``config`` adds Spark settings or overrides ours; Java options in it stand behind ours. With ``preload``
+    Spark's Python processes are forked from one that has loaded everything (on Linux), and Java's classes are kept in
+    an archive in the cache directory, which the first session writes when it ends. Raises UsageError where there is no
+    Java to run it.
 
     Where a session is active already it is returned, and settings that need a new JVM have no effect.
     """
@@ -72,15 +77,24 @@ def local_session(
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         **LOCAL_CHECKPOINT,
     }
-    options = [class_data_options(java) if preload else "", _FAST_START if fast_start else ""]
-    settings["spark.driver.extraJavaOptions"] = " ".join(filter(None, options))
     settings.update(config or {})
+    given = settings.get(_JAVA_OPTIONS, "")
+    settings[_JAVA_OPTIONS] = java_options(java, given, fast_start=fast_start, class_data=preload)
     # The JVM starts Python workers by this variable where the setting comes too late (a planner's worker, Connect).
     os.environ.setdefault("PYSPARK_PYTHON", python)
     builder = SparkSession.builder.appName(app_name).master(f"local[{processors}]")
     for name, value in settings.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())
+
+
+def java_options(java: Java, given: str, *, fast_start: bool, class_data: bool) -> str:
+    """The options of the driver's JVM: ours, then those that the user has ``given``, of which the last one counts. Ours
+    are left out where Java would not start with both."""
+    ours = [class_data_options(java, given) if class_data else ""]
+    if fast_start:
+        ours += [_FAST_START, "" if _COLLECTOR.search(given) else _SMALL_COLLECTOR]
+    return " ".join(filter(None, [*ours, given]))
 
 
 def register(spark: SparkSession, source: type[DataSource] = TailraceDataSource) -> SparkSession:
