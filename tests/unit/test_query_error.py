@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import socketserver
+
 import pytest
+from pyspark import accumulators
 
 from tailrace.durable import LakeFullError
 from tailrace.errors import ChangeStreamHistoryLost, InvalidResumeToken, SinkError, TailraceError, UsageError
-from tailrace.spark.lake.failure import query_error
+from tailrace.spark.lake.failure import hush_accumulators, query_error
 
 TRACE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]
 Traceback (most recent call last):
@@ -50,3 +54,27 @@ def test_a_foreign_error_is_named_without_its_stack() -> None:
     assert str(found) == "Spark stopped: OperationFailure: not allowed"
     assert str(query_error(RuntimeError("first line\n\tat second"))) == "Spark stopped: first line"
     assert str(query_error(RuntimeError())) == "Spark stopped: RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(EOFError(), False), (ConnectionResetError(), False), (ValueError(), True)]
+)
+def test_pyspark_s_own_thread_tells_nothing_of_a_java_that_died(
+    error: Exception, told: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The test that kills Java caught the traceback only when the thread was the slower one."""
+    before = accumulators.AccumulatorTCPServer.handle_error
+    monkeypatch.setattr(accumulators.AccumulatorTCPServer, "handle_error", before)  # set back afterwards
+    monkeypatch.setattr(accumulators.AccumulatorUnixServer, "handle_error", before)
+    hush_accumulators()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            raise error
+
+    with (
+        accumulators.AccumulatorTCPServer(("127.0.0.1", 0), Handler, "secret") as server,
+        socket.create_connection(server.server_address[:2]),
+    ):
+        server.handle_request()
+    assert (type(error).__name__ in capfd.readouterr().err) is told

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import socketserver
 import subprocess
-from typing import Final
+import sys
+from typing import Any, Final
 
-from pyspark import SparkContext
+from pyspark import SparkContext, accumulators
 
 import tailrace.errors
 from tailrace.errors import SinkError, TailraceError
@@ -66,6 +68,20 @@ def _java_is_gone(error: BaseException) -> TailraceError | None:
         hint="It is often killed because memory ran out: see spark.memory, and the kernel's log. What was committed is "
         "intact; start again",
     )
+
+
+def hush_accumulators() -> None:
+    """PySpark's thread for accumulators no longer prints a traceback when Java dies: ``query_error`` tells of it.
+
+    The thread may notice at any moment, also after the command has said its sentence. Its other errors are printed.
+    """
+    for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        setattr(server, "handle_error", _handle_error)  # noqa: B010  an assignment is what mypy refuses
+
+
+def _handle_error(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
+    if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
+        socketserver.BaseServer.handle_error(server, request, client_address)
 
 
 def _signal_name(number: int) -> str:
