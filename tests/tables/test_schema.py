@@ -17,7 +17,8 @@ from bson.timestamp import Timestamp
 from tailrace import raw_bson
 from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.names import Selection, folder_of, sortable_key
+from tailrace.oplog.selection import Selection
+from tailrace.tables.names import folder_of, sortable_key
 from tailrace.tables.rows import Rows, make_rows
 from tailrace.tables.schema import Policy, TableSchema, free_name
 from tailrace.tables.state import StoredDocument

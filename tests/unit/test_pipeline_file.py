@@ -11,6 +11,7 @@ from tailrace.cli.run import run
 from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
 from tailrace.spark.lake.pipeline_file import ArchiveSettings, load
+from tailrace.spark.source.options import parse
 
 LEAST = "source: {uri: 'mongodb://h'}\nlake: {path: lake}\n"
 
@@ -101,7 +102,7 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         (LEAST + "archive: {path: 's3a://bucket/a'}", "archive.path is a URI that begins with 's3a:'"),
         (LEAST + "tables: {collections: [shop.a]}", "tables.path is missing"),
         (LEAST + "tables: {path: t}", "tables.collections must name collections"),
-        (LEAST + "tables: {path: t, collections: [shop]}", "'shop' names no collections for tables"),
+        (LEAST + "tables: {path: t, collections: [shop]}", "tables.collections: 'shop' names no collections"),
         (LEAST + "tables: {path: t, collections: [a.b], onMismatch: ignore}", "must be one of evolve, widen"),
         (
             LEAST + "tables: {path: t, collections: {a.b: {column: {}}}}",
@@ -135,6 +136,14 @@ def test_tables_are_kept_as_the_file_says(tmp_path: Path) -> None:
     assert (rule.partition_by, rule.z_order, rule.schema.policy) == (("at",), ("total",), "quarantine")
     assert settings.rule("shop.x").schema.policy == "evolve"
     assert load(written(tmp_path, LEAST)).tables is None
+
+
+def test_collections_are_a_list_of_names_and_patterns(tmp_path: Path) -> None:
+    for collections in ("[shop.orders, 'log?.*']", "'shop.orders, log?.*'"):
+        file = written(tmp_path, f"source:\n  uri: mongodb://h\n  collections: {collections}\nlake: {{path: p}}")
+        options = parse(load(file, {}).source)
+        assert options.selection is not None
+        assert options.selection.patterns == ("shop.orders", "log?.*")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -58,6 +58,24 @@ def test_defaults_are_all_columns_as_variant_of_the_whole_cluster() -> None:
         ({"resumeAfter": "[1]"}, "expected a resume token"),
         ({"resumeAfter": "82", "startingFrom": "now"}, "both say where to start"),
         ({"fullDocument": "sometimes"}, "Enumeration value 'sometimes'"),
+        ({"collections": ""}, "option 'collections': no collection is named"),
+        ({"collections": "[]"}, "option 'collections': no collection is named"),
+        ({"collections": "shop.orders,"}, "'' names no collections"),
+        ({"collections": "shop"}, "'shop' names no collections"),
+        ({"collections": ".orders"}, "'.orders' names no collections"),
+        ({"collections": '["shop.orders"'}, "option 'collections': not JSON"),
+        ({"collections": '["shop.orders", 5]'}, "expected names such as shop.orders"),
+        ({"collections": "shop.orders, admin.*"}, "'admin.*' is in the server's own database admin"),
+        ({"collections": "local.oplog.rs"}, "the server's own database local"),
+        ({"collections": "config.x"}, "the server's own database config"),
+        ({"collections": "shop.system.js"}, "'shop.system.js' is a system collection"),
+        ({"collections": "*.$cmd"}, "'*.$cmd' is a system collection"),
+        ({"collections": "sh op.x"}, "'sh op.x': Invalid namespace specified"),
+        ({"collections": "shop..x"}, "Collection names cannot start with '.'"),
+        ({"collections": '["shop.a\\u0000b"]'}, "embedded null characters"),
+        ({"collections": "a.b", "database": "a", "collection": "b"}, "'collection' and 'collections' both say what"),
+        ({"collections": "a.b", "database": "a"}, "'database' and 'collections' both say what is watched"),
+        ({"collections": "a.b", "showSystemEvents": "true"}, "a list names no system collections"),
         ({"database": "local"}, "may not be opened on the internal local database"),
     ],
 )
@@ -107,6 +125,21 @@ def test_sizes_take_a_letter() -> None:
 def test_a_pipeline_keeps_types_and_order() -> None:
     options = parse({"uri": URI, "pipeline": '[{"$match": {"b": {"$numberLong": "1"}, "a": 1}}]'})
     assert options.pipeline == (bson.encode({"$match": {"b": bson.Int64(1), "a": 1}}),)
+
+
+def test_collections_are_a_json_array_or_have_commas_between_them() -> None:
+    for text in ("shop.orders, log?.*", '["shop.orders", "log?.*", "shop.orders"]'):
+        options = parse({"uri": URI, "collections": text, "pipeline": '[{"$match": {"a": 1}}]'})
+        assert options.scope.kind == "cluster"
+        assert options.selection is not None
+        assert options.selection.patterns == ("shop.orders", "log?.*")
+        assert len(options.stages) == 2
+        assert options.stages[1:] == options.pipeline
+    with_comma = parse({"uri": URI, "collections": '["shop.a,b"]'}).selection
+    assert with_comma is not None
+    assert with_comma.has("shop.a,b")
+    everything = parse({"uri": URI, "collections": "*.*"})
+    assert everything.stages == ()
 
 
 def test_options_travel_to_the_workers_and_never_show_the_uri() -> None:

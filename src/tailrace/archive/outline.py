@@ -20,6 +20,7 @@ from tailrace.archive.segment import SegmentReader
 from tailrace.archive.source import ArchiveSource
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.source.outline import Bucket, OplogOutline, Weights, invalidating, scope_filter
 
 _CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
@@ -31,7 +32,7 @@ _TRANSACTIONS: Final = ("c", "admin.$cmd")
 class ArchiveOutline:
     """Counts and questions about one archived oplog, for one scope. A bucket is a row group, or a part of one."""
 
-    def __init__(self, archive: ArchiveSource, scope: Scope) -> None:
+    def __init__(self, archive: ArchiveSource, scope: Scope | Selection) -> None:
         self._archive = archive
         self._scope = scope
         self._passes = passing(bson.encode(scope_filter(scope)))
@@ -60,7 +61,7 @@ class ArchiveOutline:
         self, after: ClusterTime, until: ClusterTime, *, show_migration_events: bool
     ) -> ClusterTime | None:
         """The cluster time of the first entry in the range that ends a stream of the scope, or ``None``."""
-        if invalidating(self._scope) is None:
+        if isinstance(self._scope, Selection) or invalidating(self._scope) is None:
             return None
         commands = f"{self._scope.database}.$cmd"
         for reader, group in self._groups(after, until):
@@ -107,7 +108,7 @@ class ArchiveOutline:
 class HybridOutline:
     """An outline of a range that may begin in the archive. See ``source.outline.OplogOutline`` for the methods."""
 
-    def __init__(self, source: HybridSource, live: OplogOutline, scope: Scope) -> None:
+    def __init__(self, source: HybridSource, live: OplogOutline, scope: Scope | Selection) -> None:
         self._source = source
         self._live = live
         self._scope = scope

@@ -13,6 +13,7 @@ from tailrace.archive.source import ArchiveSource
 from tailrace.errors import ChangeStreamHistoryLost
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.plan.plan import Plan
 from tailrace.source.mongod import MongodSource
 from tailrace.source.outline import OplogOutline
@@ -22,7 +23,7 @@ from tailrace.source.replica_set_oplog import ReplicaSetOplog
 class ArchivedReplicaSetOplog(ReplicaSetOplog):
     """Like a replica set's oplog; it begins where the archive does, if the two meet."""
 
-    def __init__(self, client: MongoClient[Any], scope: Scope, folder: str | Path) -> None:
+    def __init__(self, client: MongoClient[Any], scope: Scope | Selection, folder: str | Path) -> None:
         super().__init__(client, scope)
         self.hybrid = HybridSource(self.source, ArchiveSource(folder))
         self.source = cast(MongodSource, self.hybrid)  # it answers as one

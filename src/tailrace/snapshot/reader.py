@@ -17,9 +17,10 @@ from pymongo import MongoClient
 from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.snapshot.chunk import ChunkRead, ChunkReader, not_given
 from tailrace.snapshot.event import snapshot_event
-from tailrace.snapshot.places import ClusterPlaces, Placement, Places, ReplicaSetPlaces
+from tailrace.snapshot.places import ClusterPlaces, Found, Placement, Places, ReplicaSetPlaces
 from tailrace.snapshot.state import CollectionCopy, KeyRange, SnapshotState, key_ranges
 from tailrace.source.connection import RETRY_SECONDS
 from tailrace.source.topology import Cluster
@@ -239,22 +240,34 @@ def range_reader(
 
 
 def begin(
-    client: MongoClient[Any] | Cluster, scope: Scope, *, ranges: int = 1, retry_seconds: float = RETRY_SECONDS
+    client: MongoClient[Any] | Cluster,
+    scope: Scope,
+    *,
+    selection: Selection | None = None,
+    ranges: int = 1,
+    retry_seconds: float = RETRY_SECONDS,
 ) -> SnapshotState:
-    """The state of a snapshot of which nothing is copied yet. Its time is taken first: a collection that is made later
-    is in the stream from its beginning."""
+    """The state of a snapshot of which nothing is copied yet, of those collections in the scope that are selected. Its
+    time is taken first: a collection that is made later is in the stream from its beginning."""
     scope.check_names()
     places = places_of(client, retry_seconds)
     start = places.now()
     reader = ChunkReader(retry_seconds=retry_seconds)
     copies = []
-    for found in places.collections(scope):
+    for found in _chosen(places, scope, selection):
         placement = places.placement(found.uuid, found.namespace.partition(".")[0])
         if placement is None:
             continue  # dropped a moment ago, as the stream will show
         bounds = reader.ranges(placement, ranges)
         copies.append(CollectionCopy(found.namespace, found.uuid, key_ranges(bounds), reader.estimate(placement)))
     return SnapshotState(scope, start, tuple(copies))
+
+
+def _chosen(places: Places, scope: Scope, selection: Selection | None) -> list[Found]:
+    if selection is None:
+        return places.collections(scope)
+    found = {one.namespace: one for scope in selection.scopes for one in places.collections(scope)}
+    return [found[name] for name in sorted(found) if selection.covers(name)]
 
 
 class _Worker:

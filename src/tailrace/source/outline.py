@@ -20,6 +20,7 @@ from pymongo.collection import Collection
 from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.source.connection import Connection
 
 #: ``$tsSecond`` and ``$tsIncrement`` came with 5.1; earlier servers list sizes, which are summed up here.
@@ -121,9 +122,11 @@ _TRANSACTIONS: Final[dict[str, Any]] = {
 }
 
 
-def scope_filter(scope: Scope) -> dict[str, Any]:
+def scope_filter(scope: Scope | Selection) -> dict[str, Any]:
     """A query that passes every entry which could give an event in ``scope``, and not much more: entries of its
     namespaces, commands on its databases, and transactions."""
+    if isinstance(scope, Selection):
+        return {"$or": [{"ns": {"$regex": scope.expression}}, _TRANSACTIONS]}
     if scope.kind == "collection":
         namespace: object = {"$in": [f"{scope.database}.{scope.collection}", f"{scope.database}.$cmd"]}
     elif scope.kind == "database":
@@ -141,7 +144,7 @@ def _range(after: ClusterTime, until: ClusterTime) -> dict[str, Any]:
 class OplogOutline:
     """Counts and questions about one replica set's oplog, for one scope. Only majority-committed entries are seen."""
 
-    def __init__(self, connection: Connection, scope: Scope, server_version: tuple[int, ...]) -> None:
+    def __init__(self, connection: Connection, scope: Scope | Selection, server_version: tuple[int, ...]) -> None:
         self._connection = connection
         self._scope = scope
         self._groups_by_increment = server_version >= _TS_OPERATORS_SINCE
@@ -361,12 +364,12 @@ def _sum(entries: Sequence[Bucket]) -> Bucket:
     return Bucket(entries[0].first, entries[-1].last, len(entries), events, size)
 
 
-def invalidating(scope: Scope) -> dict[str, Any] | None:
+def invalidating(scope: Scope | Selection) -> dict[str, Any] | None:
     """A query for the commands that end a stream of ``scope``; ``None`` where nothing does.
 
     The command applyOps is logged with whatever fields its user sent beside it, ``drop`` among them, and ends nothing.
     """
-    if scope.kind == "cluster":
+    if isinstance(scope, Selection) or scope.kind == "cluster":
         return None
     commands = {"ns": f"{scope.database}.$cmd", "o.applyOps": {"$exists": False}}
     if scope.kind == "database":

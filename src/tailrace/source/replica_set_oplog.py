@@ -11,6 +11,7 @@ from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.plan.plan import Plan
 from tailrace.source.connection import Connection
 from tailrace.source.mongod import MongodSource
@@ -20,7 +21,7 @@ from tailrace.source.outline import OplogOutline
 class ReplicaSetOplog:
     """Where the oplog begins and ends, and what lies in it for one scope. Connects when it is made."""
 
-    def __init__(self, client: MongoClient[Any], scope: Scope) -> None:
+    def __init__(self, client: MongoClient[Any], scope: Scope | Selection) -> None:
         self.connection = Connection(client)
         self.source = MongodSource(client)
         #: The oplog itself, also where ``source`` has an archive before it.

@@ -23,12 +23,13 @@ from tailrace.archive.layout import existing
 from tailrace.archive.source import ArchiveSource
 from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.selection import Selection
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
 from tailrace.tables import delta_commit
 from tailrace.tables.delta_commit import Stated, columns_of, stated
 from tailrace.tables.fold import Fold, StateMismatchError
-from tailrace.tables.names import BSON, CHANGED, KEY, Selection, folder_of
+from tailrace.tables.names import BSON, CHANGED, KEY, folder_of
 from tailrace.tables.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
 from tailrace.tables.rows import chunks, make_rows
 from tailrace.tables.schema import TableSchema

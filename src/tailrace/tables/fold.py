@@ -14,8 +14,9 @@ from typing import Final, NamedTuple, Protocol
 from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, first_elements
+from tailrace.oplog.selection import Selection
 from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, DocumentWork, StateMismatchError, apply_all
-from tailrace.tables.names import Selection, sortable_key
+from tailrace.tables.names import sortable_key
 from tailrace.tables.oplogs import EntryRun, OplogWindow
 from tailrace.tables.state import TabledCollection
 

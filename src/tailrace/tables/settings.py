@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tailrace.errors import UsageError
-from tailrace.tables.names import Selection
+from tailrace.oplog.selection import Selection
 from tailrace.tables.schema import TableSchema
 
 #: The types whose values can name a partition: as text each of them is read back by everybody.
@@ -64,11 +64,11 @@ class TableSettings:
     @property
     def selection(self) -> Selection:
         """The collections that have tables."""
-        return Selection.of(rule.pattern for rule in self.rules)
+        return Selection.of((rule.pattern for rule in self.rules), "tables.collections")
 
     def check(self) -> None:
         """Raises UsageError if a pattern selects nothing that a collection can be called."""
-        Selection.of(rule.pattern for rule in self.rules)
+        Selection.of((rule.pattern for rule in self.rules), "tables.collections")
 
     def rule(self, namespace: str) -> TableRule:
         """The rule of a selected collection."""

@@ -21,6 +21,7 @@ from pymongo import MongoClient
 from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.connection import Connection
@@ -93,7 +94,7 @@ class _History(NamedTuple):
 class _Shard(_Member):
     """A shard, and what lies in its oplog for the stream's scope."""
 
-    def __init__(self, address: ShardAddress, client: MongoClient[Any], scope: Scope) -> None:
+    def __init__(self, address: ShardAddress, client: MongoClient[Any], scope: Scope | Selection) -> None:
         super().__init__(address, client)
         self.oplog = ReplicaSetOplog(client, scope)
 
@@ -147,7 +148,7 @@ class ClusterDeployment(Deployment):
 
     def _shard(self, address: ShardAddress) -> _Shard:
         client = self._cluster.client_at(address)
-        return _named(address.name, partial(_Shard, address, client, self._options.scope))
+        return _named(address.name, partial(_Shard, address, client, self._options.watched))
 
     def _behind(self, position: ClusterTime) -> _History:
         """What has become of the cluster's shards behind ``position``, up to what was settled at least."""
@@ -165,7 +166,7 @@ class ClusterDeployment(Deployment):
             address = ShardAddress(name, str(removed.host))
             former = self._former.get(address)
             if former is None:
-                former = _named(name, partial(_Shard, address, client, self._options.scope))
+                former = _named(name, partial(_Shard, address, client, self._options.watched))
                 self._former[address] = former
             return former
         found = self._shards.get(name)

@@ -146,7 +146,10 @@ class Deployment(ABC):
     def snapshots(self) -> SnapshotPlanner:
         """Plans the copy of what is there."""
         if self._snapshots is None:
-            self._snapshots = SnapshotPlanner(self._copied_from(), self._options.scope, self._options.snapshot_rate)
+            options = self._options
+            self._snapshots = SnapshotPlanner(
+                self._copied_from(), options.scope, options.snapshot_rate, options.selection
+            )
         return self._snapshots
 
     def _copied_from(self) -> MongoClient[Any] | Cluster:
@@ -200,7 +203,7 @@ class Deployment(ABC):
         # Asking each entry costs the server four times what giving it costs, so where most would pass all are taken.
         # That is where ``source.filter_choice`` comes to over a network of 1 Gbit/s with entries of some 500 bytes. It
         # is not asked itself: how far the workers are from the server is not known here, nor what entries weigh.
-        filtered = bool(self._options.pipeline) or weights.matching < MOST
+        filtered = bool(self._options.stages) or weights.matching < MOST
         cut_at = cuts(weights.buckets, self._options.partitions) if self._may_cut(start) else []
         return [
             replace(self._slice(start, end, low, high), filtered=filtered) for low, high in slices(after, until, cut_at)

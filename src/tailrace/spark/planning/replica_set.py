@@ -97,7 +97,7 @@ class ReplicaSetDeployment(Deployment):
 
 def _oplog(options: ReadOptions, client: MongoClient[Any]) -> ReplicaSetOplog:
     if options.archive is None:
-        return ReplicaSetOplog(client, options.scope)
+        return ReplicaSetOplog(client, options.watched)
     from tailrace.archive.replica_set_oplog import ArchivedReplicaSetOplog  # noqa: PLC0415  Arrow and Parquet
 
-    return ArchivedReplicaSetOplog(client, options.scope, options.archive)
+    return ArchivedReplicaSetOplog(client, options.watched, options.archive)

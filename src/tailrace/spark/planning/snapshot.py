@@ -19,6 +19,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.errors import SourceError
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.snapshot import begin
 from tailrace.snapshot.chunk import ChunkReader
 from tailrace.snapshot.places import Placement
@@ -46,12 +47,20 @@ class SnapshotPlanner:
     """The copy of one scope, from the driver's side. Belongs to one thread.
 
     ``deployment``  the replica set's client, or the cluster
+    ``selection``   the collections in the scope that are copied; ``None``: all of them
     ``per_second``  how many documents are planned in a second at most; ``None``: no limit
     """
 
-    def __init__(self, deployment: MongoClient[Any] | Cluster, scope: Scope, per_second: float | None) -> None:
+    def __init__(
+        self,
+        deployment: MongoClient[Any] | Cluster,
+        scope: Scope,
+        per_second: float | None,
+        selection: Selection | None = None,
+    ) -> None:
         self._deployment = deployment
         self._scope = scope
+        self._selection = selection
         self._places = places_of(deployment, RETRY_SECONDS)
         self._reader = ChunkReader(retry_seconds=RETRY_SECONDS)
         self._per_second = per_second
@@ -60,7 +69,7 @@ class SnapshotPlanner:
 
     def begin(self) -> SnapshotPosition:
         """A copy of which nothing is planned yet."""
-        return SnapshotPosition(begin(self._deployment, self._scope))
+        return SnapshotPosition(begin(self._deployment, self._scope, selection=self._selection))
 
     def next(self, position: SnapshotPosition, limits: Limits | None) -> SnapshotPosition | None:
         """The position behind the chunks of the next micro-batch; ``None`` if nothing is left to copy. Raises

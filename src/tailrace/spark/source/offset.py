@@ -18,6 +18,7 @@ written in sorted order and nothing optional wavers between two spellings.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -62,6 +63,8 @@ class StreamIdentity:
         settings = {name: _text(value) for name, value in chosen.items() if value is not False}
         settings["scope"] = str(options.scope)
         settings["scopeKind"] = options.scope.kind
+        if options.selection is not None:
+            settings["collections"] = json.dumps(sorted(options.selection.patterns), ensure_ascii=False)
         if options.pipeline:
             settings["pipelineSha256"] = hashlib.sha256(b"".join(options.pipeline)).hexdigest()
         if options.v2_tokens:

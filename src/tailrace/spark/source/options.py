@@ -24,6 +24,7 @@ from tailrace.errors import UsageError
 from tailrace.lake.local_path import local_path
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.plan.options import StreamOptions
 
 #: Options of ``$changeStream`` that take a text, and those that take a boolean.
@@ -64,6 +65,7 @@ KNOWN: Final = (
     "uri",
     "database",
     "collection",
+    "collections",
     "pipeline",
     "collation",
     *SERVER_TEXTS,
@@ -109,6 +111,7 @@ class ReadOptions:
     """Checked options.
 
     ``stage``       the server's options, but for where to start
+    ``selection``   the collections that are watched, where a list of them is given; the scope is the cluster then
     ``pipeline``    the user's stages as BSON
     ``collation``   how they compare strings, as BSON; ``None``: by their bytes
     ``start``       ``None`` where the user named none
@@ -138,6 +141,18 @@ class ReadOptions:
     fails_on_invalidate: bool = False
     archive: str | None = None
     snapshot_rate: int | None = None
+    selection: Selection | None = None
+
+    @property
+    def watched(self) -> Scope | Selection:
+        """The scope, or the part of it that is selected."""
+        return self.selection or self.scope
+
+    @property
+    def stages(self) -> tuple[bytes, ...]:
+        """The stages of the stream: the ``$match`` that selects the collections, and the user's."""
+        match = None if self.selection is None else self.selection.match
+        return self.pipeline if match is None else (bson.encode({"$match": match}), *self.pipeline)
 
     @property
     def splits_events(self) -> bool:
@@ -159,7 +174,7 @@ class ReadOptions:
         return StreamOptions.parse(
             self.scope,
             stage,
-            self.pipeline,
+            self.stages,
             generate_v2_tokens=self.v2_tokens or v2_tokens,
             collation=self.collation,
         )
@@ -176,6 +191,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
     options_read = ReadOptions(
         uri=uri,
         scope=_scope(given.get("database"), given.get("collection")),
+        selection=_selection(given),
         stage=_stage(given),
         pipeline=_read(given, "pipeline", _pipeline) or (),
         collation=_read(given, "collation", _collation),
@@ -232,6 +248,34 @@ def _scope(database: str | None, collection: str | None) -> Scope:
             raise UsageError("option 'collection' needs option 'database'")
         return Scope.of_collection(database, collection)
     return Scope.of_database(database) if database else Scope.cluster()
+
+
+def _selection(given: Mapping[str, str]) -> Selection | None:
+    selection = _read(given, "collections", lambda text: Selection.of(_names(text), "option 'collections'"))
+    if selection is None:
+        return None
+    for name in ("collection", "database"):
+        if given.get(name):
+            raise UsageError(
+                f"options '{name}' and 'collections' both say what is watched",
+                hint="Give one of them; collections are named with their database: shop.orders",
+            )
+    if _read(given, "showSystemEvents", _flag):
+        raise UsageError(
+            "options 'collections' and 'showSystemEvents' exclude each other: a list names no system collections",
+            hint="Watch a database or the cluster, with a $match on ns",
+        )
+    return selection
+
+
+def _names(text: str) -> list[str]:
+    """A list of names: a JSON array, or names with commas between them."""
+    if not text.startswith("["):
+        return [name.strip() for name in text.split(",") if name.strip() or "," in text]
+    names = _json(text)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError('expected names such as shop.orders, logs.*, or a JSON array of them: ["shop.orders"]')
+    return list(names)
 
 
 def _stage(given: Mapping[str, str]) -> dict[str, Any]:
