@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -19,9 +20,13 @@ from pymongo.errors import OperationFailure
 
 import tailrace
 from tailrace import raw_bson as rb
+from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.archive.writer import SegmentLimits
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import UsageError
+from tailrace.errors import ChangeStreamHistoryLost, UsageError
 from tailrace.images.bucket import ImageStateError
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.mongod import MongodSource
 from tests.differential import documents as docs
 from tests.differential import updates
 
@@ -100,6 +105,24 @@ def test_events_are_the_server_s_own(  # noqa: PLR0917
             full_document=after, full_document_before_change=before, resume_after=token
         ) as again:
             assert raw_events(again, "end") == expected
+
+
+def test_an_asynchronous_client_computes_them_too(
+    replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path
+) -> None:
+    """It took no ``images``; what is asked of both clients had been tried with one."""
+    orders = client[NAME]["asyncio"]
+    orders.insert_one({"_id": 1, "n": 0})
+
+    async def program() -> Any:
+        async with tailrace.AsyncClient(replica_set.uri, images=tmp_path) as ours:
+            both = {"full_document": "exact", "full_document_before_change": "exact"}
+            async with await ours[NAME]["asyncio"].watch(**both) as stream:
+                orders.update_one({"_id": 1}, {"$set": {"n": 1}})
+                return await asyncio.wait_for(stream.next(), 120)
+
+    event = asyncio.run(program())
+    assert (event["fullDocumentBeforeChange"], event["fullDocument"]) == ({"_id": 1, "n": 0}, {"_id": 1, "n": 1})
 
 
 def reads(client: MongoClient[Any], namespace: str) -> int:
@@ -221,6 +244,42 @@ def test_the_command_line(replica_set: ReplicaSet, client: MongoClient[Any], tmp
     update = bson.decode_all(done.stdout)[1]
     assert update["fullDocument"] == {"_id": 1, "n": 1}
     assert update["fullDocumentBeforeChange"] == {"_id": 1, "n": 0}
+
+
+def test_a_state_that_was_lost_is_made_again_from_the_archive(
+    replica_set: ReplicaSet, client: MongoClient[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream with exact images passed the archive over: each had been tried without the other."""
+
+    def archive() -> None:
+        policy = ArchivePolicy(from_oldest=False, once=True, limits=SegmentLimits(bytes=50_000))
+        with MongoClient(replica_set.uri) as plain:
+            Recorder(plain, None, tmp_path / "archive", policy).run()
+
+    archive()
+    orders = client[NAME].create_collection("recovered", changeStreamPreAndPostImages={"enabled": True})
+    rng = docs.UniqueNames(19)
+    write(orders, rng, 5)
+    modes = {"full_document": "required", "full_document_before_change": "required"}
+    with orders.watch(**modes) as own:
+        token = own.resume_token
+        write(orders, rng, 5, fresh=False)
+        archive()
+        begins = client.admin.command("ping")["operationTime"]
+        write(orders, rng, 5, fresh=False)
+        orders.insert_one({"_id": "end"})
+        expected = raw_events(own, "end")
+    archive()
+    # From now on the oplog says to begin behind the token.
+    monkeypatch.setattr(MongodSource, "oldest", lambda self: (ClusterTime.from_timestamp(begins), False))
+    exact = {"full_document": "exact", "full_document_before_change": "exact", "resume_after": token}
+    ours: dict[str, Any] = {"document_class": RawBSONDocument, "images": tmp_path / "images"}
+    with tailrace.connect(replica_set.uri, **ours) as plain, pytest.raises(ChangeStreamHistoryLost):
+        plain[NAME]["recovered"].watch(**exact)
+    with tailrace.connect(replica_set.uri, archive=tmp_path / "archive", **ours) as both:
+        for _ in range(2):  # made anew, and taken back
+            with both[NAME]["recovered"].watch(**exact) as stream:
+                assert raw_events(stream, "end") == expected
 
 
 _READER = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -22,7 +23,7 @@ from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.client.snapshot_stream import SnapshotChangeStream, copies_first
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import ServerProfile, chosen_profile
+from tailrace.plan.profile import chosen_profile
 from tailrace.source.connection import Reader
 from tailrace.source.driver_error import driver_errors
 from tailrace.source.mongod import MongodSource
@@ -134,7 +135,9 @@ class WatchedDeployment:
                 )
             if self._archive is not None:
                 live = MongodSource(readers.client, waits=False)
-                return _open_with_archive(live, self._archive, request, self.profile)
+                return _open_with_archive(
+                    live, self._archive, lambda source: OplogChangeStream(source, request, self.profile)
+                )
             source = TailedSource(readers.client, readers.tail, request.scope, waits=False)
             return OplogChangeStream(source, request, self.profile)
 
@@ -176,7 +179,11 @@ class WatchedDeployment:
             raise refused(
                 f"exact images need the package {error.name}", ConfigurationError, "Install tailrace[images]"
             ) from None
-        return open_exact(live, self._images, request, self.profile)
+        if self._archive is None:
+            return open_exact(live, self._images, request, self.profile)
+        return _open_with_archive(
+            live, self._archive, lambda source: open_exact(source, self._images, request, self.profile, recover=True)
+        )
 
     def operation_time(self, client: MongoClient[Any]) -> ClusterTime:
         """A cluster time that everything written before this call, to any shard, is at or before."""
@@ -260,7 +267,7 @@ def _archived_shards(folder: str | Path) -> ArchivedShards:
 
 
 def _open_with_archive(
-    live: MongodSource, folder: str | Path, request: WatchRequest, profile: ServerProfile | None
+    live: MongodSource, folder: str | Path, opened: Callable[[MongodSource], ChangeStream]
 ) -> ChangeStream:
     """A stream whose start may lie before the oplog's beginning. Raises 286 with the hole's two ends where the archive
     and the oplog do not meet."""
@@ -269,7 +276,7 @@ def _open_with_archive(
 
     source = HybridSource(live, ArchiveSource(folder))
     try:
-        return OplogChangeStream(cast(MongodSource, source), request, profile)  # it answers as one
+        return opened(cast(MongodSource, source))  # it answers as one
     except ChangeStreamHistoryLost:
         source.refuse_hole()
         raise

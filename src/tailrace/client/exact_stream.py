@@ -38,15 +38,21 @@ class ExactChangeStream(OplogChangeStream):
 
 
 def open_exact(
-    live: MongodSource, folder: str | Path | None, request: WatchRequest, profile: ServerProfile | None
+    live: MongodSource,
+    folder: str | Path | None,
+    request: WatchRequest,
+    profile: ServerProfile | None,
+    *,
+    recover: bool = False,
 ) -> ExactChangeStream:
-    """Open a stream with exact images over a replica set. ``folder`` holds their state."""
+    """Open a stream with exact images over a replica set. ``folder`` holds their state. With ``recover``, ``live`` has
+    an archive behind it, which a lost state is made of again."""
     if folder is None:
         raise refused(
             "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"
         )
     known = profile or profile_for(live.server_version)
-    source = ExactSource(live, folder, request.scope, known, kernel=kernel_loader.is_ready)
+    source = ExactSource(live, folder, request.scope, known, kernel=kernel_loader.is_ready, recover=recover)
     try:
         answers_as_one: Any = source
         return ExactChangeStream(answers_as_one, request, profile)

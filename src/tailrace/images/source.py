@@ -30,6 +30,7 @@ class ExactSource:
     ``source``   reads the oplog of a replica set
     ``kernel``   whether the compiled code is ready
     ``scope``    of the stream. A directory belongs to one scope of one replica set, and to one stream at a time
+    ``recover``  whether a new state for a stream that begins at some time is made of all that the source holds before
 
     Raises UsageError for a directory of another scope or deployment, ImageStateError if it cannot be used.
     """
@@ -42,8 +43,10 @@ class ExactSource:
         profile: ServerProfile,
         *,
         kernel: Callable[[int], bool] = lambda size: False,
+        recover: bool = False,
     ) -> None:
         self._source = source
+        self._recover = recover
         self._kernel = kernel
         self._directory = Path(directory)
         self._scope, self._profile = scope, profile
@@ -77,13 +80,14 @@ class ExactSource:
 
     def begin(self, after: ClusterTime | None, client: MongoClient[Any]) -> ClusterTime:
         """Where a stream begins that is to begin after ``after``, or now (``None``). The state is brought to this time.
-        A new state is seeded with the current documents if the stream begins now; otherwise it is empty, and knows only
-        documents that are written later."""
+        A new state is seeded with the current documents if the stream begins now. Otherwise it knows only documents
+        that are written later than the stream's beginning, or with ``recover`` later than the source's."""
         if self.state.position is None or self.state.position < SEED_BATCHES:
             if after is None:
                 return seed(self.state, client, self._scope)
             self.state.clear()
-            with self.state.batch(int(after)):
+            known = min(after, ClusterTime(self._source.oldest()[0] - 1)) if self._recover else after
+            with self.state.batch(int(known)):
                 pass
             self.state.settle()
             return after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, Self, cast
 
 from bson.codec_options import CodecOptions, TypeRegistry
@@ -106,11 +107,13 @@ class AsyncClient(WatchableClient, _AsyncWatchable, AsyncMongoClient[_DocumentTy
         engine: Engine = "oplog",
         server_version: str | None = None,
         tail_window_bytes: int = WINDOW_BYTES,
+        archive: str | Path | None = None,
+        images: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         host, kwargs = Arguments.hidden(host), ClientOptions(kwargs)
         arguments = Arguments(host, port, kwargs)
-        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes)
+        self._deployment = WatchedDeployment(arguments, engine, server_version, tail_window_bytes, archive, images)
         self._construct(
             arguments,
             super().__init__,
