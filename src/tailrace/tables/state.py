@@ -35,6 +35,8 @@ _POSITION: Final = b"position"
 _SELECTION: Final = b"selection"
 _COLLECTION: Final = b"collection/"
 _TABLE: Final = b"table/"
+_COPY: Final = b"copy"
+_COPYING: Final = b"copying/"
 
 
 class StoredDocument(NamedTuple):
@@ -76,6 +78,25 @@ class TabledCollection:
     number: int
     namespace: str
     copied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBegun:
+    """A first copy that has not come to its end: the oplogs are read from ``start`` on, those of ``members``."""
+
+    start: ClusterTime
+    members: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyingCollection:
+    """How far the copy of a collection is: the documents before ``at`` (hex; a document of the one field ``_id``) are
+    in the state. ``done``: all of them are."""
+
+    uuid: str
+    number: int
+    at: str
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +156,15 @@ class TableState:
     def marks(self) -> dict[str, TableMark]:
         """What each table took over last, by namespace."""
         return {one["namespace"]: TableMark(**one) for one in self._all(_TABLE)}
+
+    def copy_begun(self) -> CopyBegun | None:
+        """The first copy, if one has begun and not come to its end."""
+        found = self._read(_COPY)
+        return None if found is None else CopyBegun(ClusterTime(found["start"]), found["members"])
+
+    def copying(self) -> dict[str, CopyingCollection]:
+        """The collections that are being copied, by UUID."""
+        return {one["uuid"]: CopyingCollection(**one) for one in self._all(_COPYING)}
 
     def documents(self, number: int) -> Iterator[StoredDocument]:
         """All documents of a collection, in the order of their keys."""
@@ -243,6 +273,22 @@ class StateTransaction:
     def set_collection(self, collection: TabledCollection) -> None:
         """Add or change a collection."""
         self._put(_COLLECTION + collection.uuid.encode(), asdict(collection))
+
+    def set_copy_begun(self, begun: CopyBegun) -> None:
+        """Note where a first copy has begun."""
+        self._put(_COPY, {"start": int(begun.start), "members": dict(begun.members)})
+
+    def end_copy(self) -> None:
+        """Forget that there was a first copy: there is a position now."""
+        self._transaction.delete(_COPY, db=self._meta)
+
+    def set_copying(self, copying: CopyingCollection) -> None:
+        """Note how far the copy of a collection is."""
+        self._put(_COPYING + copying.uuid.encode(), asdict(copying))
+
+    def end_copying(self, uuid: str) -> None:
+        """Forget that a collection was being copied."""
+        self._transaction.delete(_COPYING + uuid.encode(), db=self._meta)
 
     def set_mark(self, mark: TableMark) -> None:
         """Add or change the mark of a table."""

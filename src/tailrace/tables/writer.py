@@ -25,14 +25,13 @@ from pymongo import MongoClient
 from tailrace import durable
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
-from tailrace.snapshot.reader import places_of, range_reader
-from tailrace.snapshot.state import key_ranges
-from tailrace.source.connection import RETRY_SECONDS, open_client
+from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
+from tailrace.tables.copying import TablesCopy, key_of
 from tailrace.tables.delta_commit import Batch
 from tailrace.tables.delta_table import CollectionTable, tables_in
 from tailrace.tables.fold import Fold
-from tailrace.tables.names import folder_of, sortable_key
+from tailrace.tables.names import folder_of
 from tailrace.tables.oplogs import Oplogs
 from tailrace.tables.quarantine import Quarantine
 from tailrace.tables.rows import Misfitting, Rows, chunks, make_rows
@@ -52,7 +51,6 @@ STATE: Final = "_tailrace"
 _POLL_S: Final = 0.1
 #: The number of no collection: a table has rows of one that the state does not know.
 _UNKNOWN: Final = 0
-_COPY_BYTES: Final = 32 << 20
 
 _Waiting: TypeAlias = list[tuple[bytes, StoredDocument | None]]
 
@@ -87,7 +85,10 @@ class TablesWriter:
         self._tables: dict[str, CollectionTable] = {}
         position = self._state.position()
         self._oplogs = Oplogs(self._client, self._cluster, {} if position is None else position.members)
-        self._batches = self._changes = self._copied = 0
+        self._copy = TablesCopy(
+            self._oplogs, self._state, per_second=settings.documents_per_second, stopped=self._stopped
+        )
+        self._batches = self._changes = 0
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class TablesWriter:
         """What the writer has done so far."""
         position = self._state.position()
         stated = None if position is None or position.time < position.hold else position.time
-        return TablesProgress(self._batches, self._changes, self._copied, stated)
+        return TablesProgress(self._batches, self._changes, self._copy.copied, stated)
 
     def run(self, on_progress: Callable[[TablesProgress], None] | None = None) -> None:
         """Follow the collections until ``stop``. Raises TailraceError."""
@@ -131,7 +132,7 @@ class TablesWriter:
     def run_to_present(self, until: ClusterTime | None = None) -> ClusterTime:
         """Bring the tables up to now, or at least to ``until``. Returns the cluster time at which they equal their
         collections."""
-        goal = until or self._now()
+        goal = until or self._copy.now()
         self.begin()
         while not self._stopped.is_set():
             position = self._position()
@@ -184,92 +185,36 @@ class TablesWriter:
 
     # -- copying ----------------------------------------------------------------------------------------------------
 
-    def _now(self) -> ClusterTime:
-        return places_of(self._oplogs.deployment, RETRY_SECONDS).now()
-
     def _copy_all(self) -> None:
-        """Copy every selected collection into the state. The position is set at the end, so after a crash the copy
-        starts again."""
-        with self._state.writing() as state:
-            state.clear_all()
-        start = self._now()
-        copied = self._copy_selected()
+        """Copy every selected collection into the state. The position is set at the end; until then the copy goes on
+        after a crash."""
+        start = self._copy.begin()
+        copied = self._copy.selected(self._selection)
         # Where the state was lost the tables are still there: they begin anew too, and those of what has gone end.
         held = tables_in(self._settings.root)
         batch = 1 + max(held.values(), default=-1)
-        hold = self._now()
+        hold = self._copy.now()
         with self._state.writing() as state:
-            for collection in copied:
-                state.set_collection(replace(collection, copied=int(hold)))
+            _set_copied(state, copied, hold)
             for namespace in filter(self._selection.has, held):
                 state.set_mark(TableMark(namespace, _UNKNOWN, -1, whole=True))
             state.set_selection(self._selection.patterns)
             state.set_position(TablesPosition(batch, start, self._oplogs.members, hold))
+            state.end_copy()
 
     def _copy_newly_selected(self) -> None:
         """Collections that were there before a pattern was: their past is not in the oplog."""
         patterns = self._selection.patterns
         if self._state.selection() == patterns:
+            self._copy.give_up()
             return
-        copied = self._copy_selected()
+        copied = self._copy.selected(self._selection)
         with self._state.writing() as state:
             if copied:
-                hold = self._now()
-                for collection in copied:
-                    state.set_collection(replace(collection, copied=int(hold)))
+                hold = self._copy.now()
+                _set_copied(state, copied, hold)
                 state.set_position(replace(self._position(), hold=hold))
             state.set_selection(patterns)
-
-    def _copy_selected(self) -> list[TabledCollection]:
-        """Copy the selected collections that the state does not have. What they are is for the caller to note."""
-        places = places_of(self._oplogs.deployment, RETRY_SECONDS)
-        known = {one.uuid for one in self._state.collections()}
-        found = [one for scope in self._selection.scopes for one in places.collections(scope)]
-        selected = {one.uuid: one.namespace for one in found if self._selection.has(one.namespace)}
-        copied: list[TabledCollection] = []
-        for uuid, namespace in selected.items():
-            if uuid.hex() in known:
-                continue
-            with self._state.writing() as state:
-                collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
-            if self._copy(collection):
-                copied.append(collection)
-        return copied
-
-    def _copy(self, collection: TabledCollection) -> bool:
-        """Copy the documents of one collection, in transactions of bounded size. Returns whether the collection existed
-        to the end."""
-        uuid = bytes.fromhex(collection.uuid)
-        waiting: list[tuple[bytes, bytes]] = []
-        size = 0
-        for documents in self._documents(collection.namespace, uuid):
-            if self._stopped.is_set():
-                raise SinkError("the copy was stopped before its end", hint="The next run starts it again")
-            for document in documents:
-                waiting.append((_key_of(document), document))
-                size += len(document)
-            if size >= _COPY_BYTES:
-                self._keep(collection.number, waiting)
-                waiting, size = [], 0
-        self._keep(collection.number, waiting)
-        database = collection.namespace.partition(".")[0]
-        return places_of(self._oplogs.deployment, RETRY_SECONDS).placement(uuid, database) is not None
-
-    def _keep(self, number: int, documents: list[tuple[bytes, bytes]]) -> None:
-        with self._state.writing() as state:
-            for key, document in documents:
-                state.put(number, key, ZERO, document)
-        self._copied += len(documents)
-
-    def _documents(self, namespace: str, uuid: bytes) -> Iterator[tuple[bytes, ...]]:
-        read = range_reader(self._oplogs.deployment, self._now())
-        rate = self._settings.documents_per_second
-        begun, count = time.monotonic(), 0
-        for chunk in read(namespace, uuid, key_ranges(())[0]):
-            yield chunk.documents
-            count += len(chunk.documents)
-            if rate is not None:
-                self._stopped.wait(max(0.0, begun + count / rate - time.monotonic()))
 
     def _copy_unknown(self, fold: Fold, state: StateTransaction) -> ClusterTime | None:
         """Copy collections that got a selected name with documents that the oplog did not show. Returns the time up to
@@ -279,12 +224,12 @@ class TablesWriter:
         made: list[tuple[bytes, TabledCollection]] = []
         for uuid, namespace in fold.unknown.items():
             collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
-            for documents in self._documents(namespace, uuid):
+            for documents in self._copy.documents(namespace, uuid):
                 for document in documents:
-                    state.put(collection.number, _key_of(document), ZERO, document)
-                self._copied += len(documents)
+                    state.put(collection.number, key_of(document), ZERO, document)
+                self._copy.copied += len(documents)
             made.append((uuid, collection))
-        hold = self._now()
+        hold = self._copy.now()
         for uuid, collection in made:
             fold.collections[uuid] = TabledCollection(
                 collection.uuid, collection.number, collection.namespace, int(hold)
@@ -502,13 +447,11 @@ class _Widening:
         self._quarantine(misfits)
 
 
-def _key_of(document: bytes) -> bytes:
-    from tailrace import raw_bson  # noqa: PLC0415
-
-    element = raw_bson.find(document, b"_id")
-    if element is None:
-        raise SinkError("a document without _id cannot be in a table")
-    return sortable_key(element.type, raw_bson.value(document, element))
+def _set_copied(state: StateTransaction, collections: list[TabledCollection], until: ClusterTime) -> None:
+    """The state has these collections now. Changes up to ``until`` may be in their documents already."""
+    for collection in collections:
+        state.set_collection(replace(collection, copied=int(until)))
+        state.end_copying(collection.uuid)
 
 
 def _lock(root: Path) -> int:

@@ -1,0 +1,156 @@
+"""Copies collections into the state, chunk by chunk. What was copied is noted in the same transaction, so that a copy
+that was interrupted at any moment goes on where it was."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from tailrace import durable, raw_bson
+from tailrace.errors import SinkError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.history import reaches_back
+from tailrace.oplog.selection import Selection
+from tailrace.snapshot.reader import SnapshotChunk, places_of, range_reader
+from tailrace.snapshot.state import LOWEST, KeyRange
+from tailrace.source.connection import RETRY_SECONDS
+from tailrace.tables.names import sortable_key
+from tailrace.tables.oplogs import Oplogs
+from tailrace.tables.state import CopyBegun, CopyingCollection, TabledCollection, TableState
+
+#: What is copied between two notes, in bytes and in seconds: a copy may be slow by the user's own limit.
+_NOTED_BYTES: Final = 32 << 20
+_NOTED_S: Final = 5.0
+
+_log = logging.getLogger("tailrace.tables")
+
+
+class TablesCopy:
+    """Copies from ``oplogs``' deployment into ``state``. ``copied`` counts the documents.
+
+    ``per_second``  documents a second at most; ``None``: no limit
+    ``stopped``     when it is set, the copy ends with an error
+    """
+
+    def __init__(
+        self, oplogs: Oplogs, state: TableState, *, per_second: float | None, stopped: threading.Event
+    ) -> None:
+        self._oplogs = oplogs
+        self._state = state
+        self._per_second = per_second
+        self._stopped = stopped
+        self.copied = 0
+
+    def now(self) -> ClusterTime:
+        """A cluster time that everything written before this call is at or before."""
+        return places_of(self._oplogs.deployment, RETRY_SECONDS).now()
+
+    def begin(self) -> ClusterTime:
+        """Begin the first copy, or go on with the one that was interrupted. Returns the time behind which the oplogs
+        are to be read."""
+        begun = self._state.copy_begun()
+        if begun is not None and self._can_go_on(begun):
+            _log.info("the copy that has begun at %s goes on", begun.start)
+            return begun.start
+        if begun is not None:
+            _log.warning(
+                "the copy begins again: the oplogs do not reach back to %s, or the shards changed", begun.start
+            )
+        with self._state.writing() as state:
+            state.clear_all()
+            begun = CopyBegun(self.now(), self._oplogs.members)
+            state.set_copy_begun(begun)
+        return begun.start
+
+    def _can_go_on(self, begun: CopyBegun) -> bool:
+        oldest = [member.source.oldest() for member in self._oplogs.live]
+        return begun.members == self._oplogs.members and all(reaches_back(begun.start, *one) for one in oldest)
+
+    def selected(self, selection: Selection) -> list[TabledCollection]:
+        """Copy the selected collections that the state does not have. The caller notes that it has them."""
+        places = places_of(self._oplogs.deployment, RETRY_SECONDS)
+        known = {one.uuid for one in self._state.collections()}
+        found = [one for scope in selection.scopes for one in places.collections(scope)]
+        wanted = {one.uuid.hex(): one.namespace for one in found if selection.has(one.namespace)}
+        begun = self._state.copying()
+        for uuid in begun.keys() - wanted.keys():
+            self._forget(begun[uuid])
+        copied: list[TabledCollection] = []
+        for uuid, namespace in wanted.items():
+            if uuid in known:
+                continue
+            collection = begun.get(uuid) or self._new(uuid)
+            if self._copy(collection, namespace):
+                copied.append(TabledCollection(uuid, collection.number, namespace))
+            else:
+                self._forget(collection)
+        return copied
+
+    def give_up(self) -> None:
+        """Forget what was interrupted, and is not wanted any more. Nothing may be left of it when the oplogs are read
+        on: it would lack what is read meanwhile."""
+        for collection in self._state.copying().values():
+            self._forget(collection)
+
+    def _new(self, uuid: str) -> CopyingCollection:
+        with self._state.writing() as state:
+            collection = CopyingCollection(uuid, state.next_number(), LOWEST.hex())
+            state.set_copying(collection)
+        return collection
+
+    def _forget(self, collection: CopyingCollection) -> None:
+        """Of a collection that has gone, or is not selected any more."""
+        with self._state.writing() as state:
+            state.clear(collection.number)
+            state.end_copying(collection.uuid)
+
+    def _copy(self, collection: CopyingCollection, namespace: str) -> bool:
+        """Copy what is left of a collection. Returns whether it existed to the end."""
+        uuid = bytes.fromhex(collection.uuid)
+        waiting: list[tuple[bytes, bytes]] = []
+        size, noted = 0, time.monotonic()
+        for chunk in () if collection.done else self._chunks(namespace, uuid, bytes.fromhex(collection.at)):
+            waiting += [(key_of(document), document) for document in chunk.documents]
+            size += sum(map(len, chunk.documents))
+            collection = replace(collection, at=chunk.to.hex())
+            if size >= _NOTED_BYTES or time.monotonic() - noted >= _NOTED_S or self._stopped.is_set():
+                self._keep(collection, waiting)
+                waiting, size, noted = [], 0, time.monotonic()
+            if self._stopped.is_set():
+                raise SinkError("the copy was stopped before its end", hint="The next run goes on with it")
+        self._keep(replace(collection, done=True), waiting)
+        database = namespace.partition(".")[0]
+        return places_of(self._oplogs.deployment, RETRY_SECONDS).placement(uuid, database) is not None
+
+    def _keep(self, collection: CopyingCollection, documents: list[tuple[bytes, bytes]]) -> None:
+        with self._state.writing() as state:
+            for key, document in documents:
+                state.put(collection.number, key, ZERO, document)
+            state.set_copying(collection)
+        self.copied += len(documents)
+        durable.step("tables.copied")
+
+    def documents(self, namespace: str, uuid: bytes) -> Iterator[tuple[bytes, ...]]:
+        """All documents of a collection, a chunk at a time."""
+        return (chunk.documents for chunk in self._chunks(namespace, uuid, LOWEST))
+
+    def _chunks(self, namespace: str, uuid: bytes, at: bytes) -> Iterator[SnapshotChunk]:
+        read = range_reader(self._oplogs.deployment, self.now())
+        begun, count = time.monotonic(), 0
+        for chunk in read(namespace, uuid, KeyRange(at)):
+            yield chunk
+            count += len(chunk.documents)
+            if self._per_second is not None:
+                self._stopped.wait(max(0.0, begun + count / self._per_second - time.monotonic()))
+
+
+def key_of(document: bytes) -> bytes:
+    """The sortable key of a document. Raises SinkError if it has no ``_id``."""
+    element = raw_bson.find(document, b"_id")
+    if element is None:
+        raise SinkError("a document without _id cannot be in a table")
+    return sortable_key(element.type, raw_bson.value(document, element))
