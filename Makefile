@@ -29,7 +29,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway simulate-consumers record bench lock clean
+.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway kills simulate-consumers record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chun
 
 fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS="--cases n", ARGS=--atheris where it is installed
 	$(BIN)/python -m tests.gateway.fuzz --seed $(SEED) $(ARGS)
+
+kills: $(INSTALLED) ## SIGKILL at 50 random moments of all that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake"
+	$(BIN)/python -m tests.kills --seed $(SEED) $(ARGS)
 
 simulate-consumers: $(INSTALLED) ## listeners under a seeded scheduler that pauses, kills and loses; SEEDS=a-b, ARGS="--seed n" replays
 	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

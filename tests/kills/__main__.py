@@ -1,0 +1,103 @@
+"""SIGKILL at random moments of everything that reads a deployment, while it is written to: nothing lost, nothing twice.
+
+    python -m tests.kills --seed 7 --kills 50                 all parts side by side, the kills divided among them
+    python -m tests.kills --seed 7 --kills 10 --parts lake    one of them: archive, tables, images, snapshot, lake, sink
+
+The seed decides what is written and when each part is killed. Exit code 1 where a part has lost something or has it
+twice; the last line gives the totals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pymongo import MongoClient
+
+from tailrace.embedded import ReplicaSet
+from tests.kills.parts import PARTS, Part
+from tests.kills.work import Work, prepare
+from tests.spark.streams import newest
+
+
+def run(uri: str, folder: Path, *, seed: int, kills: int, parts: Sequence[type[Part]] = PARTS) -> tuple[int, bool]:
+    """Kill the parts so often together, let each come to the end, and compare. Returns how often something was killed,
+    and whether everything held. Raises AssertionError where a part does not come to its end."""
+    with MongoClient[Any](uri) as client:
+        prepare(client)
+    start = newest(uri)
+    work = Work(uri, seed)
+    living = [part(uri, folder, start) for part in parts]
+    try:
+        with work.running():
+            shares = divided(kills, [part.weight for part in parts])
+            pairs = zip(living, shares, strict=True)
+            together([lambda one=one, share=share: one.live(seed, share) for one, share in pairs])  # type: ignore[misc]
+        until = work.finish()
+        together([lambda one=one: one.finish(until) for one in living])  # type: ignore[misc]
+    finally:
+        for one in living:
+            one.stop()
+    holds = True
+    print(f"{work.operations} operations")
+    for one in living:
+        verdict = one.verdict(until)
+        holds = holds and verdict.holds
+        print(f"{one.name}: {dict(one.kills)} kills, {verdict.items} compared, {verdict.lost} lost, ", end="")
+        print(f"{verdict.twice} twice", *verdict.wrong, sep="; ", flush=True)
+    return sum(one.kills.total() for one in living), holds
+
+
+def divided(kills: int, weights: Sequence[int]) -> list[int]:
+    """Shares by weight that add up to ``kills``."""
+    ends = [round(kills * sum(weights[: place + 1]) / sum(weights)) for place in range(len(weights))]
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def together(works: Sequence[Callable[[], None]]) -> None:
+    """Each in a thread of its own; the first failure is raised when all have ended."""
+    failures: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kills", description=(__doc__ or "").split("\n")[0])
+    names = {part.name: part for part in PARTS}
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--parts", default=",".join(names), help="which ones, with commas between them")
+    parser.add_argument("--version", default="6.0.27", help="of the server")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    chosen = [names[name] for name in options.parts.split(",")]
+    with (
+        tempfile.TemporaryDirectory(prefix="tailrace-kills-") as folder,
+        ReplicaSet(1, version=options.version, oplog_size_mb=2000) as deployment,
+    ):
+        kills, holds = run(deployment.uri, Path(folder), seed=options.seed, kills=options.kills, parts=chosen)
+    print(f"seed {options.seed}, {options.version}: {kills} kills, {'all' if holds else 'NOT all'} held, ", end="")
+    print(f"{time.monotonic() - begun:.0f} s")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

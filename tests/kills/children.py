@@ -1,0 +1,114 @@
+"""The processes that ``tests.kills`` kills, as far as they are not commands of Tailrace's own.
+
+python -m tests.kills.children images|snapshot URI DATABASE FOLDER     a stream, written down event by event
+python -m tests.kills.children tables URI DATABASE FOLDER                    a writer of tables
+python -m tests.kills.children lake|sink OPTIONS_JSON FOLDER                 a driver of Spark
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+
+import tailrace
+from tailrace import raw_bson
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter
+
+EVENTS = "events"
+NO_EVENT = bson.encode({})
+
+
+def whole(raw: bytes) -> bytes:
+    """The pairs of event and token that are there as a whole, without what a kill has cut off."""
+    end = place = 0
+    count = 0
+    while place + 4 <= len(raw):
+        size = int.from_bytes(raw[place : place + 4], "little")
+        if place + size > len(raw):
+            break
+        place += size
+        count += 1
+        if count % 2 == 0:
+            end = place
+    return raw[:end]
+
+
+def pairs(path: Path) -> list[tuple[bytes, bytes]]:
+    """What a stream has written down: first an empty document and the token that it began with, then each event and the
+    token behind it."""
+    found = list(raw_bson.split(whole(path.read_bytes()) if path.exists() else b""))
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def follow(kind: str, uri: str, database: str, folder: str) -> None:
+    """Write each event and the token behind it in one piece, and go on behind the last one that is there."""
+    path = Path(folder, EVENTS)
+    known = pairs(path)
+    said: dict[str, Any] = {"full_document": "updateLookup"}
+    if kind == "images":
+        said = {"full_document": "exact", "full_document_before_change": "exact"}
+    if known:
+        said["resume_after"] = bson.decode(known[-1][1])
+    elif kind == "snapshot":
+        said["start"] = "snapshot"
+    with path.open("ab") as out, tailrace.connect(uri, images=Path(folder, "images")) as client:
+        out.truncate(sum(len(event) + len(token) for event, token in known))
+        with client[database].watch(document_class=RawBSONDocument, max_await_time_ms=100, **said) as stream:
+            written = bool(known)
+            while True:
+                event = stream.try_next() if written else RawBSONDocument(NO_EVENT)
+                written = True
+                if event is not None:
+                    out.write(bytes(event.raw) + bson.encode(stream.resume_token))
+                    out.flush()
+
+
+def write_tables(uri: str, database: str, folder: str) -> None:
+    settings = TableSettings(Path(folder), (TableRule(f"{database}.*"),), every_s=0.0, compact_every=3)
+    with TablesWriter(uri, settings) as writer:
+        writer.run()
+
+
+def write_lake(options: str, folder: str) -> None:
+    from tailrace.spark import local_session
+    from tailrace.spark.lake import CompactionPolicy
+    from tailrace.spark.lake.stream import write_stream
+
+    spark = local_session("killed-lake", cores=2, fast_start=True)
+    spark.sparkContext.setLogLevel("ERROR")
+    policy = CompactionPolicy(every=4, fan_in=2)
+    write_stream(spark, json.loads(options), Path(folder, "lake"), compaction=policy).awaitTermination()
+
+
+def write_sink(options: str, folder: str) -> None:
+    from tailrace.spark import foreach_batch, local_session
+    from tests.spark.sinks import example
+
+    spark = local_session("killed-sink", cores=2, fast_start=True)
+    spark.sparkContext.setLogLevel("ERROR")
+    to_duckdb, file = example("to_duckdb"), str(Path(folder, "file.duckdb"))
+    stream = spark.readStream.format("tailrace").options(**json.loads(options)).load().writeStream
+    stream = stream.foreachBatch(foreach_batch(lambda batch: to_duckdb.write(batch, file)))
+    stream.option("checkpointLocation", str(Path(folder, "checkpoint"))).start().awaitTermination()
+
+
+def main(kind: str, *arguments: str) -> None:
+    match kind:
+        case "images" | "snapshot":
+            follow(kind, *arguments)
+        case "tables":
+            write_tables(*arguments)
+        case "lake":
+            write_lake(*arguments)
+        case "sink":
+            write_sink(*arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

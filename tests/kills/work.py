@@ -1,0 +1,100 @@
+"""What is written meanwhile: every kind of change of a document, alone and in transactions, from several threads."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+from tailrace.oplog.cluster_time import ClusterTime
+
+DATABASE = "killed"
+COLLECTIONS = ("a", "b", "c")
+#: The ``_id`` of the last documents.
+LAST = "the last write"
+_DOCUMENTS = 400
+_THREADS = 2
+
+
+def prepare(client: MongoClient[Any]) -> None:
+    """What is there before anything reads it. The server keeps images of its own: ours are compared with them."""
+    chosen = random.Random(0)
+    for name in COLLECTIONS:
+        client[DATABASE].create_collection(name, changeStreamPreAndPostImages={"enabled": True})
+        client[DATABASE][name].insert_many(
+            [{"_id": number, "n": number, "pad": chosen.randbytes(200)} for number in range(_DOCUMENTS)]
+        )
+
+
+class Work:
+    """The writers. ``operations`` is how many they have carried out."""
+
+    def __init__(self, uri: str, seed: int) -> None:
+        self._uri, self._seed = uri, seed
+        self._stop = threading.Event()
+        self._failures: list[Exception] = []
+        self.operations = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Writes until the block ends."""
+        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(_THREADS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+        assert not self._failures, self._failures
+
+    def finish(self) -> ClusterTime:
+        """One last transaction that reaches every collection. Returns its time."""
+        with MongoClient[Any](self._uri) as client, client.start_session() as session:
+            with session.start_transaction():
+                for name in COLLECTIONS:
+                    client[DATABASE][name].insert_one({"_id": LAST}, session=session)
+            assert session.operation_time is not None
+            return ClusterTime.from_timestamp(session.operation_time)
+
+    def _run(self, number: int) -> None:
+        chosen = random.Random(f"{self._seed} {number}")
+        try:
+            with MongoClient[Any](self._uri) as client:
+                while not self._stop.wait(0.02):
+                    self._change(client, chosen)
+                    self.operations += 1
+        except Exception as error:  # noqa: BLE001  told by the test's own thread
+            self._failures.append(error)
+
+    def _change(self, client: MongoClient[Any], chosen: random.Random) -> None:
+        collection = client[DATABASE][chosen.choice(COLLECTIONS)]
+        match chosen.randrange(8):
+            case 0:
+                collection.delete_one({"_id": chosen.randrange(_DOCUMENTS)})
+            case 1:
+                whole = {"n": 0, "pad": chosen.randbytes(chosen.randrange(400))}
+                collection.replace_one({"_id": chosen.randrange(_DOCUMENTS)}, whole, upsert=True)
+            case 2:
+                low = chosen.randrange(_DOCUMENTS)
+                collection.update_many({"_id": {"$gte": low, "$lt": low + 20}}, {"$inc": {"n": 1}})
+            case 3:
+                # Two threads at one document: the server refuses one of the transactions.
+                refused = contextlib.suppress(OperationFailure)
+                with refused, client.start_session() as session, session.start_transaction():
+                    for _ in range(4):
+                        key = {"_id": chosen.randrange(_DOCUMENTS)}
+                        change = {"$set": {"t": chosen.random()}, "$push": {"list": 1}}
+                        collection.update_one(key, change, upsert=True, session=session)
+                    collection.delete_one({"_id": chosen.randrange(_DOCUMENTS)}, session=session)
+            case _:
+                key = {"_id": chosen.randrange(_DOCUMENTS)}
+                change = {"$inc": {"n": 1}, "$set": {f"f{chosen.randrange(6)}": chosen.random()}, "$unset": {"t": 1}}
+                collection.update_one(key, change, upsert=True)
