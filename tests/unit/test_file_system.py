@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tailrace import durable
 from tailrace.errors import SinkError
 from tailrace.lake import file_system
 from tailrace.lake.file_system import check_file_system, mount_of
@@ -53,6 +54,35 @@ def test_a_rename_or_a_sync_that_does_not_work_is_refused(tmp_path: Path, monkey
             patch.setattr("tailrace.durable.sync_directory", fail)
             with pytest.raises(SinkError, match=message):
                 check_file_system(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "place", ["os.open", "fcntl.flock", "pathlib.Path.write_text", "pathlib.Path.replace", "fsync"]
+)
+@pytest.mark.parametrize(
+    "code", ["EROFS", "EACCES", "ENOSPC", "EDQUOT", "ENOTSUP", "EIO", "ESTALE", "EMFILE", "ENAMETOOLONG", "ENOLCK"]
+)
+def test_whatever_the_system_answers_is_one_sentence(
+    place: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a missing rename, lock or sync and a full disk were tried: other answers came out as bare OSErrors."""
+    number = getattr(errno, code)
+    calls = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        calls.append(place)
+        if place != "fcntl.flock" or len(calls) == 2:  # of the two locks the second
+            raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.durable.sync_directory" if place == "fsync" else place, fail)
+        with pytest.raises(SinkError) as refused:
+            check_file_system(tmp_path)
+    assert calls
+    assert str(tmp_path) in str(refused.value)
+    assert os.strerror(number) in str(refused.value)
+    assert isinstance(refused.value, durable.LakeFullError) == (code in ("ENOSPC", "EDQUOT"))
     assert list(tmp_path.iterdir()) == []
 
 

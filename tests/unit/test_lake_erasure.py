@@ -126,7 +126,7 @@ def test_the_lakes_last_events_can_go_and_are_not_written_again(tmp_path: Path) 
     with pytest.raises(SinkError, match="already reaches"):
         put_after(root, claim, [86_446])
     assert open_lake(root, tmp_path / "fresh", STREAM, LAKE_COLUMNS).after == token(86_449)
-    assert erase(root, {"operationType": "insert"}, vacuum=True).rows == 95
+    assert erase(root, {"operationType": "insert"}, vacuum=True, everything=True).rows == 95
     assert (seen(root), verify(root, full=True).problems) == ([], [])
     assert lake_status(root).rows == 0
     assert list(root.rglob("*.parquet")) == []
@@ -224,8 +224,13 @@ def test_what_cannot_be_erased_changes_nothing(tmp_path: Path) -> None:
     report = erase(root, {"documentKey._id": "nobody"})
     assert (report.rows, report.files, report.searched, report.first_token) == (0, 0, 100, None)
     assert drop_days(root, date(2020, 1, 1)).rows == 0
-    with pytest.raises(UsageError, match="would erase every event"):
-        erase(root, {})
+    # Only the empty document was refused before: this also says nothing of an event, or is true of every one.
+    for everything in ({}, {"$comment": "Anna asked"}, {"$and": [{}, {"$comment": "x"}]}, {"$expr": True}):
+        with pytest.raises(UsageError, match="would erase every event"):
+            erase(root, everything)
+    for everything in ({"token": {"$exists": False}}, {"_id": {"$exists": True}}, {"ns.db": "shop"}):
+        with pytest.raises(UsageError, match="selects all 100 of them"):
+            erase(root, everything)
     with pytest.raises(UsageError, match="unknown top level operator"):
         erase(root, {"$were": 1})
     for value in (1 << 80, object(), {1: 2}):  # only values that BSON has were tried before
@@ -256,7 +261,7 @@ def test_the_command_line_erases_and_says_what_went(tmp_path: Path, capsys: pyte
     assert main(["lake", "erase", str(root), "--match", match]) == 0
     said = capsys.readouterr().out
     assert "1 event erased, of 100, in 1 file" in said
-    assert "1 replaced file may still hold erased events" in said
+    assert f"1 replaced file may still hold erased events (tailrace lake expire {root} --keep 0s" in said
     (tmp_path / "match.json").write_text('{"fullDocument.who": "anna@example.com"}')
     assert main(["lake", "erase", str(root), "--match", f"@{tmp_path / 'match.json'}", "--vacuum"]) == 0
     said = capsys.readouterr().out
@@ -275,6 +280,9 @@ def test_the_command_line_erases_and_says_what_went(tmp_path: Path, capsys: pyte
         (["erase", str(root), "--match", "3"], "--match must be a document", 2),
         (["erase", str(root), "--match", "@nothing"], "cannot read nothing", 2),
         (["erase", str(root), "--match", "{}"], "would erase every event", 1),
+        (["erase", str(root), "--match", '{"ns.db": "shop"}'], "tailrace lake erase --all", 1),
+        (["status", str(root), "--dry-run"], "--dry-run belongs to tailrace lake erase", 2),
+        (["compact", str(root), "--all"], "--all belongs to tailrace lake erase", 2),
         (["verify", str(root), "--match", "{}"], "belongs to tailrace lake erase", 2),
         (["expire", str(root), "--older-than", "soon"], "no duration", 1),
         (["expire", str(root), "--vacuum"], "belongs to tailrace lake erase", 2),
@@ -282,3 +290,33 @@ def test_the_command_line_erases_and_says_what_went(tmp_path: Path, capsys: pyte
         assert main(["lake", *arguments]) == status
         assert message in capsys.readouterr().err
     assert hers(root) == []
+
+
+def test_a_dry_run_shows_what_would_go_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "lake"
+    fill(root, ("collection",))
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    expected = [n for n in EVERYTHING if n % 10 == 0]
+    assert main(["lake", "erase", str(root), "--match", '{"fullDocument.who": "anna@example.com"}', "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "10 events of 100 would be erased, in 10 files; nothing was changed"
+    counts = {f"  shop.{name}: {sum(NAMES[n % 3] == name for n in expected)} events" for name in NAMES}
+    assert set(said[1:4]) == counts
+    names = {file.name for file in CommitLog(root).live_files()}
+    assert all(line.split(":")[0].strip() in names and ": 1 of " in line for line in said[4:])
+    assert len(said) == 14
+    assert main(["lake", "erase", str(root), "--match", "{}", "--dry-run"]) == 0
+    assert "100 events of 100 would be erased" in capsys.readouterr().out
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert after == before
+
+
+def test_everything_goes_only_if_that_is_said(tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    claim = fill(root)
+    assert erase(root, {"$comment": "all of it"}, everything=True).rows == 100
+    assert seen(root) == []
+    put(root, claim, 10, stage(root, range(86_450, 86_460)))
+    assert seen(root) == list(range(86_450, 86_460))
+    assert main(["lake", "erase", str(root), "--match", "{}", "--all", "--vacuum"]) == 0
+    assert verify(root, full=True).problems == []

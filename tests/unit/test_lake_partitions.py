@@ -144,12 +144,27 @@ def test_many_collections_need_few_open_files_and_keep_their_order(
     root = tmp_path / "lake"
     fill(root, ["collection"], batches=1)
     numbers = list(range(90_000, 90_100))
-    files = stage(root, numbers, ["collection"], limits=limits)
+    writer = PartWriter(root, "many", partitioning=Partitioning.of(["collection"]), limits=limits)
+    files = writer.write_all([events(numbers[first : first + 25]) for first in range(0, 100, 25)])
     assert len(files) > len(NAMES)
     claim = json.loads((root / "_tailrace" / "lake.json").read_text())["claim"]
     assert put(root, claim, 1, files) is not None
     assert [n for n, _ in by_every_reader(root, ["number", "collection"])["pyarrow"]][-100:] == numbers
     assert verify(root, full=True).problems == []
+
+
+def test_collections_of_few_rows_have_one_file_each_however_many_they_are(tmp_path: Path) -> None:
+    """Each batch of events from more than 64 collections made a file for each of them; lakes of so many had no test."""
+    root = tmp_path / "lake"
+    fill(root, ["collection"], batches=0)
+    names = [f"c{number:03d}" for number in range(150)]
+    batches = [
+        pa.record_batch({"token": [token(n) for n in numbers], "collection": [names[n % 150] for n in numbers]})
+        for numbers in (range(90_000 + first, 90_300 + first) for first in range(0, 3000, 300))
+    ]
+    files = PartWriter(root, "many", partitioning=Partitioning.of(["collection"])).write_all(batches)
+    assert len(files) == 150
+    assert {file.rows for file in files} == {20}
 
 
 def test_files_of_a_collection_that_do_not_ascend_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ neither a running stream nor readers have to stop.
   expire DIR     remove the files that were replaced longer ago than --keep; with --older-than 90d, first
                  take out all days that ended longer ago than that
   erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'
-                 take out every event that the $match selects, whatever its age"""
+                 take out every event that the $match selects, whatever its age; --dry-run shows what would go"""
 _ACTIONS = ("status", "verify", "compact", "expire", "erase")
 #: The flags that say nothing to the other actions.
 _FLAGS_OF = {
@@ -34,6 +35,8 @@ _FLAGS_OF = {
     "older_than": ("expire",),
     "match": ("erase",),
     "vacuum": ("erase",),
+    "dry_run": ("erase",),
+    "all": ("erase",),
 }
 
 
@@ -74,6 +77,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="with erase: remove all replaced files at once, so that no file holds the events any more; readers that "
         "have opened the lake before fail then",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_const",
+        const=True,
+        help="with erase: print how many events would go, from which collections and files, and change nothing",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_const",
+        const=True,
+        help="with erase: every event of the lake may go. A $match that selects all of them is refused without it",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -88,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "verify":
         return print_verification(args.lake, full=bool(args.full))
     if args.action == "erase":
-        return _erase(args.lake, args.match, vacuum=bool(args.vacuum))
+        return _erase(args)
     retention = timedelta(seconds=parse_duration("--keep", "7d" if args.keep is None else args.keep))
     if args.action == "compact":
         target_bytes = 128 << 20 if args.target_bytes is None else args.target_bytes
@@ -112,12 +127,15 @@ def _drop_days(root: Path, seconds: float) -> None:
     print(f"{_counted(found.rows, 'event')} of the days before {before} taken out, in {_counted(found.files, 'file')}")
 
 
-def _erase(root: Path, match: str | None, *, vacuum: bool) -> int:
+def _erase(args: argparse.Namespace) -> int:
     from tailrace.lake.erasure import erase  # noqa: PLC0415
 
-    if match is None:
+    if args.match is None:
         raise WrongUsageError("tailrace lake erase needs --match: which events to take out")
-    found = erase(root, _read_match(match), vacuum=vacuum)
+    match = _read_match(args.match)
+    if args.dry_run:
+        return _show_erasure(args.lake, match)
+    found = erase(args.lake, match, vacuum=bool(args.vacuum), everything=bool(args.all))
     print(f"{_counted(found.rows, 'event')} erased, of {found.searched:,}, in {_counted(found.files, 'file')}")
     if found.rows:
         print(f"  from token {found.first_token}\n  to token {found.last_token}")
@@ -125,7 +143,21 @@ def _erase(root: Path, match: str | None, *, vacuum: bool) -> int:
         print(f"  {_counted(found.removed, 'replaced file')} removed")
     if found.replaced:
         size = _counted(found.replaced, "replaced file")
-        print(f"  {size} may still hold erased events (tailrace lake expire --keep 0s, or --vacuum)")
+        remedy = f"tailrace lake expire {shlex.quote(str(args.lake))} --keep 0s, or --vacuum next time"
+        print(f"  {size} may still hold erased events ({remedy})")
+    return 0
+
+
+def _show_erasure(root: Path, match: dict[str, Any]) -> int:
+    from tailrace.lake.erasure_preview import preview  # noqa: PLC0415
+
+    found = preview(root, match)
+    files = _counted(len(found.files), "file")
+    print(f"{_counted(found.rows, 'event')} of {found.searched:,} would be erased, in {files}; nothing was changed")
+    for name, rows in sorted(found.collections.items()):
+        print(f"  {name}: {_counted(rows, 'event')}")
+    for file in found.files:
+        print(f"  {file.name}: {file.rows:,} of {_counted(file.of, 'event')}")
     return 0
 
 

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from tailrace import durable
 from tailrace.errors import SinkError, UsageError
+from tailrace.expression.match import tree
 from tailrace.expression.stages.pipeline import compile_stages
 from tailrace.lake.commit_log import CommitLog, Head, check_present
 from tailrace.lake.identity import metadata_of, read_identity
@@ -33,9 +34,10 @@ from tailrace.lake.log_state import LogState
 from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile, with_erasure
 from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
 from tailrace.lake.retention import remove_replaced
+from tailrace.plan.conjuncts import parts_of
 
-_EVENT: Final = "event"
-_READ_ROWS: Final = 4096
+EVENT: Final = "event"
+READ_ROWS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +56,27 @@ class ErasureReport:
     last_token: str | None = None
 
 
-def erase(path: Path | str, match: Mapping[str, Any], *, vacuum: bool = False) -> ErasureReport:
+def erase(
+    path: Path | str, match: Mapping[str, Any], *, vacuum: bool = False, everything: bool = False
+) -> ErasureReport:
     """Erase from the lake at ``path`` every event that the ``$match`` document ``match`` selects, with MongoDB's own
     comparison: ``{"ns.coll": "customers", "documentKey._id": 5}``.
 
     With ``vacuum`` all replaced files leave the directory at once, and readers that have opened the lake before fail.
-    A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, or
-    ``match`` cannot be used or is empty; LakeFullError; SinkError where the lake is damaged.
+    A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, ``match``
+    cannot be used, or it selects every event of the lake and ``everything`` does not say that this is meant;
+    LakeFullError; SinkError where the lake is damaged.
     """
-    matches = _test_of(match)
-    with _ours(path) as (log, known):
-        if _EVENT not in known["stream"].get("columns", [_EVENT]):
-            raise UsageError(
-                "the lake has no column 'event', which tells what an event holds",
-                hint="Rewrite the lake's files with a program of your own into a new table",
-            )
+    matches = matcher_of(match, everything=everything)
+    with erasable(path) as (log, known):
         work = _Work(log, matches)
         try:
             work.search(log.state())  # most of it without the lock, so that a stream can commit meanwhile
             with log.locked() as head:
                 state = log.state()
                 work.search(state)
+                if work.rows == work.searched and not everything:
+                    _refuse_everything(work.rows)
                 if work.rows:
                     erasure = Erasure(work.rows, len(work.gone))
                     _commit(log, known, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
@@ -117,16 +119,37 @@ def _ours(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
         yield log, known
 
 
-def _test_of(match: Mapping[str, Any]) -> Callable[[bytes], bool]:
-    if not match:
-        raise UsageError(
-            "an empty $match would erase every event", hint="Remove the lake's directory if that is what you want"
-        )
+@contextmanager
+def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
+    """The lake, as for every change of it, if its rows say what an event holds."""
+    with _ours(path) as (log, known):
+        if EVENT not in known["stream"].get("columns", [EVENT]):
+            raise UsageError(
+                "the lake has no column 'event', which tells what an event holds",
+                hint="Rewrite the lake's files with a program of your own into a new table",
+            )
+        yield log, known
+
+
+def _refuse_everything(rows: int = 0) -> None:
+    which = f": it selects all {rows:,} of them" if rows else ""
+    raise UsageError(
+        f"this $match would erase every event of the lake{which}",
+        hint="If that is meant: tailrace lake erase --all, or erase(everything=True). --dry-run shows what would go",
+    )
+
+
+def matcher_of(match: Mapping[str, Any], *, everything: bool = False) -> Callable[[bytes], bool]:
+    """The test whether an event is to go. Raises UsageError for a ``match`` that cannot be used, and, unless
+    ``everything`` may go, for one without a condition."""
     try:
         stage = bson.encode({"$match": dict(match)})
     except (bson.errors.BSONError, OverflowError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"the $match cannot be written as BSON: {error}") from None
     compiled = compile_stages([stage])
+    parsed = compiled.stages[0].parsed
+    if not everything and all(isinstance(one, tree.Always) and one.truth for one in parts_of(parsed)):  # type: ignore[arg-type]
+        _refuse_everything()
     return lambda event: compiled.apply(event) is not None
 
 
@@ -198,7 +221,7 @@ class _Work:
 
     def _holds_some(self, file: FileEntry) -> bool:
         with pq.ParquetFile(self._log.layout.root / file.name, page_checksum_verification=True) as parquet:
-            batches = parquet.iter_batches(batch_size=_READ_ROWS, columns=[_EVENT])
+            batches = parquet.iter_batches(batch_size=READ_ROWS, columns=[EVENT])
             return any(self._matches(event) for batch in batches for event in batch.column(0).to_pylist())
 
     def _rewrite(self, file: FileEntry) -> None:
@@ -222,8 +245,8 @@ class _Work:
 
     def _kept(self, file: FileEntry) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(self._log.layout.root / file.name, page_checksum_verification=True) as parquet:
-            for batch in parquet.iter_batches(batch_size=_READ_ROWS):
-                chosen = [self._matches(event) for event in batch.column(_EVENT).to_pylist()]
+            for batch in parquet.iter_batches(batch_size=READ_ROWS):
+                chosen = [self._matches(event) for event in batch.column(EVENT).to_pylist()]
                 if not any(chosen):
                     yield batch
                     continue

@@ -61,14 +61,16 @@ def check_file_system(directory: Path) -> None:
             hint="Mount it without that option",
         )
     first, second = (directory / f".{uuid.uuid4().hex}.json.{n}" for n in (1, 2))
-    with durable.writing(directory):
-        try:
+    try:
+        with durable.writing(directory):
             _try_locks(first)
             _try_rename(first, second)
-        finally:
-            for path in (first, second):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SinkError(f"{directory} cannot be used: {error.strerror or error}", hint=_GIVE) from error
+    finally:
+        for path in (first, second):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def mount_of(directory: Path) -> Mount | None:

@@ -34,8 +34,9 @@ FIRST_TOKEN: Final = b"tailrace.firstToken"
 LAST_TOKEN: Final = b"tailrace.lastToken"
 SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
-#: At most so many files are open at once, and so many row groups' worth of rows wait in them: a lake that is divided by
-#: collection may have very many collections.
+#: At most so many files are open at once, and so many row groups' worth of rows wait for them: a lake that is divided
+#: by collection may have very many collections. A file is opened when its first rows are written, so that a collection
+#: of few rows has one file, however many others there are.
 _OPEN_MAX: Final = 64
 _HELD_MAX: Final = 4
 #: Columns of few distinct values: the only ones where trying a dictionary is worth its time.
@@ -60,11 +61,11 @@ class FileLimits:
 class _OpenFile:
     path: Path
     number: int
-    writer: pq.ParquetWriter
     period: str
     collection: str | None
     first_token: str
     last_token: str
+    writer: pq.ParquetWriter | None = None
     last_wall_time: datetime | None = None
     bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     rows: int = 0
@@ -158,10 +159,11 @@ class PartWriter:
 
     def _bound(self) -> None:
         """Keep open files and waiting rows few."""
-        while len(self._open) > _OPEN_MAX:
-            self._close(next(iter(self._open.values())))
         while sum(file.held_bytes for file in self._open.values()) > _HELD_MAX * self._limits.row_group_bytes:
             self._flush(max(self._open.values(), key=lambda file: file.held_bytes))
+        opened = [file for file in self._open.values() if file.writer is not None]
+        for file in opened[:-_OPEN_MAX]:
+            self._close(file)
 
     def _check_ascending(self, batch: pa.RecordBatch) -> None:
         if TOKEN not in batch.schema.names:
@@ -180,21 +182,13 @@ class PartWriter:
         number = self._count
         path = self._staging / f"{self._stem}-{number:04d}.staged"
         self._count += 1
-        writer = pq.ParquetWriter(
-            path,
-            batch.schema.with_metadata(None),
-            compression="zstd",
-            use_dictionary=[name for name in _DICTIONARY if name in batch.schema.names],
-            write_statistics=[name for name in _STATISTICS if name in batch.schema.names],
-            write_page_checksum=True,
-            sorting_columns=[pq.SortingColumn(batch.schema.get_field_index(TOKEN))],
-        )
         token = _token(batch, 0)
-        return _OpenFile(path, number, writer, period, collection, token, token)
+        return _OpenFile(path, number, period, collection, token, token)
 
     def _flush(self, file: _OpenFile) -> None:
         if file.held:
             table = pa.Table.from_batches(file.held).replace_schema_metadata(None)
+            file.writer = file.writer or _writer(file.path, table.schema)
             file.writer.write_table(table, row_group_size=self._limits.row_group_rows)
             file.rows += file.held_rows
             file.written += file.held_bytes
@@ -206,6 +200,8 @@ class PartWriter:
 
     def _close(self, file: _OpenFile) -> None:
         self._flush(file)
+        invariant(file.writer is not None, "a file is begun with rows")
+        assert file.writer is not None
         file.writer.add_key_value_metadata(
             {**self._metadata, FIRST_TOKEN: file.first_token.encode(), LAST_TOKEN: file.last_token.encode()}
         )
@@ -236,12 +232,25 @@ class PartWriter:
         for file in self._open.values():
             # There may be no room for its footer either. The file goes, and the first error is the one to tell.
             with suppress(OSError, pa.ArrowException):
-                file.writer.close()
+                if file.writer is not None:
+                    file.writer.close()
         self._open = {}
         for index in range(self._count):
             (self._staging / f"{self._stem}-{index:04d}.staged").unlink(missing_ok=True)
         for finished in self._done:
             (self._root / finished.name).unlink(missing_ok=True)
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=[name for name in _DICTIONARY if name in schema.names],
+        write_statistics=[name for name in _STATISTICS if name in schema.names],
+        write_page_checksum=True,
+        sorting_columns=[pq.SortingColumn(schema.get_field_index(TOKEN))],
+    )
 
 
 def sha256_of(path: Path) -> str:
