@@ -11,14 +11,18 @@ from pymongo import MongoClient
 
 from tailrace.archive.hybrid import HybridSource
 from tailrace.archive.layout import CONFIG_OPLOG, existing
+from tailrace.archive.replica_set_oplog import ArchivedReplicaSetOplog
 from tailrace.archive.source import ArchiveSource
 from tailrace.errors import ChangeStreamHistoryLost, SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
+from tailrace.oplog.namespace import Scope
+from tailrace.oplog.selection import Selection
 from tailrace.plan.plan import Plan
 from tailrace.source.membership import Member
 from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import AskedLately
+from tailrace.source.replica_set_oplog import ReplicaSetOplog
 
 
 class ArchivedShards:
@@ -37,9 +41,23 @@ class ArchivedShards:
         """A source that never stops trying; the config server's oplog is read from the present on."""
         return self._hybrid(name, client, math.inf)
 
+    def bounded_source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+        """The same that gives up after a while, as Spark's workers do."""
+        if name not in self._description.shards:
+            self._description = existing(self._folder)
+        return self._hybrid(name, client)
+
     def asked(self, client: MongoClient[Any]) -> AskedLately:
         """Only the stream asks for promises."""
         return AskedLately()
+
+    def oplog(self, name: str, client: MongoClient[Any], scope: Scope | Selection) -> ReplicaSetOplog:
+        """A shard's oplog as the driver's side of Spark sees it."""
+        if name not in self._description.shards:
+            self._description = existing(self._folder)
+        if name not in self._description.shards:
+            return ReplicaSetOplog(client, scope)
+        return ArchivedReplicaSetOplog(client, scope, self._folder, name)
 
     def _hybrid(self, name: str, client: MongoClient[Any], retry_seconds: float | None = None) -> MongodSource:
         live = MongodSource(client) if retry_seconds is None else MongodSource(client, retry_seconds=retry_seconds)
@@ -54,6 +72,18 @@ class ArchivedShards:
         behind = [one for one in members if not reaches_back(after, *MongodSource(one.client).oldest())]
         if not behind:
             return
+        self.confirm_members(after)
+        for member in behind:
+            source = self._hybrid(member.name, member.client)
+            try:
+                plan.confirm_history(*source.oldest())
+            except ChangeStreamHistoryLost:
+                cast(HybridSource, source).refuse_hole()
+                raise
+
+    def confirm_members(self, after: ClusterTime) -> None:
+        """Raises 286 if the archive does not know who was a shard after ``after``, and SourceError if the cluster had
+        other shards then."""
         self._description = existing(self._folder)
         if after < self._description.since:
             raise history_lost(f"The archive {self._folder} knows the cluster's shards since {self._description.since}")
@@ -64,10 +94,3 @@ class ArchivedShards:
                     f"the shard {name} came or went at {changed}, behind the stream's start, which lies in the archive",
                     hint="Read the archive up to there by itself (tailrace replay), and start the stream behind it",
                 )
-        for member in behind:
-            source = self._hybrid(member.name, member.client)
-            try:
-                plan.confirm_history(*source.oldest())
-            except ChangeStreamHistoryLost:
-                cast(HybridSource, source).refuse_hole()
-                raise

@@ -21,11 +21,14 @@ from tailrace.source.replica_set_oplog import ReplicaSetOplog
 
 
 class ArchivedReplicaSetOplog(ReplicaSetOplog):
-    """Like a replica set's oplog; it begins where the archive does, if the two meet."""
+    """Like a replica set's oplog; it begins where the archive does, if the two meet. ``shard``: the name that the oplog
+    has in the archive of a cluster."""
 
-    def __init__(self, client: MongoClient[Any], scope: Scope | Selection, folder: str | Path) -> None:
+    def __init__(
+        self, client: MongoClient[Any], scope: Scope | Selection, folder: str | Path, shard: str | None = None
+    ) -> None:
         super().__init__(client, scope)
-        self.hybrid = HybridSource(self.source, ArchiveSource(folder))
+        self.hybrid = HybridSource(self.source, ArchiveSource(folder, shard), of_shard=shard is not None)
         self.source = cast(MongodSource, self.hybrid)  # it answers as one
         self.outline = cast(OplogOutline, HybridOutline(self.hybrid, self.outline, scope))
 

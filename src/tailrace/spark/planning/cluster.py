@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from pymongo import MongoClient
 
 from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.history import reaches_back
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.selection import Selection
 from tailrace.plan.plan import Plan
@@ -36,6 +37,9 @@ from tailrace.spark.planning.input_partition import OplogSlice, ShardRange
 from tailrace.spark.planning.planner import Limits
 from tailrace.spark.source.offset import Offset, StreamIdentity
 from tailrace.spark.source.options import ReadOptions
+
+if TYPE_CHECKING:
+    from tailrace.archive.cluster_hybrid import ArchivedShards
 
 #: No-ops are asked for this often at most, and how often it is looked whether they are majority-committed.
 _SETTLE_INTERVAL_S: Final = 0.1
@@ -92,11 +96,17 @@ class _History(NamedTuple):
 
 
 class _Shard(_Member):
-    """A shard, and what lies in its oplog for the stream's scope."""
+    """A shard, and what lies in its oplog for the stream's scope, or in that and the archive."""
 
-    def __init__(self, address: ShardAddress, client: MongoClient[Any], scope: Scope | Selection) -> None:
+    def __init__(
+        self, address: ShardAddress, client: MongoClient[Any], scope: Scope | Selection, archive: ArchivedShards | None
+    ) -> None:
         super().__init__(address, client)
-        self.oplog = ReplicaSetOplog(client, scope)
+        self.oplog = ReplicaSetOplog(client, scope) if archive is None else archive.oplog(address.name, client, scope)
+
+    def is_archived(self, after: ClusterTime) -> bool:
+        """Whether what comes behind ``after`` begins before the live oplog does."""
+        return not reaches_back(after, *self.source.oldest())
 
 
 class ClusterDeployment(Deployment):
@@ -105,6 +115,7 @@ class ClusterDeployment(Deployment):
     def __init__(self, options: ReadOptions, cluster: Cluster, client: MongoClient[Any]) -> None:
         super().__init__(options, client)
         self._cluster = cluster
+        self._archive = _archived(options)
         self._pool = ThreadPoolExecutor(_THREADS, "tailrace-shard")
         self._config = _Member(ShardAddress("the config server", ""), cluster.config_client())
         self._shards: dict[str, _Shard] = {}
@@ -148,7 +159,7 @@ class ClusterDeployment(Deployment):
 
     def _shard(self, address: ShardAddress) -> _Shard:
         client = self._cluster.client_at(address)
-        return _named(address.name, partial(_Shard, address, client, self._options.watched))
+        return _named(address.name, partial(_Shard, address, client, self._options.watched, self._archive))
 
     def _behind(self, position: ClusterTime) -> _History:
         """What has become of the cluster's shards behind ``position``, up to what was settled at least."""
@@ -166,7 +177,7 @@ class ClusterDeployment(Deployment):
             address = ShardAddress(name, str(removed.host))
             former = self._former.get(address)
             if former is None:
-                former = _named(name, partial(_Shard, address, client, self._options.watched))
+                former = _named(name, partial(_Shard, address, client, self._options.watched, self._archive))
                 self._former[address] = former
             return former
         found = self._shards.get(name)
@@ -241,7 +252,7 @@ class ClusterDeployment(Deployment):
 
     def oldest(self) -> ClusterTime:
         found: list[tuple[ClusterTime, bool]] = self._each(
-            list(self._shards.values()), lambda shard: shard.source.oldest()
+            list(self._shards.values()), lambda shard: shard.oplog.source.oldest()
         )
         cut_off = [oldest for oldest, complete in found if not complete]
         oldest = max(cut_off) if cut_off else min(oldest for oldest, _ in found)
@@ -264,12 +275,19 @@ class ClusterDeployment(Deployment):
     def require_history(self, position: Offset) -> None:
         after = position.cluster_time
         members = self._members(self._given(position.shard_names, after), after)
+        self._confirm_members(members, after)
         self._each(members, lambda shard: shard.oplog.require_history(after))
 
     def _confirm_history(self, plan: Plan) -> None:
         after = plan.read_after or ZERO
         members = self._members(self._given(self.at(after).shard_names, after), after)
-        self._each(members, lambda shard: plan.confirm_history(*shard.source.oldest()))
+        self._confirm_members(members, after)
+        self._each(members, lambda shard: shard.oplog.confirm_history(plan))
+
+    def _confirm_members(self, members: Sequence[_Shard], after: ClusterTime) -> None:
+        """A stream that begins in the archive needs to know who was a shard since."""
+        if self._archive is not None and any(self._each(members, lambda shard: shard.is_archived(after))):
+            self._archive.confirm_members(after)
 
     def _members(self, names: Iterable[str], position: ClusterTime) -> list[_Shard]:
         return [self._member(name, position) for name in sorted(names)]
@@ -357,6 +375,14 @@ class ClusterDeployment(Deployment):
     def _close(self) -> None:
         self._pool.shutdown(wait=False)
         self._cluster.close()
+
+
+def _archived(options: ReadOptions) -> ArchivedShards | None:
+    if options.archive is None:
+        return None
+    from tailrace.archive.cluster_hybrid import ArchivedShards  # noqa: PLC0415  Arrow and Parquet
+
+    return ArchivedShards(options.archive)
 
 
 def _named(name: str, ask: Callable[[], _T]) -> _T:

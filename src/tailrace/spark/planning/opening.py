@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tailrace.errors import UsageError
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
 from tailrace.spark.planning.cluster import ClusterDeployment
@@ -17,11 +16,6 @@ def open_deployment(options: ReadOptions) -> Deployment:
     try:
         cluster = Cluster.discover(client, options.uri, {})
         if cluster is not None:
-            if options.archive is not None:
-                raise UsageError(
-                    "option 'archive': a cluster's live oplogs are not joined with an archive",
-                    hint="Leave it out; the archive of a cluster is read alone (tailrace replay)",
-                )
             return ClusterDeployment(options, cluster, client)
         return ReplicaSetDeployment(options, client)
     except BaseException:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import MongoClient
 
@@ -30,6 +30,9 @@ from tailrace.spark.planning.input_partition import OplogSlice, ShardRange
 from tailrace.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
 
+if TYPE_CHECKING:
+    from tailrace.archive.cluster_hybrid import ArchivedShards
+
 #: Bytes of a shard's oplog that go through the stages at a time.
 _BATCH_BYTES: Final = 4 << 20
 
@@ -40,36 +43,47 @@ class Connected:
 
     client: MongoClient[Any]
     cluster: Cluster
+    archive: ArchivedShards | None = None
     sources: dict[ShardAddress, MongodSource] = field(default_factory=dict)
 
     def source(self, shard: ShardRange) -> MongodSource:
         address = ShardAddress(shard.name, shard.host)
         source = self.sources.get(address)
         if source is None:
-            source = self.sources[address] = MongodSource(self.cluster.client_at(address))
+            client = self.cluster.client_at(address)
+            source = MongodSource(client) if self.archive is None else self.archive.bounded_source(shard.name, client)
+            self.sources[address] = source
         return source
 
 
-_connected: dict[tuple[int, str], Connected] = {}
+_connected: dict[tuple[int, str, str | None], Connected] = {}
 
 
-def connect(uri: str) -> Connected:
-    """This process's connections to the cluster at ``uri``; a fork leaves its parent's alone."""
-    key = (os.getpid(), uri)
+def connect(uri: str, archive: str | None = None) -> Connected:
+    """This process's connections to the cluster at ``uri``, and its archive; a fork leaves its parent's alone."""
+    key = (os.getpid(), uri, archive)
     found = _connected.get(key)
     if found is None:
         client = open_client(uri)
         cluster = Cluster.discover(client, uri, {})
         if cluster is None:
             raise SourceError("the uri led to a sharded cluster when the micro-batch was planned, and no longer does")
-        found = _connected[key] = Connected(client, cluster)
+        found = _connected[key] = Connected(client, cluster, _archived(archive))
     return found
+
+
+def _archived(folder: str | None) -> ArchivedShards | None:
+    if folder is None:
+        return None
+    from tailrace.archive.cluster_hybrid import ArchivedShards  # noqa: PLC0415  where one is read only
+
+    return ArchivedShards(folder)
 
 
 def merged_slice_events(options: ReadOptions, slice_: OplogSlice) -> Iterator[EventBlock]:
     """The slice's events in the order of the cluster, in blocks. Raises what a source, a shard's stages or the router's
     raise."""
-    return stream_of_slice(slice_plan(options, slice_), slice_, connect(options.uri))
+    return stream_of_slice(slice_plan(options, slice_), slice_, connect(options.uri, options.archive))
 
 
 def stream_of_slice(
