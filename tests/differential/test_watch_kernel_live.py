@@ -229,3 +229,26 @@ def test_a_cold_start_compiles_beside_the_stream_and_goes_over_to_it(
         # With compiled code at hand the first reading goes over to it after its first reply.
         assert first[1] == str(not is_cold)
         assert list(tmp_path.glob("tailrace-*.compiled"))
+
+
+def test_a_divided_first_reply_gives_the_event_at_its_end_at_once(
+    replica_set: ReplicaSet, written: tuple[Timestamp, Timestamp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first reply is read in two parts. ``watch()`` fills its first batch from both of them, as ever."""
+    fresh = kernel_loader._KernelLoader()
+    fresh.ready = True
+    monkeypatch.setattr(kernel_loader, "_loader", fresh)
+    divided = []
+    shortened = kernel_loader.shortened
+    monkeypatch.setattr(kernel_loader, "shortened", lambda batch: divided.append(shortened(batch)) or divided[-1])
+    start, _ = written
+    with (
+        tailrace.connect(replica_set.uri) as client,
+        client["watch_kernel"]["c"].watch(
+            [{"$match": {"fullDocument.n": 1500}}], start_at_operation_time=start
+        ) as stream,
+    ):
+        event = stream.try_next()
+        assert event is not None
+        assert event["documentKey"] == {"_id": 1500}
+    assert [rest is not None for _, rest in divided] == [True]

@@ -12,9 +12,12 @@ import sys
 import threading
 from pathlib import Path
 
+import bson
 import pytest
 
 from tailrace.client import kernel_loader
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.request import OplogBatch
 
 ENOUGH = kernel_loader.BYTES_MIN
 
@@ -38,6 +41,33 @@ def test_compiled_code_is_loaded_by_the_thread_that_reads_after_the_first_reply(
     loader.read(1)
     assert loader.ready
     assert set(imported) == {threading.current_thread()}
+
+
+def test_a_large_first_reply_goes_to_the_plain_stages_with_its_beginning_alone(
+    imported: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went there whole, two thousand entries of it: a program of 20,000 events waited 70 ms more. Tests looked only
+    at whether the first event has to wait."""
+    monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: True)
+    monkeypatch.setattr(kernel_loader, "_loader", kernel_loader._KernelLoader())
+    entries = [bson.encode({"ts": bson.Timestamp(1, number), "text": "x" * 1000}) for number in range(1, 501)]
+    batch = OplogBatch(b"".join(entries), ClusterTime.of(1, 600))
+    head, rest = kernel_loader.shortened(batch)
+    assert rest is not None
+    assert head.raw + rest.raw == batch.raw
+    assert 0 < len(head.raw) <= 1 << 16
+    assert bson.decode_all(head.raw)[-1]["ts"] == head.high_water.to_timestamp()  # no promise for what comes behind it
+    assert rest.high_water == batch.high_water
+    assert not kernel_loader.works_on(len(head.raw))
+    assert kernel_loader.works_on(len(rest.raw))
+    assert kernel_loader.shortened(batch) == (batch, None)  # only the first of a process
+    assert imported
+
+
+def test_a_small_reply_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_loader, "_loader", kernel_loader._KernelLoader())
+    batch = OplogBatch(bson.encode({"ts": bson.Timestamp(1, 1)}) * 100, ClusterTime.of(1, 1))
+    assert kernel_loader.shortened(batch) == (batch, None)
 
 
 def test_a_quiet_stream_never_loads_it(imported: list[threading.Thread]) -> None:

@@ -409,6 +409,8 @@ class OplogChangeStream(BlockChangeStream):
         self._oplog_filter: bytes | None = None
         self._filter_choice = FilterChoice(is_local=is_local(source.client))
         self._batch = OplogBatch(b"", ClusterTime(0))
+        #: The rest of a reply that was divided.
+        self._rest: OplogBatch | None = None
         #: Events of that batch so far, and their bytes.
         self._given, self._given_bytes = 0, 0
         self._read_up_to = plan.read_after or ClusterTime(0)
@@ -420,9 +422,9 @@ class OplogChangeStream(BlockChangeStream):
         commands = self._commands
         try:
             with self._time_limit():
-                self._stream.feed(ONE_OPLOG, self._read())
-                if self._fills_first_batch:
-                    self._finish_block()
+                self._stream.feed(ONE_OPLOG, self._read(is_first=True))
+                while self._fills_first_batch and not self._finish_block() and self._rest is not None:
+                    self._stream.feed(ONE_OPLOG, self._read())
         except BaseException as error:
             if commands is not None and isinstance(error, TailraceError):
                 commands.failed(error)
@@ -468,9 +470,9 @@ class OplogChangeStream(BlockChangeStream):
         self._stream.feed(ONE_OPLOG, self._read())
         return not self._resume.has_resumed  # rule 22: an aggregate's reply is not followed by a getMore in one call
 
-    def _read(self) -> OplogBatch:
+    def _read(self, *, is_first: bool = False) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
-        to read by, is opened anew after the last one."""
+        to read by, is opened anew after the last one. Of a large first reply the beginning is a batch of its own."""
         compiled = not kernel_loader.is_missing()
         self._filter_choice.saw(self._batch.raw, self._given, self._given_bytes, compiled=compiled)
         self._batch, self._given, self._given_bytes = OplogBatch(b"", self._read_up_to), 0, 0
@@ -478,23 +480,30 @@ class OplogChangeStream(BlockChangeStream):
         if self._open and wanted != self._oplog_filter:
             _close_all(self._open)
             self._open.clear()
+            self._rest = None
         if not self._open:
             self._oplog_filter = wanted
             self._open.append(self._tail(self._read_up_to, oplog_filter=wanted))
+        batch, self._rest = self._rest or self._next_batch(), None
+        if is_first:
+            batch, self._rest = kernel_loader.shortened(batch)
+        self._read_up_to = batch.high_water
+        self._session.advance(batch.high_water, [known_clock(self._source.client)])
+        self._batch = batch
+        return batch
+
+    def _next_batch(self) -> OplogBatch:
+        """What the open read gives next."""
         try:
             while True:
                 self._resume.reads(self._token_given(), has_given=self._has_given)
                 batch = next(self._open[0])
                 if not self._resume.reads_on(batch):
-                    break
+                    return batch
         except BaseException as error:
             if error is not self._resume.kept:
                 self._open.clear()
             raise
-        self._read_up_to = batch.high_water
-        self._session.advance(batch.high_water, [known_clock(self._source.client)])
-        self._batch = batch
-        return batch
 
 
 def _clocks(client: Any) -> list[Mapping[str, Any] | None]:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from tailrace import kernel
+from tailrace.plan.request import OplogBatch
+from tailrace.source.batch import cut
 
 #: Oplog read by all streams until the kernel is asked for: what the plain stages do in some ten milliseconds.
 BYTES_MIN: Final = 1 << 18
@@ -29,6 +31,9 @@ BYTES_MIN: Final = 1 << 18
 #: because of the fixed work for each batch; with a ``$match`` in 93 and 199. From two entries on without a ``$match``,
 #: and from four on with one, the compiled code is faster (measured with 6.0's inserts of 50 and 400 bytes).
 _BATCH_BYTES_MIN: Final = 1024
+#: So much of a large first reply goes through the plain stages: a few milliseconds of work, where two thousand entries
+#: take seventy.
+_HEAD_BYTES: Final = 1 << 16
 
 _MODULES: Final = tuple(f"tailrace.kernel.{name}" for name in ("reply", "look_up", "entry_index", "fast_path", "merge"))
 #: Says where numba keeps what it compiled. Its standard input ends with the process that started it, and so does it: a
@@ -58,9 +63,9 @@ class _KernelLoader:
         self._lock = threading.Lock()
 
     def read(self, size: int) -> None:
-        """So many bytes were read. What was read before decides whether the kernel is worth it."""
+        """So many bytes were read. With what was read before they decide whether the kernel is worth it."""
         with self._lock:
-            is_due = self._bytes >= BYTES_MIN and not self._begun
+            is_due = self._bytes > 0 and self._bytes + size >= BYTES_MIN and not self._begun
             loads, self._compiled = self._compiled, False
             self._begun |= is_due
             self._bytes += size
@@ -68,6 +73,11 @@ class _KernelLoader:
             self._begin()
         elif loads:
             self._load()
+
+    @property
+    def comes_next(self) -> bool:
+        """Whether nothing was read so far, so that a large reply's beginning is followed by the kernel."""
+        return not (self._bytes or self._begun)
 
     def prepare(self) -> None:
         """Do not wait until enough was read: load the compiled code, or begin to compile."""
@@ -160,6 +170,16 @@ def is_ready(size: int) -> bool:
     if not _loader.ready and size:
         _loader.read(size)
     return _loader.ready
+
+
+def shortened(batch: OplogBatch) -> tuple[OplogBatch, OplogBatch | None]:
+    """A batch that is read now, and what is to be read behind it: a large first one is divided, so that its first
+    events are made at once and the rest in compiled code."""
+    if len(batch.raw) < BYTES_MIN or not _loader.comes_next:
+        return batch, None
+    head, _ = next(cut(batch.raw, _HEAD_BYTES))
+    rest = batch.raw[len(head.raw) :]
+    return (head, OplogBatch(rest, batch.high_water)) if rest else (batch, None)
 
 
 def prepare() -> None:
