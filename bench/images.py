@@ -19,6 +19,7 @@ from typing import Any
 
 from pymongo import MongoClient
 
+import tailrace.kernel.reply  # noqa: F401  replies are taken apart in compiled code, as in watch() and on Spark
 from sides import BATCH_BYTES, COLLECTION, DATABASE, HEADER, SCOPE, Row, fill, measure, mongod_cpu_s, split
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError

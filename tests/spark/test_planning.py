@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -14,12 +15,15 @@ from pymongo.collection import Collection
 
 import tailrace
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.source import outline
 from tailrace.source.connection import Connection
-from tailrace.source.outline import Bucket, OplogOutline, invalidating, scope_filter
+from tailrace.source.outline import Bucket, OplogOutline, Weights, invalidating, scope_filter
 from tailrace.spark.planning import planner
+from tailrace.spark.planning.opening import open_deployment
+from tailrace.spark.source.options import parse
 from tests.differential import named_fields, native
 from tests.differential.wire import Wire
 from tests.golden import recording
@@ -241,3 +245,42 @@ def _check_even_buckets(found: OplogOutline, oplog: Collection[Any], start: Clus
             counted = entries(ClusterTime(bucket.first - 1), bucket.last)
             assert bucket.entries == max(1, counted)
             assert bucket.bytes >= bucket.entries
+
+
+def test_slices_are_planned_while_spark_writes_down_the_offset(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were planned when Spark asked, a tenth of a query later. They are those of any other moment; where planning
+    them fails, whoever asks for them plans again, and is told."""
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client.slices_ahead.c.insert_one({"_id": "created"})
+        start = newest(replica_set.uri)
+        client.slices_ahead.c.insert_many([{"_id": i} for i in range(600)])
+    options = parse(
+        {"uri": replica_set.uri, "database": "slices_ahead", "collection": "c", "partitions": "2"}
+        | {"startAtOperationTime": f"{start.seconds},{start.increment}"}
+    )
+    weigh, weighed = OplogOutline.weigh, []
+
+    def watched(self: OplogOutline, after: ClusterTime, until: ClusterTime) -> Weights:
+        weighed.append(threading.current_thread().name)
+        if len(weighed) == 2:
+            raise SourceError("no server")
+        return weigh(self, after, until)
+
+    monkeypatch.setattr(OplogOutline, "weigh", watched)
+    planning, late = open_deployment(options), open_deployment(options)
+    try:
+        begin = planning.start("now")
+        end = planning.end(begin, newest(replica_set.uri), None)
+        made = planning.slices(begin, end)
+        assert weighed == ["tailrace-slices"]
+        assert [made[0].after, made[-1].until] == [begin.cluster_time, end.cluster_time]
+        assert planning.end(begin, end.cluster_time, None) == end
+        assert list(map(vars, planning.slices(begin, end))) == list(map(vars, made))
+        assert weighed[1:] == ["tailrace-slices", threading.current_thread().name]
+        # After a restart Spark asks for slices alone.
+        assert list(map(vars, late.slices(begin, end))) == list(map(vars, made))
+    finally:
+        planning.close()
+        late.close()

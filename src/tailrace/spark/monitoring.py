@@ -24,7 +24,7 @@ from tailrace.spark.planning.backlog import Backlog, backlog_in, worst
 from tailrace.spark.query_numbers import QueryNumbers
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -45,22 +45,22 @@ def counted(rows: DataFrame) -> DataFrame:
     """The rows of ``format("tailrace")``, whose number by operation is in each progress report from now on
     (``observedMetrics["tailrace"]``): ``events``, ``insert``, ``update``, ... The column ``operation_type`` must be
     there."""
-    from pyspark.sql.functions import col, count, count_if, lit  # noqa: PLC0415
-
-    kinds = [count_if(col("operation_type") == kind).alias(kind) for kind in OPERATIONS]
-    return rows.observe(OBSERVED, count(lit(1)).alias("events"), *kinds)
+    kinds = {kind: f"count_if(operation_type = '{kind}')" for kind in OPERATIONS}
+    return _observed(rows, {"events": "count(1)", **kinds})
 
 
 def counted_files(rows: DataFrame) -> DataFrame:
     """The same for a lake's source, whose rows are files."""
-    from pyspark.sql.functions import coalesce, get_json_object, lit  # noqa: PLC0415
-    from pyspark.sql.functions import sum as sum_of  # noqa: PLC0415
+    kinds = {kind: f"cast(get_json_object(operations, '$.{kind}') as bigint)" for kind in OPERATIONS}
+    sums = {"events": "rows", **kinds}
+    return _observed(rows, {name: f"coalesce(sum({one}), 0L)" for name, one in sums.items()})
 
-    def total(kind: str) -> Column:
-        return coalesce(sum_of(get_json_object("operations", f"$.{kind}").cast("long")), lit(0)).alias(kind)
 
-    events = coalesce(sum_of("rows"), lit(0)).alias("events")
-    return rows.observe(OBSERVED, events, *(total(kind) for kind in OPERATIONS))
+def _observed(rows: DataFrame, metrics: Mapping[str, str]) -> DataFrame:
+    """SQL in place of PySpark's functions, of which each calls the JVM: 0.1 s of a query that takes 1.1."""
+    from pyspark.sql.functions import expr  # noqa: PLC0415
+
+    return rows.observe(OBSERVED, *(expr(f"{metric} as `{name}`") for name, metric in metrics.items()))
 
 
 def backlog_of(progress: StreamingQueryProgress) -> Backlog | None:

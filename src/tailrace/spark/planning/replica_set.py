@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
@@ -14,8 +17,13 @@ from tailrace.source.failure import is_transient
 from tailrace.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.spark.planning.deployment import Deployment, Look, Outline
 from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.planning.planner import Limits
 from tailrace.spark.source.offset import Offset, StreamIdentity
 from tailrace.spark.source.options import ReadOptions
+
+T = TypeVar("T")
+#: Between which offsets, and the slices.
+_Planned: TypeAlias = tuple[Offset, Offset, "Future[Sequence[OplogSlice]]"]
 
 
 class ReplicaSetDeployment(Deployment):
@@ -24,6 +32,7 @@ class ReplicaSetDeployment(Deployment):
     def __init__(self, options: ReadOptions, client: MongoClient[Any]) -> None:
         super().__init__(options, client)
         self._oplog = _oplog(options, client)
+        self._planned: _Planned | None = None
         self.name = self._oplog.source.name
         self.server_version = self._oplog.server_version
         self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()}, self._cluster_id())
@@ -57,6 +66,35 @@ class ReplicaSetDeployment(Deployment):
     @property
     def outline(self) -> Outline:
         return self._oplog.outline
+
+    def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
+        """As in any deployment. The slices are planned from now on in a thread: Spark asks for them when it has written
+        down the offset, which takes as long."""
+        self._forget_planned()
+        end = super().end(position, newest, limits)
+        if end.cluster_time > position.cluster_time:
+            planned: Future[Sequence[OplogSlice]] = Future()
+            work = partial(_fulfil, planned, partial(super().slices, position, end))
+            threading.Thread(target=work, name="tailrace-slices", daemon=True).start()
+            self._planned = position, end, planned
+        return end
+
+    def slices(self, start: Offset, end: Offset) -> Sequence[OplogSlice]:
+        planned = self._forget_planned()
+        if planned is not None and planned[:2] == (start, end) and planned[2].exception() is None:
+            return planned[2].result()
+        return super().slices(start, end)
+
+    def _forget_planned(self) -> _Planned | None:
+        """What is being planned, when it is done: what is counted of an oplog is counted by one thread at a time."""
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            wait([planned[2]])
+        return planned
+
+    def close(self) -> None:
+        self._forget_planned()
+        super().close()
 
     def newest(self) -> ClusterTime:
         return self._oplog.newest()
@@ -93,6 +131,13 @@ class ReplicaSetDeployment(Deployment):
     def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
         resume = start.resume if low == start.cluster_time else None
         return OplogSlice(low, high, self.server_version, start.token_version, resume)
+
+
+def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  who waits for it is told
+        future.set_exception(error)
 
 
 def _oplog(options: ReadOptions, client: MongoClient[Any]) -> ReplicaSetOplog:
