@@ -227,6 +227,12 @@ def renewed(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "txnNumber": Int64(time.time_ns() // 1_000_000)} if "txnNumber" in fields else dict(fields)
 
 
+def in_a_session_of_its_own(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """One transaction ends another of the same session."""
+    own = {"lsid": {"id": Binary(uuid.uuid4().bytes, 4)}} if "lsid" in fields else {}
+    return {**renewed(fields), **own}
+
+
 def opened(wire: Wire, fields: Mapping[str, Any]) -> tuple[Int64 | None, dict[str, Any]]:
     reply = answer(wire, {**STREAM, **fields})
     return (Int64(reply["cursor"]["id"]) if "cursor" in reply else None), reply
@@ -242,9 +248,7 @@ def test_an_aggregate_is_answered_as_by_the_server(sides: SideBySide) -> None:
     for name, fields in AGGREGATES.items():
         replies = []
         for wire in (sides.server, sides.gateway):
-            # In its own session: one transaction ends another.
-            own = {"lsid": {"id": Binary(uuid.uuid4().bytes, 4)}} if "lsid" in fields else {}
-            cursor_id, reply = opened(wire, {**renewed(fields), **own})
+            cursor_id, reply = opened(wire, in_a_session_of_its_own(fields))
             close(wire, cursor_id)
             replies.append(in_order(reply))
         if replies[0] != replies[1]:
@@ -252,7 +256,7 @@ def test_an_aggregate_is_answered_as_by_the_server(sides: SideBySide) -> None:
     assert found == {}
 
 
-#: Every field that a command of a stream may have; ``exchange`` with a value ends the server's process.
+#: Every field that a command of a stream may have; ``exchange`` has a test of its own.
 _OF_AN_AGGREGATE = (
     *("aggregate", "pipeline", "cursor", "collation", "let", "hint", "comment", "readConcern", "explain"),
     *("writeConcern", "bypassDocumentValidation", "allowDiskUse", "fromMongos", "needsMerge", "isMapReduceCommand"),
@@ -293,6 +297,55 @@ def test_each_field_of_each_type_is_answered_as_by_the_server(sides: SideBySide)
             if replies[0] != replies[1]:
                 found[f"getMore {name}", repr(value)] = replies
     assert found == {}
+
+
+#: Beside a stream, an exchange that the server accepts ends its process.
+EXCHANGE: dict[str, Any] = {"policy": "broadcast", "consumers": 2}
+#: Fields beside which the server carries it out, for one version at least.
+_BESIDE_AN_EXCHANGE: tuple[dict[str, Any], ...] = (
+    *({}, {"hint": {"a": 1}}, {"hint": 5}, {"explain": False}, {"explain": True}, {"explain": None}, {"unknown": 1}),
+    *({"aggregate": 1}, {"aggregate": "nothing"}, {"cursor": {"batchSize": 0}}, {"cursor": {"batchSize": None}}),
+    *(STRICT, {"apiVersion": "2"}, API, {"let": {}}, {"collation": {"locale": "xx"}}, {"isMapReduceCommand": True}),
+    *({"writeConcern": {"w": 1}}, {"readConcern": {"level": "local"}}, {"maxTimeMSOpOnly": 100}, {"stmtId": 1}),
+    *({"needsMerge": True, "fromMongos": True}, {"runtimeConstants": {}}, {"collectionUUID": Binary(bytes(16), 4)}),
+    *({"$queryOptions": {}}, {"$audit": {}}, {"$client": {}}, {"help": True}, {"$readPreference": {"mode": "x"}}),
+    *(AGGREGATES["a transaction"], AGGREGATES["a retryable command"], stage(foo=1), stage(showExpandedEvents=True)),
+    *(stage(startAtOperationTime=Timestamp(1, 1)), {"pipeline": [*PIPELINE, {"$nothing": 1}]}, {"comment": "exchange"}),
+)
+_CONSUMERS: tuple[Any, ...] = (0, -1, 101, 1.5, 1.0, Int64(1), None, True, "x", {})
+_BUFFER_SIZES: tuple[Any, ...] = (-5, 1 << 30, Int64(5), "x")
+_REFUSED_EXCHANGES: tuple[Any, ...] = (
+    *(5, "x", True, [1], {}, {"a": 1}, {"policy": "x", "consumers": 1}, {"policy": "broadcast"}),
+    *({**EXCHANGE, "consumers": number} for number in _CONSUMERS),
+    *({**EXCHANGE, "bufferSize": number} for number in _BUFFER_SIZES),
+)
+_FATAL = "'exchange' beside $changeStream would end the server's process; the gateway does not pass it on"
+
+
+def test_an_exchange_is_refused_where_it_would_end_the_server(sides: SideBySide) -> None:
+    """Beside a field that is the server's own, it was passed on. Exchanges had been tried alone, and only null."""
+    version = sides.running.gateway.engine.version
+    found = {}
+    fatal = 0
+    for fields in _BESIDE_AN_EXCHANGE:
+        # The server refuses one without consumers at the end, where it would carry out another.
+        harmless = {**EXCHANGE, "consumers": 0}
+        theirs = in_order(opened(sides.server, {**in_a_session_of_its_own(fields), "exchange": harmless})[1])
+        ours = in_order(opened(sides.gateway, {**in_a_session_of_its_own(fields), "exchange": EXCHANGE})[1])
+        if "Exchange must have at least one consumer" in theirs:
+            fatal += 1
+            if f"'errmsg': \"{_FATAL}\", 'code': 115" not in ours:
+                found[str(fields)] = [theirs, ours]
+        elif "explain" in fields and version >= (5, 0) and "'ok': 1.0" in theirs:
+            assert "'ok': 1.0" in ours  # and the two plans differ in the number
+        elif theirs != ours:
+            found[str(fields)] = [theirs, ours]
+    for exchange in _REFUSED_EXCHANGES:
+        replies = [in_order(opened(wire, {"exchange": exchange})[1]) for wire in (sides.server, sides.gateway)]
+        if replies[0] != replies[1]:
+            found[str(exchange)] = replies
+    assert found == {}
+    assert fatal > 10
 
 
 def test_a_get_more_is_answered_as_by_the_server(sides: SideBySide) -> None:

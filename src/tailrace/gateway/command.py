@@ -22,6 +22,7 @@ from tailrace.gateway.frame import (
     OP_MSG,
     OP_QUERY,
     OpMsg,
+    OpQuery,
     check_checksum,
     command_name,
 )
@@ -52,12 +53,14 @@ class MessageOutline:
     ``name``      the command's, empty if there is none or it is too far from the beginning
     ``answered``  the server sends a reply
     ``exhaust``   it may send several
+    ``is_hidden`` the command stands behind something else
     """
 
     op_code: int
     name: bytes
     answered: bool = True
     exhaust: bool = False
+    is_hidden: bool = False
 
 
 def outline(op_code: int, head: bytes) -> MessageOutline:
@@ -69,8 +72,9 @@ def outline(op_code: int, head: bytes) -> MessageOutline:
     if op_code == OP_MSG and len(head) >= HEADER_SIZE + 5:
         flags: int = _FLAGS.unpack_from(head, HEADER_SIZE)[0]
         # With every driver the section of kind 0 comes first. A message in another order is left to the server.
-        name = _first_name(head, HEADER_SIZE + 5) if head[HEADER_SIZE + 4] == 0 else b""
-        return MessageOutline(op_code, name, not flags & MORE_TO_COME, bool(flags & EXHAUST_ALLOWED))
+        is_hidden = head[HEADER_SIZE + 4] != 0
+        name = b"" if is_hidden else _first_name(head, HEADER_SIZE + 5)
+        return MessageOutline(op_code, name, not flags & MORE_TO_COME, bool(flags & EXHAUST_ALLOWED), is_hidden)
     if op_code == OP_QUERY and len(head) >= HEADER_SIZE + 5:
         flags = _FLAGS.unpack_from(head, HEADER_SIZE)[0]
         end = head.find(0, HEADER_SIZE + 4)
@@ -95,12 +99,12 @@ def _first_name(head: bytes, document: int) -> bytes:
 class ClientCommand:
     """A whole command.
 
-    ``message``     not compressed any more
+    ``message``     not compressed any more; of the legacy kind only where ``exchange.fatal_command`` found it
     ``compressor``  what it was compressed with
     ``session``     the session's id, as bytes of its own kind; ``None`` without one
     """
 
-    message: OpMsg
+    message: OpMsg | OpQuery
     name: bytes
     database: str
     session: bytes | None

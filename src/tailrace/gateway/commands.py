@@ -33,7 +33,9 @@ from tailrace.gateway.command import (
 )
 from tailrace.gateway.connection import ClientConnection, ClosedConnection
 from tailrace.gateway.engine import Engine, Owner, ServedStream
+from tailrace.gateway.exchange import NO_CONSUMER, is_fatal, without_consumers
 from tailrace.gateway.fail_points import FailPoints
+from tailrace.gateway.frame import OpQuery
 from tailrace.gateway.generic_fields import is_plain_kill, times_of
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
@@ -43,6 +45,7 @@ from tailrace.oplog.namespace import Scope
 
 _UNAUTHORIZED: Final = 13
 _CURSOR_NOT_FOUND: Final = 43
+_NOT_SUPPORTED: Final = 115
 _UUID: Final = 4
 #: A collection that does not exist, for reads that return nothing.
 _NOWHERE: Final = "tailrace.nowhere"
@@ -64,6 +67,8 @@ class Commands:
 
     async def answered(self, connection: ClientConnection, command: ClientCommand) -> bool:
         """Answer a command; False if it is the server's."""
+        if command.name == b"aggregate" and is_fatal(command.document):
+            return await self._refuse_exchange(connection, command)
         if self._fail_points is not None and await self._is_struck(connection, command, self._fail_points):
             return True
         match command.name:
@@ -90,6 +95,20 @@ class Commands:
                 reply = self._engine.refused(self._engine.stopping)
                 await connection.reply(command, self._engine.stamped(reply))
             raise
+
+    async def _refuse_exchange(self, connection: ClientConnection, command: ClientCommand) -> bool:
+        """Answer what the server would answer, unless it would carry the command out: that ends its process."""
+        if isinstance(command.message, OpQuery) and self._engine.version >= (6, 0):
+            return False  # it refuses every such message
+        reply = await connection.ask(without_consumers(command.document, command.database), may_take_long=True)
+        if is_ok(reply) or code_of(reply) == NO_CONSUMER:
+            error = ServerError(
+                "'exchange' beside $changeStream would end the server's process; the gateway does not pass it on",
+                code=_NOT_SUPPORTED,
+            )
+            reply = self._engine.stamped(self._engine.refused(error, in_stream=False))
+        await connection.reply(command, reply)
+        return True
 
     async def _list_streams(self, connection: ClientConnection, command: ClientCommand) -> bool:
         await connection.answered()

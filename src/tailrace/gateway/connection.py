@@ -20,7 +20,6 @@ from typing import Final, TypeVar
 
 import bson
 
-from tailrace import raw_bson
 from tailrace.errors import SourceError, TailraceError
 from tailrace.gateway.command import (
     HEAD_BYTES,
@@ -28,11 +27,11 @@ from tailrace.gateway.command import (
     ClientCommand,
     MessageOutline,
     app_name_of,
-    command_of,
     outline,
     unpacked,
 )
 from tailrace.gateway.compression import COMPRESSED_HEAD_BYTES, available, compress, size_inside
+from tailrace.gateway.exchange import command_in
 from tailrace.gateway.frame import (
     DOCUMENT_SIZE_MAX,
     HEADER_SIZE,
@@ -43,8 +42,10 @@ from tailrace.gateway.frame import (
     BadFrame,
     Header,
     OpMsg,
+    OpQuery,
     OpReply,
     op_msg,
+    op_reply,
     parse_header,
     with_document,
 )
@@ -54,7 +55,7 @@ from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import LastGetMore
-from tailrace.gateway.replies import ServerClock
+from tailrace.gateway.replies import ServerClock, is_ok
 from tailrace.gateway.rights import Identity, User
 from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
 
@@ -311,6 +312,9 @@ class ClientConnection:
                 await self._pass_on(seen, head, length, limit)
 
     def _is_for_us(self, seen: MessageOutline, length: int) -> bool:
+        """Whether the whole message has to be seen."""
+        if seen.name == b"aggregate" or seen.is_hidden:
+            return True  # it might end the server's process
         return seen.name in self._shared.names and seen.op_code == OP_MSG and length <= _COMMAND_SIZE_MAX
 
     async def _rest(self, head: bytes, length: int) -> bytes:
@@ -331,7 +335,7 @@ class ClientConnection:
         self, seen: MessageOutline, head: bytes, message: bytes, compressor: str | None, limit: asyncio.Timeout
     ) -> None:
         """A message that may be for the gateway: ``message``, which came as ``head``."""
-        command = await aside(len(message), command_of, message, compressor)
+        command = await aside(len(message), command_in, message, compressor)
         if command is not None:
             limit.reschedule(None)
             if await self._while_answering(self._shared.answer(self, command)):
@@ -468,7 +472,8 @@ class ClientConnection:
         """Send our answer to a command of the client, unless it wants none."""
         if command.message.more_to_come:
             return
-        frame = op_msg(document, request_id=self._next_id(), response_to=command.message.header.request_id)
+        write = op_reply if isinstance(command.message, OpQuery) else op_msg
+        frame = write(document, request_id=self._next_id(), response_to=command.message.header.request_id)
         if command.compressor is not None and command.compressor != "noop":
             frame = await aside(len(frame), compress, frame, command.compressor)
         if len(frame) < COUNTED_BYTES_MIN:
@@ -520,7 +525,7 @@ class ClientConnection:
         status = bson.decode(await self.ask(_STATUS))
         found = Identity.of_status(status)
         if not found.users and self._asks_nobody is None:
-            self._asks_nobody = _succeeded(await self.ask(_PROBE))
+            self._asks_nobody = is_ok(await self.ask(_PROBE))
         if self._asks_nobody:
             found = Identity(found.users, may_all=True)
         self._identity, self._identity_time = found, asked
@@ -593,8 +598,3 @@ class ClientConnection:
         # A plain close would wait until the client has taken the rest.
         transport.abort()
         raise ClosedConnection("the client does not take its replies")
-
-
-def _succeeded(reply: bytes) -> bool:
-    element = raw_bson.find(reply, b"ok")
-    return element is not None and any(raw_bson.value(reply, element))

@@ -199,7 +199,7 @@ class Engine:
         finally:
             self._opening -= 1
         cursor = _cursor_of(reply)
-        if self._is_left(cursor.code, reply, command):
+        if self._is_left(cursor.code, reply):
             opening.close()
             return None
         if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
@@ -321,15 +321,11 @@ class Engine:
         self._keep(self._client, self._shared)
         return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room)
 
-    def _is_left(self, code: int | None, reply: bytes, command: bytes) -> bool:
+    def _is_left(self, code: int | None, reply: bytes) -> bool:
         """Whether the server is to answer a command that the engine refuses with ``code``: the server supports what the
         engine does not; versions other than the measured one word their errors differently; and the words around an
-        error of its optimizer depend on the stage. ``exchange`` is never passed on, because it ends the server's
-        process."""
+        error of its optimizer depend on the stage."""
         if code is None or code in RESUMABLE_CODES:
-            return False
-        exchange = raw_bson.find(command, b"exchange")
-        if exchange is not None and exchange.type != raw_bson.NULL:
             return False
         return code == _NOT_DONE or self.version != _MEASURED or _OPTIMIZER in reply
 

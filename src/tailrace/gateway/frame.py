@@ -165,6 +165,11 @@ class OpQuery:
         return self.collection.partition(b".")[0]
 
     @property
+    def more_to_come(self) -> bool:
+        """As of an OP_MSG: this one is always answered."""
+        return False
+
+    @property
     def is_command(self) -> bool:
         """Whether it carries a command rather than a query."""
         return self.collection.endswith(b".$cmd")
