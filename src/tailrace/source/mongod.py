@@ -416,7 +416,8 @@ class MongodSource:
         With each comes a time that the cursor has seen everything up to. Where it ``looks``, that is the newest entry's
         time before an empty reply was asked for: the cursor came to the end of the oplog, so it came past that time.
         A pushed reply may have been on its way for long. The server began it after the one before, so it came past that
-        one's operation time, and no later time is taken.
+        one's operation time, and no later time is taken. Of a majority read, that is what was committed when the reply
+        was sent, and not what was applied (6.0.27, 5.0.4, 4.4.2).
         """
         seen = ClusterTime(0)
         yield first, seen
