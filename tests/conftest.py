@@ -17,6 +17,7 @@ from hypothesis import settings
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.pipeline import kernel as pipeline_kernel
 from tests import shared_clock
+from tests.quiet import without_noops
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
 # the commands that a test interrupts would then never hear of it.
@@ -94,8 +95,17 @@ def asks_for_spark(file: Path) -> bool:
 def replica_set() -> Iterator[ReplicaSet]:
     """One member of mongod 6.0.27 with fail points, shared by all modules: use databases of your own, drop nothing of
     others, and leave it running as it was. Take ``start_replica_set`` for a test that kills or steps down."""
-    with ReplicaSet(1, enable_test_commands=True) as running:
+    # Otherwise sessions are written down every five minutes, which moves the end of the oplog in the middle of a test.
+    parameters = {"disableLogicalSessionCacheRefresh": True}
+    with ReplicaSet(1, enable_test_commands=True, parameters=parameters) as running:
         yield running
+
+
+@pytest.fixture
+def quiet_replica_set(replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
+    """``replica_set``, which writes no no-ops meanwhile: for tests that compare the token behind a batch."""
+    with without_noops(replica_set) as quiet:
+        yield quiet
 
 
 @pytest.fixture(autouse=True)

@@ -95,10 +95,11 @@ def kind(result: Any) -> Any:
 
 
 class Streams:
-    """The streams of all flavours on one collection, by names."""
+    """The streams of all flavours on one collection, by names. ``sharing``: the client of those that share a read."""
 
-    def __init__(self, streams: dict[str, Any]) -> None:
+    def __init__(self, streams: dict[str, Any], sharing: Any) -> None:
         self.streams = streams
+        self._sharing = sharing
         self._pool = ThreadPoolExecutor(len(streams))
 
     def each(self, call: Callable[[Any], Any], names: Collection[str] | None = None) -> dict[str, Any]:
@@ -138,6 +139,12 @@ class Streams:
         """The error that waiting for the next event ends in, the same of all."""
         return self.same(lambda stream: stream.next())
 
+    def read_on(self, uri: str) -> None:
+        """Return when the shared read has met whatever happened to it, and reads again."""
+        before = self._sharing.tail_statistics.reads
+        insert(uri, 0, collection="another")
+        wait_until(lambda: bool(self._sharing.tail_statistics.reads > before), "the shared read goes on")
+
     @property
     def alive(self) -> bool:
         found: bool = self.same(lambda stream: stream.alive)
@@ -157,6 +164,7 @@ def streams_at(
     """Of all flavours at ``uri``, or where ``uris`` says so elsewhere. Those that share a tail do."""
     watching = {"max_await_time_ms": max_await_time_ms, "full_document": full_document}
     opened: dict[str, Any] = {}
+    shared: Any = None
     with ExitStack() as stack:
         loop = stack.enter_context(event_loop())
         for flavour in FLAVOURS:
@@ -171,10 +179,11 @@ def streams_at(
                 continue
             client = stack.enter_context(connect(flavour, at, **options))
             if flavour == "shared":
+                shared = client
                 opened |= dict(sharing(client["failing"][collection], client, stack, watching))
             else:
                 opened[flavour] = stack.enter_context(client["failing"][collection].watch(**watching))
-        yield Streams(opened)
+        yield Streams(opened, shared)
 
 
 def connect(flavour: str, uri: str, **options: Any) -> Any:
@@ -198,10 +207,11 @@ def sharing(watched: Any, client: Any, stack: ExitStack, watching: dict[str, Any
     streams = [stack.enter_context(watched.watch(**watching)) for _ in range(SHARING)]
 
     def are_joined() -> bool:
-        assert [stream.try_next() for stream in streams] == [None] * SHARING
+        assert list(pool.map(lambda stream: stream.try_next(), streams)) == [None] * SHARING
         return bool(client.tail_statistics.joined == SHARING)
 
-    wait_until(are_joined, "the streams read together")
+    with ThreadPoolExecutor(SHARING) as pool:
+        wait_until(are_joined, "the streams read together")
     for number, stream in enumerate(streams):
         yield f"shared {number}", stream
 

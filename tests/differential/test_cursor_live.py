@@ -23,11 +23,10 @@ from tests.differential.native import aggregate
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.differential.workload import Workload
 from tests.golden.cursors import batch_of
+from tests.quiet import QUIET
 
 pytestmark = pytest.mark.mongod
 
-#: Nothing may write to the oplog but the test: both sides must see the same end of it.
-_QUIET = {"writePeriodicNoops": False, "disableLogicalSessionCacheRefresh": True, "ttlMonitorEnabled": False}
 _AWAIT_MS = 5
 #: A match on a computed field: the server cannot move it into its read of the oplog, where it would also hide the
 #: entries that end a stream (a replacement with a field "$v" of the user's).
@@ -49,7 +48,7 @@ _PIPELINES: tuple[list[Any], ...] = (
 @pytest.fixture(scope="module")
 def sides() -> Iterator[Sides]:
     with (
-        ReplicaSet(1, parameters=_QUIET, enable_test_commands=True, oplog_size_mb=2000) as deployment,
+        ReplicaSet(1, parameters=QUIET, enable_test_commands=True, oplog_size_mb=2000) as deployment,
         Wire.to(deployment.uri) as wire,
     ):
         source = MongodSource(deployment.uri)
@@ -414,7 +413,7 @@ def test_kill_cursors_is_answered_as_the_server_does(sides: Sides) -> None:
 
 
 def test_history_that_is_gone_ends_cursors_as_on_the_server(start_replica_set: Any) -> None:
-    deployment = start_replica_set(1, parameters=_QUIET, oplog_size_mb=8, arguments=("--syncdelay", "1"))
+    deployment = start_replica_set(1, parameters=QUIET, oplog_size_mb=8, arguments=("--syncdelay", "1"))
     source = MongodSource(deployment.uri)
     with Wire.to(deployment.uri) as wire:
         both = Sides(deployment.uri, wire, source)

@@ -34,6 +34,7 @@ from tests.differential.cursors import Pair, Sides
 from tests.differential.native import aggregate, read
 from tests.differential.test_watch_live import drain, note
 from tests.differential.wire import Wire
+from tests.quiet import QUIET
 
 pytestmark = pytest.mark.mongod
 
@@ -92,8 +93,7 @@ class Written:
 @pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
 def written(request: pytest.FixtureRequest) -> Iterator[Written]:
     # A server of its own: a dump holds all of the oplog, and cursors must meet the same end of it.
-    quiet = {"writePeriodicNoops": False, "disableLogicalSessionCacheRefresh": True}
-    with ReplicaSet(1, version=request.param, parameters=quiet) as running:
+    with ReplicaSet(1, version=request.param, parameters=QUIET) as running:
         with MongoClient[dict[str, Any]](running.uri) as client, Wire.to(running.uri) as wire:
             start = note(client)
             events = named_fields.write(wire, NAME, request.param)

@@ -158,8 +158,8 @@ def test_a_token_of_ours_resumes_the_servers_stream_and_the_other_way_round(
                 assert drain(own, end) == expected[count:]
 
 
-def test_a_stream_without_a_start_begins_now_and_follows(replica_set: ReplicaSet) -> None:
-    with tailrace.connect(replica_set.uri) as client:
+def test_a_stream_without_a_start_begins_now_and_follows(quiet_replica_set: ReplicaSet) -> None:
+    with tailrace.connect(quiet_replica_set.uri) as client:
         collection = client.watch_now.c
         collection.insert_one({"_id": "before"})
         with client["watch_now"]["c"].watch(max_await_time_ms=100) as stream:

@@ -15,12 +15,11 @@ from tailrace.embedded import ReplicaSet
 from tailrace.raw_bson import elements, encode_document
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
+from tests.quiet import QUIET
 
 VERSIONS = ("6.0.27", "5.0.4", "4.4.2")
 #: For what takes long: in a plain run the newest alone.
 OLDER_ARE_SLOW = (VERSIONS[0], *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:]))
-#: Nothing may write to the oplog but the test: both sides must see the same end of it.
-QUIET = {"writePeriodicNoops": False, "disableLogicalSessionCacheRefresh": True, "ttlMonitorEnabled": False}
 _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")
 
 

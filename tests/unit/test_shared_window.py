@@ -357,20 +357,24 @@ def test_a_failure_that_is_over_is_told_before_what_came_after_it() -> None:
 
 
 def test_what_somebody_kills_concerns_those_who_wait_for_it() -> None:
+    """A stream that had just been given its event was taken for one about to wait, and ended where PyMongo's is
+    resumed: the live test waited for longer than its waits had taken."""
     shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
     reader: Any = object()
     shared._reader = reader
     shared.begun(reader, START)
     scope = Scope.parse("shop.orders")
     for code in (237, 11601):
-        waits, between, idle = (shared.enter(scope, START) for _ in range(3))
+        waits, between, served, idle = (shared.enter(scope, START) for _ in range(4))
         killed = OperationFailure("operation was interrupted", code)
-        for place in (waits, between):
+        for place in (waits, between, served):
             place.begin_wait()
-        between._waited_from -= 60.0
-        between.end_wait()  # and comes back in a moment, which is shorter
+            place._waited_from -= 60.0
+        between.end_wait(brought=False)  # and comes back in a moment, which is shorter
+        served.end_wait(brought=True)  # and is in its program's hands
         shared.failed(reader, killed)
         shared.promised(reader, time_of(code))
         assert shared.failure(waits) is killed
         assert shared.failure(between) is killed
+        assert shared.failure(served) is None
         assert shared.failure(idle) is None

@@ -143,15 +143,15 @@ class TailPlace:
         self.waiter.acquire()
         return self.waiter
 
-    def end_wait(self) -> None:
-        """Note that the stream's thread no longer waits."""
+    def end_wait(self, *, brought: bool) -> None:
+        """Note that the stream's thread no longer waits; ``brought``: something has come, and so its call ends."""
         self.waiter = None
-        self._waited_until = time.monotonic()
+        self._waited_until = self._waited_from if brought else time.monotonic()
 
     @property
     def is_waited_at(self) -> bool:
-        """Whether the stream's thread waits for entries. It also counts as waiting if the time since its last wait is
-        shorter than that wait was: it is then about to wait again."""
+        """Whether the stream's thread waits for entries. It also counts as waiting if its last wait brought nothing and
+        the time since is shorter than that wait was: it is then about to wait again."""
         if self.waiter is not None:
             return True
         return time.monotonic() - self._waited_until < self._waited_until - self._waited_from

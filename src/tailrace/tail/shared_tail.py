@@ -205,7 +205,7 @@ class SharedTail:
             seconds = max(0.0, seconds if limit_s is None else min(seconds, limit_s))
             waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
             with self._lock:
-                place.end_wait()
+                place.end_wait(brought=bool(place.pending))
                 place.reopens = place.reopens and self._failure is not None
         return self.poll(place)
 
