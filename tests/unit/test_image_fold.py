@@ -8,12 +8,14 @@ from typing import Any
 
 import bson
 import pytest
+from bson import DatetimeMS, Decimal128, Int64, MinKey, ObjectId, Regex
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
 from tailrace.images.delta import ImageMismatchError
 from tailrace.images.fold import ImageFolder
 from tailrace.images.found import Images
+from tailrace.images.key import state_key
 from tailrace.images.state import ImageState
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -33,13 +35,18 @@ def batch(entries: list[bytes], time: int) -> OplogBatch:
     return OplogBatch(b"".join(entries), ClusterTime((100 << 32) | time))
 
 
-def folder(directory: Path, *, kernel: bool) -> tuple[ImageState, ImageFolder]:
-    state = ImageState.open(directory, buckets=2, map_bytes=64 << 20)
+def folder(directory: Path, *, kernel: bool, memory_bytes: int = 0) -> tuple[ImageState, ImageFolder]:
+    state = ImageState.open(directory, buckets=2, map_bytes=64 << 20, memory_bytes=memory_bytes)
     return state, ImageFolder(state, SCOPE, SERVER_6_0, kernel=lambda size: kernel)
 
 
 def fold(target: ImageFolder, batch: OplogBatch) -> Images:
     return target.fold(batch, lambda times: [None] * len(times))
+
+
+#: Keys that are made in the common way, and keys that are not.
+_RARE = (1.5, 2.0, Decimal128("3"), "x" * 300, "x" * 600, "", b"b", ObjectId(b"o" * 12), None, True, -1)
+_RARE += (DatetimeMS(5), Regex("a"), Timestamp(1, 1), MinKey(), Int64(-(2**62)))
 
 
 class _History:
@@ -48,7 +55,7 @@ class _History:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.time = 0
-        self.there: set[Any] = set()
+        self.there: set[bytes] = set()
 
     def entries(self, count: int) -> list[bytes]:
         return [self._one() for _ in range(count)]
@@ -56,15 +63,16 @@ class _History:
     def _one(self) -> bytes:
         rng = self.rng
         self.time += 1
-        key = rng.choice((rng.randrange(30), f"s{rng.randrange(9)}"))
-        if key not in self.there:
+        key = rng.choice((rng.randrange(30), f"s{rng.randrange(9)}", Int64(rng.randrange(40)), rng.choice(_RARE)))
+        name = state_key(bytes(UUID), bson.encode({"_id": key}))
+        if name not in self.there:
             if rng.random() < 0.1:
                 return entry("u", self.time, {"$v": 2, "diff": {"u": {"a": 1}}}, {"_id": key})
-            self.there.add(key)
+            self.there.add(name)
             return entry("i", self.time, {"_id": key, "a": 0, "o": {"x": 0, "y": [1, 2, 3]}, "n": 1}, {"_id": key})
         kind = rng.random()
         if kind < 0.05:
-            self.there.discard(key)
+            self.there.discard(name)
             return entry("d", self.time, {"_id": key})
         if kind < 0.15:
             return entry("u", self.time, {"_id": key, "a": 5, "o": {"x": 1, "y": [1, 2, 3]}, "n": 7}, {"_id": key})
@@ -78,11 +86,11 @@ class _History:
         return entry("u", self.time, {"$v": 2, "diff": {"u": {"n": self.time}, "so": inside}}, {"_id": key})
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_compiled_way_makes_what_the_plain_way_makes(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "memory_bytes"), [(1, 0), (2, 0), (3, 50_000)])
+def test_the_compiled_way_makes_what_the_plain_way_makes(tmp_path: Path, seed: int, memory_bytes: int) -> None:
     history = _History(seed)
     plain_state, plain = folder(tmp_path / "plain", kernel=False)
-    fast_state, fast = folder(tmp_path / "fast", kernel=True)
+    fast_state, fast = folder(tmp_path / "fast", kernel=True, memory_bytes=memory_bytes)
     with plain_state, fast_state:
         batches = []
         for _ in range(15):

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import bson
+import lmdb
 import pytest
 from bson.binary import Binary
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 
 from tailrace.errors import UsageError
-from tailrace.images.bucket import ImageStateError
+from tailrace.images.bucket import ImageBucket, ImageStateError
 from tailrace.images.key import state_key
 from tailrace.images.state import ImageState
 
@@ -62,12 +63,13 @@ def test_a_batch_that_raises_has_changed_nothing(tmp_path: Path) -> None:
         assert state.position == 1
 
 
-def test_batches_given_again_give_the_same_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory_bytes", [0, 6_000, 1 << 30])
+def test_batches_given_again_give_the_same_answers(tmp_path: Path, memory_bytes: int) -> None:
     rng = random.Random(3)
     names = keys(40)
     batches = [{name: rng.choice((None, b"%d" % rng.random())) for name in rng.sample(names, 9)} for _ in range(12)]
     batches = [{k: None if v is None else v + b"%d" % i for k, v in batch.items()} for i, batch in enumerate(batches)]
-    with opened(tmp_path, buckets=4) as state:
+    with opened(tmp_path, buckets=4, memory_bytes=memory_bytes) as state:
         answers = [write(state, 10 * number, batch) for number, batch in enumerate(batches)]
         end = 12
         for _ in range(20):
@@ -77,6 +79,76 @@ def test_batches_given_again_give_the_same_answers(tmp_path: Path) -> None:
                 assert write(state, 10 * number, batches[number]) == answers[number]
         state.undo_until(None)
         assert (len(state), state.position) == (0, None)
+
+
+def test_batches_in_memory_are_as_those_on_disk(tmp_path: Path) -> None:
+    one, two, three = keys(3)
+    with opened(tmp_path, memory_bytes=1 << 30) as state:
+        write(state, 1, {one: b"1", two: b"2"})
+        state.flush()
+        write(state, 2, {one: None, three: b"3"})
+        write(state, 3, {one: b"1c", two: None, three: b"3c"})
+        assert (state.position, state.get([one, two, three])) == (3, [b"1c", None, b"3c"])
+        with state.batch(4) as batch:
+            batch.put([(two, b"x")])
+            assert batch.get([one, two]) == [b"1c", b"x"]
+        with pytest.raises(ZeroDivisionError), state.batch(5) as batch:
+            batch.put([(two, b"%d" % (1 // 0))])
+        state.undo_until(2)
+        assert (state.position, state.get([one, two, three])) == (2, [None, b"2", b"3"])
+        write(state, 3, {one: b"again"})
+    with opened(tmp_path) as state:  # closing has written them
+        assert (state.position, state.get([one, two, three])) == (3, [b"again", b"2", b"3"])
+        state.undo_until(1)
+        assert (state.position, state.get([one, two, three])) == (1, [b"1", b"2", None])
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_batches_that_cannot_be_written_together_are_all_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The disk is full when the third, the second or the first bucket is written: each leaves others written."""
+    names = keys(60)
+    with opened(tmp_path, buckets=3, memory_bytes=1 << 30) as state:
+        write(state, 7, dict.fromkeys(names, b"old"))
+        state.flush()
+        write(state, 8, dict.fromkeys(names, b"new"))
+        write(state, 9, dict.fromkeys(names[:30]))
+        commit = ImageBucket.commit
+
+        def full(bucket: ImageBucket, *meta: Any) -> None:
+            if bucket.directory.name == f"{failing:04d}":
+                raise ImageStateError("the disk is full")
+            commit(bucket, *meta)
+
+        monkeypatch.setattr(ImageBucket, "commit", full)
+        with pytest.raises(ImageStateError, match="full"):
+            state.flush()
+        monkeypatch.undo()
+        assert (state.position, set(state.get(names))) == (7, {b"old"})
+        write(state, 8, dict.fromkeys(names, b"new"))
+    with opened(tmp_path) as state:
+        assert (state.position, set(state.get(names))) == (8, {b"new"})
+
+
+def test_a_batch_of_an_earlier_version_can_be_undone(tmp_path: Path) -> None:
+    """That version kept each previous document in a record of its own."""
+    one, two = keys(2)
+    with opened(tmp_path, buckets=1) as state:
+        write(state, 1, {one: b"1"})
+        write(state, 2, {one: b"1b", two: b"2"})
+    with lmdb.open(str(tmp_path / "generation-1" / "0000"), max_dbs=4) as env:
+        undo = env.open_db(b"undo")
+        with env.begin(write=True) as txn:
+            for key, _ in list(txn.cursor(db=undo)):
+                if int.from_bytes(key[:8], "big") == 2:
+                    txn.delete(key, db=undo)
+            for number, (key, kept) in enumerate(((one, b"\1" + b"1"), (two, b"\0"))):
+                name = (2).to_bytes(8, "big") + number.to_bytes(4, "big")
+                txn.put(name, len(key).to_bytes(2, "big") + key + kept, db=undo)
+    with opened(tmp_path) as state:
+        state.undo_until(1)
+        assert state.get([one, two]) == [b"1", None]
 
 
 def test_what_is_kept_to_undo_has_a_bound_that_says_so(tmp_path: Path) -> None:
@@ -189,7 +261,7 @@ _WRITER = """
 import random, sys
 from tailrace.images.state import ImageState
 from tests.unit.test_image_state import keys
-state = ImageState.open(sys.argv[1], buckets=3, map_bytes=64 << 20)
+state = ImageState.open(sys.argv[1], buckets=3, map_bytes=64 << 20, memory_bytes=int(sys.argv[2]))
 names = keys(30)
 number = -1 if state.position is None else state.position
 while True:
@@ -200,11 +272,12 @@ while True:
 """
 
 
-def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path) -> None:
-    """Every document is of the position's batch, and no batch that was said to be done is gone."""
+@pytest.mark.parametrize("memory_bytes", [0, 100_000])
+def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path, memory_bytes: int) -> None:
+    """Every document is of the position's batch, and no batch is gone that was said to be on disk."""
     rng = random.Random(5)
     for _ in range(8):
-        command = [sys.executable, "-c", _WRITER, str(tmp_path)]
+        command = [sys.executable, "-c", _WRITER, str(tmp_path), str(memory_bytes)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
             assert process.stdout is not None
             done = b""
@@ -213,8 +286,10 @@ def test_a_process_that_is_killed_leaves_whole_batches(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             done = (process.stdout.read().splitlines() or [done])[-1] or done
         with opened(tmp_path) as state:
+            if state.position is None and memory_bytes:
+                continue
             assert state.position is not None
-            assert state.position >= int(done)
+            assert state.position >= int(done) or memory_bytes
             assert set(state.get(keys(30))) == {b"%d" % state.position * 50}
 
 

@@ -1,7 +1,7 @@
 """One bucket of the image state: an LMDB environment with documents, and the data to undo the last batches.
 
-A batch is one transaction. It also writes the previous values of what it changes, under the batch's number, so that a
-batch that is given again can be undone first. Only the keys of one batch are in memory; documents stay in the file.
+Batches are written in transactions, one or several at a time. The previous values of what a batch changes are written
+with it, under its number, so that a batch that is given again can be undone first. Documents stay in the file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,11 @@ from tailrace.errors import TailraceError
 #: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
 _ABSENT: Final = b"\0"
-_PRESENT: Final = b"\1"
 _SEQUENCE: Final = 4
+#: Records of earlier versions, with one document each, have sequence numbers below this one.
+_FIRST_CHUNK: Final = 1 << 31
+#: Previous values that are kept in one record: few enough that the record finds room between freed pages.
+_CHUNK: Final = 32
 
 
 class ImageStateError(TailraceError):
@@ -52,9 +56,6 @@ class ImageBucket:
             os.close(self._lock)
             raise
         self._txn: Any = None
-        self._touched: set[bytes] = set()
-        self._batch = 0
-        self._undo_bytes = 0
 
     def _take_lock(self) -> None:
         try:
@@ -93,17 +94,14 @@ class ImageBucket:
             hint="If the files are damaged, seed the images again in a new directory",
         )
 
-    def begin(self, batch: int) -> None:
-        """Start batch ``batch``. A batch that was started before and not committed is discarded."""
+    def begin(self) -> None:
+        """Start a transaction. One that was started before and not committed is discarded."""
         self.abort()
         try:
             self._grow()
             self._txn = self._env.begin(write=True)
         except lmdb.Error as error:
             raise self._failed(error) from error
-        self._batch = batch
-        self._touched.clear()
-        self._undo_bytes = 0
 
     def _grow(self) -> None:
         info, page = self._env.info(), self._env.stat()["psize"]
@@ -111,37 +109,46 @@ class ImageBucket:
             self._env.set_mapsize(2 * info["map_size"])
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The documents; inside a batch, with its changes. ``None`` for a key without a document."""
+        """The documents as they were committed; ``None`` for a key without a document."""
         try:
-            if self._txn is not None:
-                return [self._txn.get(key, db=self._documents) for key in keys]
-            with self._env.begin() as txn:
-                return [txn.get(key, db=self._documents) for key in keys]
+            with self._env.begin() as txn, txn.cursor(db=self._documents) as cursor:
+                # In the order of the keys: neighbours in the file are read together.
+                found: dict[bytes, bytes] = dict(cursor.getmulti(sorted(keys)))
         except lmdb.Error as error:
             raise self._failed(error) from error
+        return list(map(found.get, keys))
 
-    def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write the new documents of keys; ``None`` deletes. Only inside a batch."""
-        txn, documents, undo, touched = self._txn, self._documents, self._undo, self._touched
-        prefix = self._batch.to_bytes(8, "big")
+    def put(self, documents: Mapping[bytes, bytes | None]) -> None:
+        """Write the new documents of keys; ``None`` deletes. Only inside a transaction."""
+        txn = self._txn
         try:
-            for key, document in changes:
-                if key not in touched:
-                    old = txn.pop(key, db=documents) if document is None else txn.replace(key, document, db=documents)
-                    record = len(key).to_bytes(2, "big") + key + (_ABSENT if old is None else _PRESENT + old)
-                    txn.put(prefix + len(touched).to_bytes(_SEQUENCE, "big"), record, db=undo, append=True)
-                    touched.add(key)
-                    self._undo_bytes += len(record)
-                elif document is None:
-                    txn.delete(key, db=documents)
-                else:
-                    txn.put(key, document, db=documents)
+            with txn.cursor(db=self._documents) as cursor:
+                cursor.putmulti([(key, documents[key]) for key in sorted(documents) if documents[key] is not None])
+            for key, document in documents.items():
+                if document is None:
+                    txn.delete(key, db=self._documents)
         except lmdb.Error as error:
             self.abort()
             raise self._failed(error) from error
 
-    def commit(self, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> int:
-        """Commit the batch to disk. Returns how many bytes are kept to undo it."""
+    def keep(self, batch: int, before: Mapping[bytes, bytes | None]) -> int:
+        """Keep the documents before a batch, so that it can be undone; batches in their order. Only inside a
+        transaction. Returns how many bytes that takes."""
+        keys, documents = list(before), list(before.values())
+        records = []
+        for number, first in enumerate(range(0, len(keys), _CHUNK)):
+            name = batch.to_bytes(8, "big") + (_FIRST_CHUNK + number).to_bytes(_SEQUENCE, "big")
+            records.append((name, _chunk(keys[first : first + _CHUNK], documents[first : first + _CHUNK])))
+        try:
+            with self._txn.cursor(db=self._undo) as cursor:
+                cursor.putmulti(records, append=True)
+        except lmdb.Error as error:
+            self.abort()
+            raise self._failed(error) from error
+        return sum(len(record) for _, record in records)
+
+    def commit(self, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
+        """Commit the transaction to disk."""
         txn, self._txn = self._txn, None
         try:
             self._put_meta(txn, meta)
@@ -149,7 +156,6 @@ class ImageBucket:
         except lmdb.Error as error:
             txn.abort()
             raise self._failed(error) from error
-        return self._undo_bytes
 
     def _put_meta(self, txn: Any, meta: Iterable[tuple[bytes, bytes | None]]) -> None:
         for key, value in meta:
@@ -158,13 +164,8 @@ class ImageBucket:
             else:
                 txn.put(key, value, db=self._meta)
 
-    @property
-    def pending_undo_bytes(self) -> int:
-        """How many bytes the current batch has kept so far to undo it."""
-        return self._undo_bytes
-
     def abort(self) -> None:
-        """Discard a batch that is not committed."""
+        """Discard a transaction that is not committed."""
         if self._txn is not None:
             self._txn.abort()
             self._txn = None
@@ -175,13 +176,12 @@ class ImageBucket:
         try:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
                 while cursor.last() and int.from_bytes(cursor.key()[:8], "big") > batch:
-                    record = cursor.value()
-                    size = int.from_bytes(record[:2], "big")
-                    key, kind, old = record[2 : 2 + size], record[2 + size : 3 + size], record[3 + size :]
-                    if kind == _ABSENT:
-                        txn.delete(key, db=self._documents)
-                    else:
-                        txn.put(key, old, db=self._documents)
+                    is_chunk = int.from_bytes(cursor.key()[8:], "big") >= _FIRST_CHUNK
+                    for key, old in (_of_chunk if is_chunk else _of_record)(cursor.value()):
+                        if old is None:
+                            txn.delete(key, db=self._documents)
+                        else:
+                            txn.put(key, old, db=self._documents)
                     cursor.delete()
                 self._put_meta(txn, meta)
         except lmdb.Error as error:
@@ -239,6 +239,29 @@ class ImageBucket:
             self._env.close()
             os.close(self._lock)
             self._lock = -1
+
+
+def _chunk(keys: Sequence[bytes], before: Sequence[bytes | None]) -> bytes:
+    """Keys and their previous documents as one record: how many, the sizes of both (int32), the bytes of both. A
+    document that was not there has the size -1."""
+    sizes = [*map(len, keys), *(-1 if old is None else len(old) for old in before)]
+    return b"".join((struct.pack(f"<{len(sizes) + 1}i", len(keys), *sizes), *keys, *filter(None, before)))
+
+
+def _of_chunk(record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    (count,) = struct.unpack_from("<i", record)
+    sizes = struct.unpack_from(f"<{2 * count}i", record, 4)
+    key, old = 4 + 8 * count, 4 + 8 * count + sum(sizes[:count])
+    for key_size, size in zip(sizes[:count], sizes[count:], strict=True):
+        yield record[key : key + key_size], None if size < 0 else record[old : old + size]
+        key += key_size
+        old += max(size, 0)
+
+
+def _of_record(record: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """As ``_of_chunk``, of a record of an earlier version."""
+    size = 2 + int.from_bytes(record[:2], "big")
+    yield record[2:size], None if record[size : size + 1] == _ABSENT else record[size + 1 :]
 
 
 def _os_error(error: OSError, directory: Path) -> ImageStateError:

@@ -8,8 +8,7 @@ which is the reference.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from tailrace.event.event_block import OPERATION_TYPES
 from tailrace.images.delta import ImageMismatchError, apply_operation
 from tailrace.images.found import Images, wrong_state
 from tailrace.images.key import state_key
+from tailrace.images.state import ImageBatch
 from tailrace.images.updated import updated
 from tailrace.kernel import event_record
 from tailrace.kernel.batch import (
@@ -29,121 +29,129 @@ from tailrace.kernel.batch import (
     KernelSettings,
     transform_batch,
 )
+from tailrace.kernel.image_keys import image_keys
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.plan.request import PreImageKey
 
 Offsets = npt.NDArray[np.int64]
 _INSERT, _UPDATE, _REPLACE, _DELETE = (
     OPERATION_TYPES.index(name) for name in ("insert", "update", "replace", "delete")
 )
 _LETTERS: Final = {_INSERT: b"i", _REPLACE: b"u", _DELETE: b"d", _UPDATE: b"u"}
-_OBJECT_ID: Final = b"\x07_id\0"
 
 
 class Operations:
-    """The operations of a batch, as columns.
+    """The operations of a batch on some documents, as columns.
 
-    ``keys``     of the documents, in the state
-    ``kinds``    places in ``OPERATION_TYPES``
-    ``objects``  offsets of the entries' ``o`` in ``raw``
-    ``times``    the cluster time under which each pre-image is filed, and its ``indexes`` there
+    ``keys``       of the documents, in the state, and the CRC-32 of each
+    ``kinds``      uint8: places in ``OPERATION_TYPES``
+    ``objects``    int64: offsets of the entries' ``o`` in ``raw``
+    ``image_keys`` under which the pre-images are filed
     """
 
-    def __init__(self, made: KernelBatch, raw: bytes) -> None:
-        records = made.records
-        self.raw = made.raw
-        self.buffer = raw
+    def __init__(self, made: KernelBatch, buffer: bytes, keys: list[bytes], checksums: list[int]) -> None:
+        self.raw, self.buffer = made.raw, buffer
+        self.keys, self.checksums = keys, checksums
         self.objects: Offsets = np.ascontiguousarray(made.column(event_record.OBJECT))
-        self.kinds: list[int] = made.column(event_record.OPERATION).tolist()
-        self.times: list[int] = made.column(event_record.IMAGE_TIME).tolist()
-        self.indexes: list[int] = made.column(event_record.IMAGE_INDEX).tolist()
+        self.kinds = made.column(event_record.OPERATION)
         first, last = event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8
-        self.uuids = np.ascontiguousarray(records[:, first : last + 1]).tobytes()
-        events = made.events.tobytes()
-        starts = made.column(event_record.KEY_START).tolist()
-        ends = made.column(event_record.KEY_END).tolist()
-        self.keys = [
-            _key(self.uuids[16 * place : 16 * place + 16], events[start:end])
-            for place, (start, end) in enumerate(zip(starts, ends, strict=True))
-        ]
-
-    def image_key(self, place: int) -> PreImageKey:
-        uuid = self.uuids[16 * place : 16 * place + 16]
-        return PreImageKey(uuid, ClusterTime(self.times[place] & 0xFFFFFFFFFFFFFFFF), self.indexes[place])
+        uuids: list[bytes] = np.ascontiguousarray(made.records[:, first : last + 1]).view("V16").ravel().tolist()
+        times: list[int] = np.ascontiguousarray(made.column(event_record.IMAGE_TIME)).view(np.uint64).tolist()
+        # Equal to the PreImageKeys that have the same parts, and quicker to make.
+        self.image_keys = list(zip(uuids, times, made.column(event_record.IMAGE_INDEX).tolist(), strict=True))
 
     def applied(self, place: int, before: bytes | None) -> bytes | None:
         """The document after an operation, by the reference."""
         start = int(self.objects[place])
         change = self.buffer[start : start + int.from_bytes(self.buffer[start : start + 4], "little")]
         try:
-            return apply_operation(before, _LETTERS[self.kinds[place]], change)
+            return apply_operation(before, _LETTERS[int(self.kinds[place])], change)
         except ImageMismatchError as error:
-            raise wrong_state(error, f"oplog entry {self.image_key(place).cluster_time}") from error
+            raise wrong_state(error, f"oplog entry {ClusterTime(self.image_keys[place][1])}") from error
 
 
-def _key(uuid: bytes, document_key: bytes) -> bytes:
-    if document_key[4:9] == _OBJECT_ID:
-        return uuid + b"\x64" + document_key[9:21]
-    return state_key(uuid, document_key)
-
-
-def operations_of(raw: bytes, scope: Scope) -> Operations | None:
-    """The operations of a batch; ``None`` if it holds something that the plain code has to do."""
+def operations_of(raw: bytes, scope: Scope, share: tuple[int, int]) -> Operations | None:
+    """The operations of a batch on the documents of worker ``share[0]`` of ``share[1]``; ``None`` if the batch holds
+    something that the plain code has to do."""
     made = transform_batch(raw, KernelSettings(scope=scope, wall_time=False))
     if np.isin(made.kind, (PLAIN, CHAIN_ENTRY, MEMBER_ENTRY)).any():
         return None
     if not np.isin(made.column(event_record.OPERATION), (_INSERT, _UPDATE, _REPLACE, _DELETE)).all():
         return None
-    return Operations(made, raw)
+    joined, ends, checksums = image_keys(made)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    left = {}
+    for place in np.flatnonzero(starts == ends).tolist():
+        left[place] = _state_key(made, place)
+        checksums[place] = zlib.crc32(left[place])
+    mine = (checksums >> 16) % np.uint32(share[1]) == share[0]  # is_in_share
+    keys = [joined[start:end] for start, end in zip(starts[mine].tolist(), ends[mine].tolist(), strict=True)]
+    if left:
+        keys = [key or left[place] for key, place in zip(keys, np.flatnonzero(mine).tolist(), strict=True)]
+    return Operations(made.kept(mine), raw, keys, checksums[mine].tolist())
 
 
-def fold_into(
-    operations: Operations, documents: dict[bytes, bytes | None], places: Sequence[int], images: Images
+def _state_key(made: KernelBatch, place: int) -> bytes:
+    row = made.records[place]
+    first, last = event_record.UUID_FIRST // 8, event_record.UUID_LAST // 8
+    start, end = row[event_record.KEY_START // 8], row[event_record.KEY_END // 8]
+    return state_key(row[first : last + 1].tobytes(), made.events[start:end].tobytes())
+
+
+def fold_into(operations: Operations, changes: ImageBatch) -> Images:
+    """Apply the operations, in order, to the documents of a batch. Returns the documents before them."""
+    checksums = dict(zip(operations.keys, operations.checksums, strict=True))
+    keys = list(checksums)
+    numbers = dict(zip(keys, range(len(keys)), strict=True))
+    numbered = list(map(numbers.__getitem__, operations.keys))
+    before = changes.get(keys, list(checksums.values()))
+    documents = list(before)
+    images: Images = {}
+    for places in _rounds(np.array(numbered, np.int64), len(keys)):
+        _apply(operations, documents, numbered, places, images)
+    changes.replace(keys, before, documents)
+    return images
+
+
+def _rounds(numbered: Offsets, count: int) -> Iterator[list[int]]:
+    """The operations in rounds: no document is in a round twice, and the operations of a document keep their order.
+    ``numbered``: the number of each operation's document, of ``count``."""
+    if numbered.size == count:
+        yield list(range(count))
+        return
+    order = np.argsort(numbered, kind="stable")
+    firsts = np.flatnonzero(np.diff(numbered[order], prepend=-1))
+    sizes = np.diff(np.append(firsts, numbered.size))
+    turns = np.empty_like(numbered)
+    turns[order] = np.arange(numbered.size) - np.repeat(firsts, sizes)
+    by_turn = np.argsort(turns, kind="stable")
+    for turn in np.split(by_turn, np.cumsum(np.bincount(turns))[:-1]):
+        yield turn.tolist()
+
+
+def _apply(
+    operations: Operations,
+    documents: list[bytes | None],
+    numbered: Sequence[int],
+    places: Sequence[int],
+    images: Images,
 ) -> None:
-    """Apply the operations at ``places`` to ``documents``, in order. ``images`` gets the documents before them."""
-    for round_ in _rounds(operations.keys, places):
-        updates: list[int] = []
-        for place in round_:
-            key, kind = operations.keys[place], operations.kinds[place]
-            before = documents[key]
-            if before is not None and kind != _INSERT:
-                images[operations.image_key(place)] = before
-            if kind == _UPDATE:
-                if before is not None:
-                    updates.append(place)
-                continue
-            if before is None and kind == _DELETE:
-                continue
-            documents[key] = operations.applied(place, before)
-        if updates:
-            _update(operations, documents, updates)
-
-
-def _rounds(keys: list[bytes], places: Sequence[int]) -> list[list[int]]:
-    """The operations in rounds: no document is in a round twice, and the operations of a document keep their order."""
-    seen: Counter[bytes] = Counter()
-    rounds: list[list[int]] = []
-    for place in places:
-        key = keys[place]
-        number = seen[key]
-        seen[key] = number + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(place)
-    return rounds
-
-
-def _update(operations: Operations, documents: dict[bytes, bytes | None], places: list[int]) -> None:
-    """Apply deltas to documents that exist, each delta to a different document."""
-    keys = [operations.keys[place] for place in places]
-    before = [documents[key] or b"" for key in keys]
-    for number, made in enumerate(updated(before, operations.raw, operations.objects[places])):
-        documents[keys[number]] = operations.applied(places[number], before[number]) if made is None else made
-
-
-def share_of(keys: Sequence[bytes], number: int, count: int) -> list[int]:
-    """Which of these documents belong to worker ``number`` of ``count``."""
-    if count == 1:
-        return list(range(len(keys)))
-    return [place for place, key in enumerate(keys) if zlib.crc32(key) % count == number]
+    """Apply the operations at ``places``, each to a different document."""
+    updates: list[int] = []
+    before: list[bytes] = []
+    kinds = operations.kinds[places].tolist()
+    for place, kind in zip(places, kinds, strict=True):
+        old = documents[numbered[place]]
+        if kind == _UPDATE:
+            if old is not None:
+                updates.append(place)
+                before.append(old)
+            continue
+        if old is not None and kind != _INSERT:
+            images[operations.image_keys[place]] = old
+        if old is not None or kind != _DELETE:
+            documents[numbered[place]] = operations.applied(place, old)
+    images.update(zip(map(operations.image_keys.__getitem__, updates), before, strict=True))
+    made = updated(before, operations.raw, operations.objects[updates]) if updates else []
+    for place, old, new in zip(updates, before, made, strict=True):
+        documents[numbered[place]] = operations.applied(place, old) if new is None else new

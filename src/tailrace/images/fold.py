@@ -10,7 +10,7 @@ from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.images.delta import ImageMismatchError, Modifiers, apply_operation, read_update
 from tailrace.images.found import Images, wrong_state
-from tailrace.images.key import state_key
+from tailrace.images.key import is_in_share, state_key
 from tailrace.images.state import ImageState
 from tailrace.oplog.entry import OplogEntry, parse_entry
 from tailrace.oplog.namespace import Scope
@@ -58,26 +58,19 @@ class ImageFolder:
         if self._kernel(len(batch.raw)):
             from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
 
-            operations = fast.operations_of(batch.raw, self._scope)
+            operations = fast.operations_of(batch.raw, self._scope, self._share)
             if operations is not None:
-                places = fast.share_of(operations.keys, *self._share)
-                images: Images = {}
                 with self._state.batch(int(batch.high_water)) as changes:
-                    keys = list(dict.fromkeys(map(operations.keys.__getitem__, places)))
-                    documents = dict(zip(keys, changes.get(keys), strict=True))
-                    fast.fold_into(operations, documents, places, images)
-                    changes.put(documents.items())
-                return images
+                    return fast.fold_into(operations, changes)
         return self._fold_plain(batch, entries_at)
 
     def _fold_plain(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
         operations = list(self._operations(batch.raw, entries_at))
         keys = [_key_of(entry) if entry.operation in CRUD else b"" for entry in operations]
-        number, count = self._share
         images: Images = {}
         dropped: list[bytes] = []
         with self._state.batch(int(batch.high_water)) as changes:
-            wanted = [key for key in dict.fromkeys(keys) if key and zlib.crc32(key) % count == number]
+            wanted = [key for key in dict.fromkeys(keys) if key and is_in_share(zlib.crc32(key), self._share)]
             documents = dict(zip(wanted, changes.get(wanted), strict=True))
             for entry, key in zip(operations, keys, strict=True):
                 if not key:

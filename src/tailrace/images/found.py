@@ -5,8 +5,8 @@ from __future__ import annotations
 from tailrace.images.delta import ImageMismatchError
 from tailrace.plan.request import PreImageKey
 
-#: The documents before operations.
-Images = dict[PreImageKey, bytes]
+#: The documents before operations, by their PreImageKeys or by tuples that are equal to these.
+Images = dict[PreImageKey | tuple[bytes, int, int], bytes]
 
 
 def wrong_state(error: ImageMismatchError, position: str) -> ImageMismatchError:

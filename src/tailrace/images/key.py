@@ -41,6 +41,12 @@ def state_key(uuid: bytes, document: bytes) -> bytes:
     return uuid + b"\xff" + hashlib.blake2b(key, digest_size=32).digest()
 
 
+def is_in_share(checksum: int, share: tuple[int, int]) -> bool:
+    """Whether a document belongs to worker ``share[0]`` of ``share[1]``. ``checksum``: CRC-32 of its key, whose lower
+    bits choose the bucket within the worker's state."""
+    return (checksum >> 16) % share[1] == share[0]
+
+
 def _canonical(type_: int, value: bytes) -> bytes:
     number = _whole_number(type_, value)
     if number is not None:

@@ -22,6 +22,8 @@ from tailrace.plan.request import OplogBatch, PreImageKey
 from tailrace.source.mongod import MongodSource
 
 _BATCH_BYTES: Final = 4 << 20
+#: Batches go to disk together. What a crash loses of them is read from the oplog again.
+_MEMORY_BYTES: Final = 64 << 20
 
 
 class ExactSource:
@@ -61,7 +63,7 @@ class ExactSource:
     def state(self) -> ImageState:
         """The state; it is opened at first use."""
         if self._state is None:
-            self._state = ImageState.open(self._directory)
+            self._state = ImageState.open(self._directory, memory_bytes=_MEMORY_BYTES)
         return self._state
 
     def _claim(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,10 +24,13 @@ from typing import Any, Final, Self
 from tailrace import durable
 from tailrace.errors import UsageError
 from tailrace.images.bucket import MAP_BYTES, ImageBucket, ImageStateError
+from tailrace.images.recent import Documents, RecentBatches
 
 #: What is kept to undo batches, in bytes. The last two batches can be undone however large they are.
 UNDO_BYTES: Final = 256 << 20
 BUCKETS: Final = 4
+#: Batches are in memory alone for so long at most, while others follow.
+_MEMORY_SECONDS: Final = 5.0
 BUCKETS_MAX: Final = 1024
 _FORMAT: Final = 1
 _KEPT_BATCHES: Final = 2
@@ -40,52 +43,70 @@ _ERASED_AT_A_TIME: Final = 20_000
 
 
 class ImageBatch:
-    """Reads and changes of one batch. ``buckets`` are in their transactions."""
+    """Reads and changes of one batch. ``recent``: batches before it that are not in the buckets yet."""
 
-    def __init__(self, buckets: Sequence[ImageBucket]) -> None:
+    def __init__(self, buckets: Sequence[ImageBucket], recent: RecentBatches) -> None:
         self._buckets = buckets
+        self._recent = recent
+        #: What the batch has changed so far, and what was there.
+        self.before: dict[bytes, bytes | None] = {}
+        self.after: dict[bytes, bytes | None] = {}
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The documents, with the changes of this batch; ``None`` for a key without a document."""
+    def get(self, keys: Sequence[bytes], checksums: Sequence[int] | None = None) -> list[bytes | None]:
+        """The documents, with the changes of this batch; ``None`` for a key without a document. ``checksums``: CRC-32
+        of the keys, if they are known."""
+        found = self._stored(keys, checksums)
+        for newer in (self._recent.documents, self.after):
+            if newer:
+                found = list(map(newer.get, keys, found))
+        return found
+
+    def _stored(self, keys: Sequence[bytes], checksums: Sequence[int] | None) -> list[bytes | None]:
         if len(self._buckets) == 1:
             return self._buckets[0].get(keys)
         found: list[bytes | None] = [None] * len(keys)
-        for number, places in self._divided(keys).items():
-            answers = self._buckets[number].get([keys[place] for place in places])
-            for place, answer in zip(places, answers, strict=True):
+        for bucket, places in zip(self._buckets, divided(keys, len(self._buckets), checksums), strict=True):
+            for place, answer in zip(places, bucket.get([keys[place] for place in places]), strict=True):
                 found[place] = answer
         return found
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write the new documents of keys; ``None`` deletes. If a key comes twice, the last document counts."""
-        count = len(self._buckets)
-        parts: list[list[tuple[bytes, bytes | None]]] = [[] for _ in range(count)]
-        for change in changes:
-            parts[zlib.crc32(change[0]) % count].append(change)
-        for bucket, part in zip(self._buckets, parts, strict=True):
-            if part:
-                bucket.put(part)
+        after = dict(changes)
+        fresh = [key for key in after if key not in self.before]
+        self.before.update(zip(fresh, self.get(fresh), strict=True))
+        self.after.update(after)
+
+    def replace(self, keys: Sequence[bytes], before: Sequence[bytes | None], after: Sequence[bytes | None]) -> None:
+        """As ``put``, where ``before`` is what ``get`` gives for the keys."""
+        self.before = dict(zip(keys, before, strict=True)) | self.before
+        self.after.update(zip(keys, after, strict=True))
 
     def delete(self, keys: Iterable[bytes]) -> None:
         """Delete the documents of keys."""
         self.put((key, None) for key in keys)
 
-    def _divided(self, keys: Sequence[bytes]) -> dict[int, list[int]]:
-        count = len(self._buckets)
-        places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(zlib.crc32(key) % count, []).append(place)
-        return places
+
+def divided(keys: Iterable[bytes], count: int, checksums: Iterable[int] | None = None) -> list[list[int]]:
+    """For each of ``count`` buckets the places of its keys."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for place, checksum in enumerate(map(zlib.crc32, keys) if checksums is None else checksums):
+        parts[checksum % count].append(place)
+    return parts
 
 
 class ImageState:
     """Documents by key, changed in numbered batches. One process at a time, one thread at a time."""
 
-    def __init__(self, directory: Path, buckets: list[ImageBucket], folder: Path, *, undo_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, buckets: list[ImageBucket], folder: Path, *, undo_bytes: int, memory_bytes: int
+    ) -> None:
         self.directory = directory
         self._buckets = buckets
         self._folder = folder
         self._undo_bytes = undo_bytes
+        self._memory_bytes = memory_bytes
+        self._recent = RecentBatches()
         self._dropped: list[bytes] = []
         self._recover()
 
@@ -97,12 +118,16 @@ class ImageState:
         buckets: int | None = None,
         undo_bytes: int = UNDO_BYTES,
         map_bytes: int = MAP_BYTES,
+        memory_bytes: int = 0,
     ) -> Self:
         """Open the state in ``directory``, or create a new one.
 
         ``buckets``     number of buckets of a new state (4 by default); only ``rebucket`` changes it later
         ``undo_bytes``  how much is kept to undo batches, in bytes; at least the last two batches can be given again
         ``map_bytes``   initial address space of a bucket, in bytes
+        ``memory_bytes`` about how much the last batches may take in memory, in bytes, before they go to disk together.
+                        A crash loses those that are not on disk, as though they had not been given. With 0 each
+                        batch is on disk when it ends
 
         Raises ImageStateError if another process writes the state or its files are damaged, and UsageError if
         ``buckets`` differs from the number of the state.
@@ -124,7 +149,7 @@ class ImageState:
             for other in path.glob("generation-*"):
                 if other != folder:  # left by an unfinished rebucket
                     shutil.rmtree(other, ignore_errors=True)
-            return cls(path, opened, folder, undo_bytes=undo_bytes)
+            return cls(path, opened, folder, undo_bytes=undo_bytes, memory_bytes=memory_bytes)
         except BaseException:
             for bucket in opened:
                 bucket.close()
@@ -136,11 +161,12 @@ class ImageState:
 
     @property
     def position(self) -> int | None:
-        """The number of the last batch on disk; ``None`` if there is none."""
-        return self._position
+        """The number of the last batch; ``None`` if there is none."""
+        return self._recent.batches[-1].number if self._recent.batches else self._position
 
     def _recover(self) -> None:
-        """Undo what other buckets have of a batch that the first one does not have."""
+        """Begin with what is on disk. Undo what other buckets have of a batch that the first one does not have."""
+        self._recent.clear()
         found = dict(self._buckets[0].meta(_POSITION))
         self._position = int.from_bytes(found[_POSITION], "big") if found else None
         self._batches = [
@@ -156,7 +182,13 @@ class ImageState:
     def undo_until(self, batch: int | None) -> None:
         """Undo every batch after ``batch``; with ``None``, all of them. Raises ImageStateError if one of them can no
         longer be undone."""
-        if self._position is None or (batch is not None and batch >= self._position):
+        if self.position is None or (batch is not None and batch >= self.position):
+            return
+        if batch is not None and batch >= (-1 if self._position is None else self._position):
+            self._recent.undo_after(batch)
+            return
+        self._recent.clear()
+        if self._position is None:
             return
         if self._floor is not None and (batch is None or batch < self._floor):
             raise ImageStateError(
@@ -177,48 +209,67 @@ class ImageState:
 
     @contextmanager
     def batch(self, number: int) -> Iterator[ImageBatch]:
-        """A batch. It is on disk as a whole when the block ends, or not at all if the block raises.
+        """A batch. It is in the state as a whole when the block ends, or not at all if the block raises; on disk at
+        once, or later and together with others (``memory_bytes``).
 
         ``number``  from 0 to 2^64, larger than those before. A smaller or equal one is a batch that is given again:
                     that batch and all later ones are undone first
+
+        Raises ImageStateError if it cannot be written. The state is then what it is on disk.
         """
         if not 0 <= number < 1 << 64:
             raise UsageError(f"a batch has a number from 0 to 2^64, not {number}")
-        if self._position is not None and number <= self._position:
+        if self.position is not None and number <= self.position:
             self.undo_until(self._before(number))
-        try:
-            for bucket in self._buckets:
-                bucket.begin(number)
-            yield ImageBatch(self._buckets)
-            self._commit(number)
-        except BaseException:
-            for bucket in self._buckets:
-                bucket.abort()
-            raise
-        self._trim()
+        batch = ImageBatch(self._buckets, self._recent)
+        yield batch
+        self._recent.add(number, batch.before, batch.after)
+        if self._recent.size >= self._memory_bytes or self._recent.age >= _MEMORY_SECONDS:
+            self.flush()
 
     def _before(self, number: int) -> int | None:
         """The last batch before ``number``."""
-        earlier = [batch for batch, _ in self._batches if batch < number]
+        earlier = [batch for batch, _ in (*self._batches, *self._recent.batches) if batch < number]
         if earlier:
             return earlier[-1]
         if self._floor is not None and self._floor >= number:
             return number - 1  # it can no longer be undone: undo_until raises
         return self._floor
 
-    def _commit(self, number: int) -> None:
+    def flush(self) -> None:
+        """Write the batches that are in memory alone to disk. Raises ImageStateError if that fails; the state is then
+        what it is on disk."""
+        if not self._recent.batches:
+            return
         try:
-            size = sum(bucket.commit() for bucket in self._buckets[1:])
-            size += self._buckets[0].pending_undo_bytes
-            key, value = number.to_bytes(8, "big"), size.to_bytes(8, "big")
-            self._buckets[0].commit([(_POSITION, key), (_BATCH + key, value)])
+            written = self._write()
         except BaseException:
             for bucket in self._buckets:
                 bucket.abort()
             self._recover()
             raise
-        self._position = number
-        self._batches.append((number, size))
+        self._position = self._recent.batches[-1].number
+        self._batches += written
+        self._recent.clear()
+        self._trim()
+
+    def _write(self) -> list[tuple[int, int]]:
+        """The recent batches into the buckets, the first bucket last. Returns their numbers, and the bytes that are
+        kept to undo them."""
+        count = len(self._buckets)
+        documents = _by_bucket(self._recent.documents, count)
+        batches = [(batch.number, _by_bucket(batch.before, count)) for batch in self._recent.batches]
+        sizes = dict.fromkeys((number for number, _ in batches), 0)
+        for place in reversed(range(count)):
+            bucket = self._buckets[place]
+            if place and not documents[place]:
+                continue
+            bucket.begin()
+            for number, before in batches:
+                sizes[number] += bucket.keep(number, before[place])
+            bucket.put(documents[place])
+            bucket.commit([] if place else _meta_of(sizes))
+        return list(sizes.items())
 
     def _trim(self) -> None:
         """Delete the undo data of the oldest batches, down to three quarters of ``undo_bytes``."""
@@ -234,6 +285,7 @@ class ImageState:
 
     def settle(self) -> None:
         """Make what is in the state final: nothing before ``position`` can be undone any more."""
+        self.flush()
         self._forget(len(self._batches))
 
     def _forget(self, count: int) -> None:
@@ -242,7 +294,7 @@ class ImageState:
             return
         floor = self._batches[count - 1][0]
         first = self._buckets[0]
-        first.begin(0)
+        first.begin()
         meta: list[tuple[bytes, bytes | None]]
         meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches[:count]]
         first.commit([*meta, (_FLOOR, floor.to_bytes(8, "big"))])
@@ -253,8 +305,9 @@ class ImageState:
     def drop(self, uuid: bytes) -> None:
         """Drop a collection, whose UUID never comes again. Its documents are deleted once the current batches can no
         longer be undone."""
+        self.flush()
         key = _DROPPED + (self._position or 0).to_bytes(8, "big") + uuid
-        self._buckets[0].begin(0)
+        self._buckets[0].begin()
         self._buckets[0].commit([(key, b"")])
         self._dropped.append(key)
 
@@ -264,17 +317,18 @@ class ImageState:
             if self._floor is None or at > self._floor:
                 continue
             if sum(bucket.erase(uuid, _ERASED_AT_A_TIME) for bucket in self._buckets) == 0:
-                self._buckets[0].begin(0)
+                self._buckets[0].begin()
                 self._buckets[0].commit([(key, None)])
                 self._dropped.remove(key)
 
     def clear(self) -> None:
         """Delete everything; this cannot be undone."""
+        self._recent.clear()
         first = self._buckets[0]
         meta: list[tuple[bytes, bytes | None]]
         meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches]
         meta += [(key, None) for key in self._dropped]
-        first.begin(0)
+        first.begin()
         first.commit([*meta, (_POSITION, None), (_FLOOR, None)])
         for bucket in self._buckets:
             bucket.forget_until((1 << 64) - 1)
@@ -284,14 +338,16 @@ class ImageState:
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The documents at ``position``."""
-        return ImageBatch(self._buckets).get(keys)
+        return ImageBatch(self._buckets, self._recent).get(keys)
 
     def documents(self, uuid: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys and documents, of all collections or of one; bucket by bucket, in the order of the keys."""
+        self.flush()
         for bucket in self._buckets:
             yield from bucket.documents(uuid)
 
     def __len__(self) -> int:
+        self.flush()
         return sum(map(len, self._buckets))
 
     def rebucket(self, buckets: int) -> ImageState:
@@ -303,6 +359,7 @@ class ImageState:
         """
         if not 1 <= buckets <= BUCKETS_MAX:
             raise UsageError(f"a state has 1 to {BUCKETS_MAX} buckets, not {buckets}")
+        self.flush()
         generation = int(self._folder.name.rpartition("-")[2]) + 1
         folder = self.directory / f"generation-{generation}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -315,21 +372,19 @@ class ImageState:
         finally:
             for bucket in opened:
                 bucket.close()
-        undo_bytes = self._undo_bytes
         self.close()
-        return ImageState.open(self.directory, undo_bytes=undo_bytes)
+        return ImageState.open(self.directory, undo_bytes=self._undo_bytes, memory_bytes=self._memory_bytes)
 
     def _copy_to(self, opened: list[ImageBucket]) -> None:
         for bucket in self._buckets:
             source = bucket.documents()
             while part := [entry for entry, _ in zip(source, range(_REBUCKET_AT_A_TIME), strict=False)]:
-                for new in opened:
-                    new.begin(0)
-                ImageBatch(opened).put(part)
-                for new in opened:
+                for new, documents in zip(opened, _by_bucket(dict(part), len(opened)), strict=True):
+                    new.begin()
+                    new.put(documents)
                     new.commit()
                     new.forget_until(0)
-        opened[0].begin(0)
+        opened[0].begin()
         meta: list[tuple[bytes, bytes | None]] = [(key, b"") for key in self._dropped]
         if self._position is not None:
             place = self._position.to_bytes(8, "big")
@@ -337,15 +392,36 @@ class ImageState:
         opened[0].commit(meta)
 
     def close(self) -> None:
-        """Close the state. An open batch is discarded. May be called again."""
-        for bucket in self._buckets:
-            bucket.close()
+        """Write what is in memory alone, and close the state. May be called again."""
+        try:
+            self.flush()
+        finally:
+            for bucket in self._buckets:
+                bucket.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _by_bucket(documents: Documents, count: int) -> list[Documents]:
+    """The documents of each of ``count`` buckets."""
+    if count == 1:
+        return [documents]
+    parts: list[dict[bytes, bytes | None]] = [{} for _ in range(count)]
+    for key, document in documents.items():
+        parts[zlib.crc32(key) % count][key] = document
+    return list(parts)
+
+
+def _meta_of(sizes: Mapping[int, int]) -> list[tuple[bytes, bytes | None]]:
+    """What the first bucket says of batches that are on disk: the position, and the bytes that undo each of them."""
+    numbers = {number: number.to_bytes(8, "big") for number in sizes}
+    meta: list[tuple[bytes, bytes | None]]
+    meta = [(_BATCH + key, sizes[number].to_bytes(8, "big")) for number, key in numbers.items()]
+    return [*meta, (_POSITION, list(numbers.values())[-1])]
 
 
 def _layout(path: Path, buckets: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from tailrace.kernel import post_image
 from tailrace.kernel.batch import address
 
+_ID = tuple(enumerate(b"_id\0"))
+
 
 def updated(before: Sequence[bytes], raw: npt.NDArray[np.uint8], objects: npt.NDArray[np.int64]) -> list[bytes | None]:
     """The documents after one update each. ``objects`` are offsets of the entries' ``o`` in ``raw``. ``None`` where the
@@ -43,7 +45,7 @@ def updated(before: Sequence[bytes], raw: npt.NDArray[np.uint8], objects: npt.ND
     job[post_image.STRICT // 8] = 1
     written = post_image.apply_deltas(address(job))
     made = out[:written].tobytes()
-    return [
-        made[start:end] if start >= 0 and made[start + 5 : start + 9] == b"_id\0" else None
-        for start, end in zip(out_starts.tolist(), out_ends.tolist(), strict=True)
-    ]
+    # What is made has nine bytes and more; an empty run where nothing was.
+    has_id = np.logical_and.reduce([out[np.maximum(out_starts, 0) + 5 + place] == byte for place, byte in _ID])
+    out_ends = np.where((out_starts >= 0) & has_id, out_ends, out_starts)
+    return [made[start:end] or None for start, end in zip(out_starts.tolist(), out_ends.tolist(), strict=True)]
