@@ -7,9 +7,10 @@ The loop is what people write: ``for change in collection.watch(resume_after=tok
 and 4 partitions, with a commit after every change and after every 100, whose handler does nothing, or one small write
 (``update_one`` by ``_id``, write concern 1), plain or with the commit in one transaction. Each case is a fresh process
 over the same ``--changes`` inserts (ten times as many where commits are rare), counted from the moment when a quarter
-is handled. Beside them four threads of PyMongo, each of which takes the next change of one stream and keeps a token of
-its own, in whatever order: what lanes that commit separately could reach at best. Sides take turns, ``--rounds`` times;
-medians are printed, and the ratio to the loop with the same handler.
+is handled. 4 partitions are also shared among 2 and 4 processes, counted over ``--changes`` from when each of them has
+handled some. Beside them four threads of PyMongo, each of which takes the next change of one stream and keeps a token
+of its own, in whatever order: what lanes that commit separately could reach at best. Sides take turns, ``--rounds``
+times; medians are printed, and the ratio to the loop with the same handler.
 
 The last line is about the reading alone: events a second that one process reads and divides into lanes when all but one
 of 1024 lanes belong to others. It says what a handler would have to keep up with before reading in parallel paid.
@@ -25,11 +26,15 @@ import asyncio
 import json
 import os
 import statistics
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
 
 import bson
 import pymongo
@@ -38,16 +43,19 @@ from pymongo import WriteConcern
 
 class Case(NamedTuple):
     """``partitions`` 0: the loop; below 0: that many threads, which share the loop's stream. ``work``: nothing, write,
-    transaction, wait (for a service, ``WAIT_S``). ``way``: Listener, AsyncListener, or one on the server's stream."""
+    transaction, wait (for a service, ``WAIT_S``). ``way``: Listener, AsyncListener, or one on the server's stream.
+    ``processes`` share the partitions, as with ``tailrace listen --processes``."""
 
     partitions: int
     every: int
     work: str
     bar: float | None = None
     way: str = "listener"
+    processes: int = 1
 
 
 WAIT_S: Final = 0.002
+FIGURES: Final = ("rate", "cpu_us", "mongod_us")
 
 
 CASES: Final = {
@@ -55,12 +63,15 @@ CASES: Final = {
     "nothing, 4 threads on the loop's stream": Case(-4, 1, "nothing"),
     "nothing, 1 partition": Case(1, 1, "nothing"),
     "nothing, 4 partitions": Case(4, 1, "nothing", 3),
+    "nothing, 4 partitions, 2 processes": Case(4, 1, "nothing", 3, processes=2),
+    "nothing, 4 partitions, 4 processes": Case(4, 1, "nothing", 3, processes=4),
     "nothing, 1 partition, commits of 100": Case(1, 100, "nothing", 10),
     "nothing, 4 partitions, commits of 100": Case(4, 100, "nothing", 10),
     "write, loop": Case(0, 1, "write"),
     "write, 4 threads on the loop's stream": Case(-4, 1, "write"),
     "write, 1 partition": Case(1, 1, "write"),
     "write, 4 partitions": Case(4, 1, "write", 3),
+    "write, 4 partitions, 2 processes": Case(4, 1, "write", 3, processes=2),
     "write, 1 partition, commits of 100": Case(1, 100, "write"),
     "write, 4 partitions, commits of 100": Case(4, 100, "write"),
     "transaction, loop": Case(0, 1, "transaction"),
@@ -92,24 +103,24 @@ def main() -> int:
     loops = {loop_of(case) for case in cases.values()}
     cases = {name: case for name, case in CASES.items() if name in cases or name in loops}
     with ReplicaSet(1, oplog_size_mb=2048) as members:
-        fill(members.uri, args.changes)
+        mongod = fill(members.uri, args.changes)
         found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
         for turn in range(args.rounds):
             for name, case in cases.items():
-                found[name].append(measured(members.uri, case, args.changes, turn))
+                found[name].append(measured(members.uri, mongod, case, args.changes, turn))
         reading = [child({"uri": members.uri, "reading": True}) for _ in range(args.rounds)]
     print(f"{args.changes:,} changes, {os.cpu_count()} cores, medians of {args.rounds}")
-    print(f"{'':40}{'changes/s':>10}{'ratio':>8}{'client CPU us':>15}  bar")
+    print(f"{'':40}{'changes/s':>10}{'ratio':>8}{'CPU us: client':>16}{'mongod':>8}  bar")
     good = True
     for name, case in cases.items():
-        rate, cpu = (statistics.median(one[what] for one in found[name]) for what in ("rate", "cpu_us"))
+        rate, cpu, server = (statistics.median(one[what] for one in found[name]) for what in FIGURES)
         loop = statistics.median(one["rate"] for one in found[loop_of(case)])
         met = case.bar is None or rate / loop >= case.bar
         good = good and met
         bar = "" if case.bar is None else f"{case.bar:g}" + ("" if met else "  missed")
-        print(f"{name:40}{rate:>10,.0f}{rate / loop:>8.1f}{cpu:>15,.0f}  {bar}")
+        print(f"{name:40}{rate:>10,.0f}{rate / loop:>8.1f}{cpu:>16,.0f}{server:>8,.0f}  {bar}")
     rate, cpu = (statistics.median(one[what] for one in reading) for what in ("rate", "cpu_us"))
-    print(f"{'reading for lanes of others':40}{rate:>10,.0f}{'':8}{cpu:>15,.1f}")
+    print(f"{'reading for lanes of others':40}{rate:>10,.0f}{'':8}{cpu:>16,.1f}")
     return 0 if good else 1
 
 
@@ -128,19 +139,67 @@ def load_kernel() -> None:
         time.sleep(0.1)
 
 
-def fill(uri: str, changes: int) -> None:
-    """The changes, in a collection for cases with a commit each and in one for cases with few."""
+def fill(uri: str, changes: int) -> int:
+    """The changes, in a collection for cases with a commit each and in one for cases with few. Gives mongod's process
+    id."""
     with pymongo.MongoClient[Any](uri) as client:
         for name, count in (("orders", changes), ("many", 10 * changes)):
             for first in range(0, count, 1000):
                 documents = [{"_id": bson.ObjectId(), "n": n, "name": "x" * 200} for n in range(first, first + 1000)]
                 client["shop"][name].insert_many(documents)
+        return int(client.admin.command("serverStatus")["pid"])
 
 
-def measured(uri: str, case: Case, changes: int, turn: int) -> dict[str, float]:
+def cpu_seconds(process: int) -> float:
+    """What another process has used so far, to a hundredth; 0 where ``/proc`` does not say."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(uri: str, mongod: int, case: Case, changes: int, turn: int) -> dict[str, float]:
     count = changes if case.every == 1 else 10 * changes
-    job = {"uri": uri, "case": case._asdict(), "changes": count, "name": f"{turn}-{'-'.join(map(str, case))}"}
-    return child(job)
+    name = f"{turn}-{'-'.join(map(str, case))}"
+    job = {"uri": uri, "mongod": mongod, "case": case._asdict(), "changes": count, "name": name}
+    return child(job) if case.processes == 1 else children(job, case.processes)
+
+
+def children(job: dict[str, Any], count: int) -> dict[str, float]:
+    """Processes that share the partitions: each counts in a file, where all is added up."""
+    changes = job["changes"]
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
+        file.write(bytes(count * _COUNT.size))
+        commands = [
+            [sys.executable, __file__, "--child", json.dumps(job | {"counter": [file.name, n]})] for n in range(count)
+        ]
+        running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) for command in commands]
+        begun = until(file, running, lambda counts: sum(counts) >= changes // 4 and all(counts))
+        cpu, started = cpu_seconds(job["mongod"]), time.monotonic()
+        ended = until(file, running, lambda counts: sum(counts) >= begun[0] + changes)
+        seconds, cpu = time.monotonic() - started, cpu_seconds(job["mongod"]) - cpu
+        for process in running:
+            process.communicate()
+    handled, used = (after - before for before, after in zip(begun, ended, strict=True))
+    found = {"rate": handled / seconds, "cpu_us": used / handled * 1e6, "mongod_us": cpu / handled * 1e6}
+    print(f"{job['name']}: {found['rate']:,.0f}/s", file=sys.stderr)
+    return found
+
+
+def until(
+    file: IO[bytes], running: list[subprocess.Popen[bytes]], holds: Callable[[list[int]], bool]
+) -> tuple[int, float]:
+    """Wait until ``holds`` of the changes that each has handled; how many all have, and their seconds of CPU."""
+    while True:
+        file.seek(0)
+        counts = list(_COUNT.iter_unpack(file.read()))
+        if holds([count for count, _ in counts]):
+            return sum(count for count, _ in counts), sum(seconds for _, seconds in counts)
+        for process in running:
+            if process.poll() is not None:
+                raise SystemExit("a process has ended")
+        time.sleep(0.005)
 
 
 def child(job: dict[str, Any]) -> dict[str, float]:
@@ -150,14 +209,19 @@ def child(job: dict[str, Any]) -> dict[str, float]:
     return answer
 
 
+#: Changes handled and seconds of CPU used by one of several processes.
+_COUNT: Final = struct.Struct("<qd")
+
+
 # ── a child: one case ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Meter:
     """From the moment when a quarter is handled to the last change: everything is loaded and connected by then."""
 
-    def __init__(self, changes: int) -> None:
+    def __init__(self, changes: int, mongod: int) -> None:
         self.left = changes
+        self.mongod = mongod
         self.changes = changes - changes // 4
         self.ended = threading.Event()
         self._lock = threading.Lock()
@@ -165,22 +229,48 @@ class Meter:
     def count(self) -> None:
         with self._lock:
             if self.left == self.changes:
-                self.begin, self.cpu = time.monotonic(), time.process_time()
+                self.begin, self.cpu, self.server = time.monotonic(), time.process_time(), cpu_seconds(self.mongod)
             self.left -= 1
             if self.left == 0:
                 seconds, cpu = time.monotonic() - self.begin, time.process_time() - self.cpu
-                self.result = {"rate": self.changes / seconds, "cpu_us": cpu / self.changes * 1e6}
+                used = (seconds, cpu, cpu_seconds(self.mongod) - self.server)
+                _, *us = (part / self.changes * 1e6 for part in used)
+                self.result = dict(zip(FIGURES, (self.changes / seconds, *us), strict=True))
                 self.ended.set()
+
+
+class SharedMeter(Meter):
+    """Of one of several processes, which ends when its standard input does."""
+
+    def __init__(self, changes: int, mongod: int, file: str, number: int) -> None:
+        super().__init__(changes, mongod)
+        self._file = os.open(file, os.O_WRONLY)
+        self._at = number * _COUNT.size
+        self._count = 0
+        self.result = {}
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def count(self) -> None:
+        with self._lock:
+            self._count += 1
+            os.pwrite(self._file, _COUNT.pack(self._count, time.process_time()), self._at)
+
+    def _wait(self) -> None:
+        sys.stdin.read()
+        self.ended.set()
 
 
 def run_child(job: dict[str, Any]) -> dict[str, float]:
     if job.get("reading"):
         return run_reading(job["uri"])
-    case, meter = Case(**job["case"]), Meter(job["changes"])
-    collection = "orders" if case.every == 1 else "many"
+    case = Case(**job["case"])
+    shared = job.get("counter")
+    meter = SharedMeter(job["changes"], job["mongod"], *shared) if shared else Meter(job["changes"], job["mongod"])
+    collection = "orders" if case.every == 1 and case.processes == 1 else "many"
     with pymongo.MongoClient[Any](job["uri"]) as client:
-        client["effects"].drop_collection("customers")
-        client["effects"].create_collection("customers")
+        if not shared or shared[1] == 0:
+            client["effects"].drop_collection("customers")
+            client["effects"].create_collection("customers")
         (run_loop if case.partitions <= 0 else run_listener)(client, collection, case, meter, job)
     return meter.result
 

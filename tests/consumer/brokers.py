@@ -1,7 +1,9 @@
-"""Redis and NATS servers of this machine, on the loopback, that a test can stop and start again with their data."""
+"""Servers on the loopback that a test can stop and start again with their data: Redis and NATS of this machine, and the
+brokers inside Kafka's client."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import socket
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import confluent_kafka
 import pytest
 
 
@@ -90,3 +93,39 @@ class NatsServer(Broker):
 
     def arguments(self) -> list[str]:
         return ["-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.directory)]
+
+
+class KafkaBrokers:
+    """The mock cluster of the librdkafka that Kafka's client is made of: three brokers on the loopback, with one topic,
+    that can go away and come back with what they hold. Python's client has no call for that, so librdkafka's own are
+    used."""
+
+    COUNT = 3
+
+    def __init__(self, topic: str) -> None:
+        package = Path(confluent_kafka.__file__).parent
+        found = [*package.parent.glob("confluent_kafka.libs/librdkafka*"), *package.glob(".dylibs/librdkafka*")]
+        if not found:
+            pytest.skip("this build of confluent-kafka has librdkafka elsewhere")
+        self._library = ctypes.CDLL(str(found[0]))
+        for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+            getattr(self._library, name).restype = ctypes.c_void_p
+        self._library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+        owner = self._library.rd_kafka_new(0, ctypes.c_void_p(self._library.rd_kafka_conf_new()), None, 0)
+        self._owner = ctypes.c_void_p(owner)
+        self._cluster = ctypes.c_void_p(self._library.rd_kafka_mock_cluster_new(self._owner, self.COUNT))
+        assert self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), 4, self.COUNT) == 0
+        self.servers = str(self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode())
+
+    def start(self) -> None:
+        for broker in range(1, self.COUNT + 1):
+            assert self._library.rd_kafka_mock_broker_set_up(self._cluster, broker) == 0
+
+    def stop(self) -> None:
+        """Connections are closed, and new ones refused."""
+        for broker in range(1, self.COUNT + 1):
+            assert self._library.rd_kafka_mock_broker_set_down(self._cluster, broker) == 0
+
+    def close(self) -> None:
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._owner)

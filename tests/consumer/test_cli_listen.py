@@ -241,6 +241,74 @@ def test_the_lanes_of_two_processes_are_listed_and_one_is_taken_from_its_owner(
     assert {line["state"] for line in lanes().values()} == {"free"}
 
 
+def owners_of_lanes(commands: Commands) -> list[str]:
+    found = (commands.store.read(f"orders/1.{lane}") for lane in range(4))
+    return [lease.owner for lease in found if lease is not None and lease.owner is not None]
+
+
+def listen_in_two_processes(commands: Commands, *more: str) -> subprocess.Popen[str]:
+    """Four lanes, two of them in each process."""
+    process = commands.listen("politely", "--partitions", "4", "--processes", "2", *more)
+
+    def shared() -> bool:
+        owners = owners_of_lanes(commands)
+        return sorted(owners.count(owner) for owner in set(owners)) == [2, 2]
+
+    commands.until(shared, process)
+    return process
+
+
+def process_of(owner: str) -> int:
+    """An owner id is made of the host, the process and a random part."""
+    return int(owner.split("-")[-2])
+
+
+def test_one_command_shares_its_lanes_among_processes(commands: Commands) -> None:
+    process = listen_in_two_processes(commands, "--metrics", "127.0.0.1:0")
+    urls = [line_with(process, "statistics at").split()[-1] for _ in range(2)]
+    assert len({process_of(owner) for owner in owners_of_lanes(commands)} - {process.pid}) == 2
+    commands.database.orders.insert_many([{"_id": number} for number in range(60)])
+    commands.until(lambda: sum(statistics(url)["commits_total"] for url in urls) >= 60, process)
+    assert sum(statistics(url)["changes_handled_total"] for url in urls) == 60
+    assert all(statistics(url)["changes_handled_total"] > 0 for url in urls)
+    assert sorted(commands.lines("done"), key=int) == [str(number) for number in range(60)]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 0
+    assert owners_of_lanes(commands) == []
+
+
+def test_when_one_process_is_killed_the_command_stops_the_others_and_says_so(commands: Commands) -> None:
+    process = listen_in_two_processes(commands, "--lease-seconds", "2")
+    killed = process_of(owners_of_lanes(commands)[0])
+    os.kill(killed, signal.SIGKILL)
+    assert process.wait(120) == 1
+    line_with(process, f"process {killed} was ended by SIGKILL; the others have been stopped")
+    assert {process_of(owner) for owner in owners_of_lanes(commands)} <= {killed}
+    commands.database.orders.insert_many([{"_id": number} for number in range(60)])
+    second = listen_in_two_processes(commands, "--lease-seconds", "2")
+    commands.until(lambda: len(commands.lines("done")) == 60, second)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(120) == 0
+
+
+def test_processes_end_with_the_command_that_started_them(commands: Commands) -> None:
+    process = listen_in_two_processes(commands)
+    process.kill()
+    process.wait()
+    commands.until(lambda: owners_of_lanes(commands) == [])
+
+
+def test_an_error_in_one_process_ends_the_command_with_it(commands: Commands) -> None:
+    commands.database.orders.insert_many([{"_id": number} for number in range(20)])
+    process = commands.listen("fails", "--partitions", "4", "--processes", "2")
+    assert process.wait(120) == 1
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert "raised ValueError in handlers.py, line 18," in said
+    assert "Traceback" not in said
+    assert owners_of_lanes(commands) == []
+
+
 WRONG: dict[str, tuple[list[str], str]] = {
     "an unknown resource": (["leases", "release", "nothing"], "there is no lease on 'nothing'"),
     "no resource": (["leases", "release"], "which lease is to be released?"),
@@ -254,6 +322,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
         "is no collection",
     ),
     "an address without a port": (["listen", "json:dumps", "--resource", "r", "--metrics", "x"], "is not an address"),
+    "more processes than lanes": (
+        ["listen", "json:dumps", "--resource", "r", "--partitions", "2", "--processes", "3"],
+        "--processes must be between 1 and the number of partitions, 2, not 3",
+    ),
+    "no process": (["listen", "json:dumps", "--resource", "r", "--processes", "0"], "--processes must be between 1"),
+    "no module for several processes": (
+        ["listen", "nowhere:handle", "--resource", "r", "--partitions", "2", "--processes", "2"],
+        "there is no module 'nowhere'",
+    ),
     "no commits": (["listen", "json:dumps", "--resource", "r", "--commit-every", "0"], "commit_every must be"),
 }
 

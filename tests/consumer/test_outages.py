@@ -21,7 +21,7 @@ from tailrace.consumer.messages.kafka import KafkaPublisher
 from tailrace.consumer.messages.nats_jetstream import NatsPublisher
 from tailrace.consumer.messages.redis_streams import RedisPublisher
 from tailrace.embedded import ReplicaSet
-from tests.consumer.brokers import Broker, NatsServer, RedisServer
+from tests.consumer.brokers import Broker, KafkaBrokers, NatsServer, RedisServer
 from tests.consumer.test_brokers import add_stream, in_jetstream, stored_in_kafka
 
 pytestmark = pytest.mark.mongod
@@ -118,9 +118,48 @@ def test_a_broker_that_is_killed_and_comes_back_has_everything_in_order(  # noqa
         publisher.close()
 
 
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_kafka_that_goes_away_and_comes_back_has_everything_in_order(
+    shop: Any, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    """Only a Kafka that never came back was tried: it was not known that the mock brokers can be stopped."""
+    brokers = KafkaBrokers("orders")
+    publisher = KafkaPublisher(brokers.servers, {"message.timeout.ms": 1000})
+    letters = DeadLetters(shop["letters"])
+    listener = Listener(
+        shop["orders"],
+        MessageRelay(publisher, ChangeMessages("orders")),
+        resource="orders",
+        store=MongoLeaseStore(shop["leases"]),
+        partitions=3,
+        commit_every=100,
+        on_error=letters,
+    )
+    write(shop, range(100))
+    with listener:
+        found = stored_in_kafka(brokers.servers, "orders", 50)
+        assert len(found) == 50
+        brokers.stop()
+        write(shop, range(100, 500))
+        time.sleep(seconds)
+        deadline = time.monotonic() + WAIT_S
+        while " did not take a message" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        brokers.start()
+        while len({number_of(message.value()) for message in found}) < 500:
+            assert time.monotonic() < deadline
+            missing = 500 - len({number_of(message.value()) for message in found})
+            found += stored_in_kafka(brokers.servers, "orders", missing)  # its group goes on where it was
+    # All of one key are in one partition, where offsets say in which order they came.
+    check_order([number_of(message.value()) for message in sorted(found, key=lambda one: one.offset())], 500)
+    assert "published again after" in caplog.text
+    assert list(letters.letters()) == [], "an outage makes no dead letters"
+    publisher.close()
+    brokers.close()
+
+
 def test_a_kafka_that_does_not_come_back_ends_the_listener_and_loses_nothing(shop: Any) -> None:
-    """The cluster inside Kafka's client lives on ports of its own choice, and cannot come back on the same: so the next
-    run publishes to another."""
     write(shop, range(200))
 
     def listen(publisher: KafkaPublisher, retry_seconds: float) -> Listener:

@@ -44,10 +44,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--store", default=STORE, metavar="DB.COLL", help=f"where leases are kept (default: {STORE})")
     parser.add_argument("--store-uri", metavar="URI", help="the deployment that keeps them (default: the one watched)")
     parser.add_argument("--partitions", type=int, default=1, metavar="N", help="ordered lanes (default: 1)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="share the lanes among N processes, which start and stop together: for handlers that compute, and for "
+        "more changes a second than one process can commit (default: 1)",
+    )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     add_watch_arguments(parser)
     add_commit_arguments(parser)
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
+    parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve statistics to Prometheus (extra: metrics); with --processes the next one serves at PORT + 1, ...",
+    )
     parser.set_defaults(run=run)
 
 
@@ -103,6 +115,31 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
+    if args.processes == 1:
+        return run_here(args)
+    from tailrace.cli.processes import run_processes  # noqa: PLC0415  so that --help does not load it
+
+    return run_processes(divided(args))
+
+
+def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The arguments of each of ``--processes``. Raises UsageError."""
+    if not 1 <= args.processes <= args.partitions:
+        raise UsageError(
+            f"--processes must be between 1 and the number of partitions, {args.partitions}, not {args.processes}",
+            hint="A lane is worked on by one process at a time: without a lane a process has nothing to do",
+        )
+    load_handler(args.handler)  # an error is told once
+    parts = [argparse.Namespace(**{**vars(args), "processes": 1}) for _ in range(args.processes)]
+    if args.metrics is not None:
+        host, port = address_of(args.metrics, "--metrics")
+        for number, part in enumerate(parts):
+            part.metrics = f"[{host}]:{port and port + number}"
+    return parts
+
+
+def run_here(args: argparse.Namespace) -> int:
+    """Listen in this process. Raises TailraceError."""
     from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
     from tailrace.consumer import AsyncListener, Listener, MongoLeaseStore  # noqa: PLC0415
 

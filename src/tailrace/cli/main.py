@@ -100,7 +100,11 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    args = _parse(arguments)
+    return carry_out(_parse(arguments))
+
+
+def carry_out(args: argparse.Namespace) -> int:
+    """Run the command that ``args`` were parsed for; the exit status. Errors are a sentence on standard error."""
     _log_in_sentences()
     if sys.stdout is None:
         return _fail("standard output is closed")

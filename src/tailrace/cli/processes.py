@@ -1,0 +1,110 @@
+"""One command as several processes that share its work: started, stopped and ended together."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from typing import Final
+
+#: The exit status of who was ended by signal n is this and n.
+_SIGNALLED: Final = 128
+
+
+def run_processes(parts: Sequence[argparse.Namespace]) -> int:
+    """Run the command of each of ``parts`` in a process of its own; the exit code is that of the first one to end.
+
+    SIGTERM and Ctrl-C stop all of them, a second one at once. When one of them ends by itself, the others are stopped
+    too; and all of them stop when this process dies.
+    """
+    context = multiprocessing.get_context("spawn")
+    group = _ProcessGroup([context.Process(target=_work, args=(part,)) for part in parts])
+    with _on_signals(group.on_signal):
+        first = group.run()
+    if group.times_told:
+        codes = [process.exitcode or 0 for process in group.processes]
+        # One that was stopped before it had begun to listen for signals has nothing to finish.
+        early = -signal.SIGTERM if group.times_told == 1 else None
+        return max(0 if code == early else _status(code) for code in codes)
+    code = first.exitcode or 0
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(f"tailrace: process {first.pid} was ended by {name}; the others have been stopped", file=sys.stderr)
+        return 1
+    return code
+
+
+def _status(code: int) -> int:
+    """As a shell has it."""
+    return _SIGNALLED - code if code < 0 else code
+
+
+class _ProcessGroup:
+    """``on_signal`` is called in the middle of ``run``.
+
+    A process takes the first SIGTERM as a request, and the second one ends it: so each is asked once.
+    """
+
+    def __init__(self, processes: Sequence[SpawnProcess]) -> None:
+        self.processes = processes
+        self.times_told = 0
+        self._asked: set[SpawnProcess] = set()
+
+    def run(self) -> SpawnProcess:
+        """Until all have ended; gives the one that ended first."""
+        for process in self.processes:
+            process.start()
+        if self.times_told:
+            self._ask_to_stop()  # those that were not there yet
+        ended = wait([process.sentinel for process in self.processes])
+        self._ask_to_stop()
+        for process in self.processes:
+            process.join()
+        return next(process for process in self.processes if process.sentinel == ended[0])
+
+    def on_signal(self) -> None:
+        self.times_told += 1
+        if self.times_told > 1:
+            self._asked.clear()
+        self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        for process in self.processes:
+            if process.pid is not None and process not in self._asked:
+                self._asked.add(process)
+                process.terminate()
+
+
+def _work(args: argparse.Namespace) -> None:
+    from tailrace.cli.main import carry_out  # noqa: PLC0415  it loads this module's callers
+
+    os.setpgrp()  # a terminal's Ctrl-C is for the process that started this one
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    sys.exit(carry_out(args))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _on_signals(call: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call ``call``, each time."""
+    before = {
+        number: signal.signal(number, lambda _number, _frame: call()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
