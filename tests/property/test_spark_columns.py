@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
+from uuid import UUID
 
 import bson
 import numpy as np
@@ -121,6 +122,19 @@ def test_a_wall_time_beyond_spark_is_null_and_a_null_document_is_told_from_an_ab
     as_bson = EventColumns(columns, "bson").batch(EventBlock.of_bson([far, null])).column(1)
     assert as_bson.is_null().to_pylist() == [True, False]
     assert as_bson.to_pylist() == [None, b""]
+
+
+def test_the_sessions_of_transactions_are_the_texts_of_their_uuids() -> None:
+    """They are written for a whole batch at once; the recorded transactions have few sessions, and small numbers."""
+    rng = random.Random(11)
+    uuids = [None if rng.random() < 0.3 else UUID(bytes=rng.randbytes(16)) for _ in range(300)]
+    events = [
+        bson.encode({"n": 1} if one is None else {"lsid": {"id": bson.Binary.from_uuid(one)}, "txnNumber": Int64(2)})
+        for one in uuids
+    ]
+    rows = EventColumns(("transaction_id",), "bson").batch(EventBlock.of_bson(events)).to_pylist()
+    expected = [None if one is None else {"lsid": str(one), "txn_number": 2} for one in uuids]
+    assert [row["transaction_id"] for row in rows] == expected
 
 
 def test_an_event_that_is_no_document_is_an_error_not_a_crash() -> None:
