@@ -2,6 +2,7 @@
 
     python -m tests.kills --seed 7 --kills 50                 all parts side by side, the kills divided among them
     python -m tests.kills --seed 7 --kills 10 --parts lake    one of them: archive, tables, images, snapshot, lake, sink
+    python -m tests.kills --seed 7 --kills 0 --step-downs 5   of three members the primary steps down so often
 
 The seed decides what is written and when each part is killed. Exit code 1 where a part has lost something or has it
 twice; the last line gives the totals.
@@ -26,19 +27,32 @@ from tests.kills.work import Work, prepare
 from tests.spark.streams import newest
 
 
-def run(uri: str, folder: Path, *, seed: int, kills: int, parts: Sequence[type[Part]] = PARTS) -> tuple[int, bool]:
-    """Kill the parts so often together, let each come to the end, and compare. Returns how often something was killed,
-    and whether everything held. Raises AssertionError where a part does not come to its end."""
+def run(
+    deployment: ReplicaSet,
+    folder: Path,
+    *,
+    seed: int,
+    kills: int,
+    parts: Sequence[type[Part]] = PARTS,
+    step_downs: int = 0,
+) -> tuple[int, bool]:
+    """Kill the parts so often together, let the primary step down so often, let each part come to the end, and compare.
+    Returns how often something was killed, and whether everything held. Raises AssertionError where a part does not
+    come to its end."""
+    uri = deployment.uri
     with MongoClient[Any](uri) as client:
         prepare(client)
     start = newest(uri)
-    work = Work(uri, seed)
+    work = Work(uri, seed, may_fail=step_downs > 0)
     living = [part(uri, folder, start) for part in parts]
     try:
         with work.running():
             shares = divided(kills, [part.weight for part in parts])
             pairs = zip(living, shares, strict=True)
             together([lambda one=one, share=share: one.live(seed, share) for one, share in pairs])  # type: ignore[misc]
+            for _ in range(step_downs):
+                together([one.get_on for one in living])
+                deployment.step_down()
         until = work.finish()
         together([lambda one=one: one.finish(until) for one in living])  # type: ignore[misc]
     finally:
@@ -47,11 +61,21 @@ def run(uri: str, folder: Path, *, seed: int, kills: int, parts: Sequence[type[P
     holds = True
     print(f"{work.operations} operations")
     for one in living:
+        one.uri = primary_first(uri)
         verdict = one.verdict(until)
         holds = holds and verdict.holds
         print(f"{one.name}: {dict(one.kills)} kills, {verdict.items} compared, {verdict.lost} lost, ", end="")
         print(f"{verdict.twice} twice", *verdict.wrong, sep="; ", flush=True)
     return sum(one.kills.total() for one in living), holds
+
+
+def primary_first(uri: str) -> str:
+    """What is compared with is asked of the first host."""
+    with MongoClient[Any](uri) as client:
+        client.admin.command("ping")
+        hosts = sorted(client.nodes, key=lambda node: node != client.primary)
+        named = ",".join(f"{host}:{port}" for host, port in hosts)
+        return f"mongodb://{named}/?replicaSet={client.topology_description.replica_set_name}"
 
 
 def divided(kills: int, weights: Sequence[int]) -> list[int]:
@@ -85,16 +109,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--parts", default=",".join(names), help="which ones, with commas between them")
+    parser.add_argument("--step-downs", type=int, default=0)
     parser.add_argument("--version", default="6.0.27", help="of the server")
     options = parser.parse_args()
     begun = time.monotonic()
     chosen = [names[name] for name in options.parts.split(",")]
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-kills-") as folder,
-        ReplicaSet(1, version=options.version, oplog_size_mb=2000) as deployment,
+        ReplicaSet(3 if options.step_downs else 1, version=options.version, oplog_size_mb=2000) as deployment,
     ):
-        kills, holds = run(deployment.uri, Path(folder), seed=options.seed, kills=options.kills, parts=chosen)
-    print(f"seed {options.seed}, {options.version}: {kills} kills, {'all' if holds else 'NOT all'} held, ", end="")
+        given = {"seed": options.seed, "kills": options.kills, "step_downs": options.step_downs}
+        kills, holds = run(deployment, Path(folder), parts=chosen, **given)
+    happened = f"{kills} kills, {options.step_downs} step-downs"
+    print(f"seed {options.seed}, {options.version}: {happened}, {'all' if holds else 'NOT all'} held, ", end="")
     print(f"{time.monotonic() - begun:.0f} s")
     return 0 if holds else 1
 

@@ -121,6 +121,12 @@ class Part:
                 self._kill_a_worker(chosen)
             self._kill()
 
+    def get_on(self) -> None:
+        """Run until there is some progress."""
+        self._begin()
+        before = self.progress()
+        self._wait(lambda: self.progress() > before)
+
     def finish(self, until: ClusterTime) -> None:
         """A last life, up to ``until``."""
         self._begin()

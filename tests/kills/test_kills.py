@@ -18,10 +18,19 @@ from tests.kills.parts import PARTS, Verdict
 def test_fifty_kills_lose_nothing_and_leave_nothing_twice(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
 ) -> None:
-    replica_set = start_replica_set(1, oplog_size_mb=2000)
-    kills, holds = run(replica_set.uri, tmp_path, seed=50, kills=50)
+    kills, holds = run(start_replica_set(1, oplog_size_mb=2000), tmp_path, seed=50, kills=50)
     assert kills >= 50
     assert holds
+
+
+@pytest.mark.slow
+@pytest.mark.mongod
+@pytest.mark.spark
+def test_step_downs_lose_nothing_and_leave_nothing_twice(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
+) -> None:
+    replica_set = start_replica_set(3, oplog_size_mb=2000)
+    assert run(replica_set, tmp_path, seed=51, kills=0, step_downs=5) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.oplog.cluster_time import ClusterTime
 
@@ -33,10 +33,12 @@ def prepare(client: MongoClient[Any]) -> None:
 
 
 class Work:
-    """The writers. ``operations`` is how many they have carried out."""
+    """The writers. ``operations`` is how many they have carried out. ``may_fail``: a write that meets a step-down may
+    be refused."""
 
-    def __init__(self, uri: str, seed: int) -> None:
+    def __init__(self, uri: str, seed: int, *, may_fail: bool = False) -> None:
         self._uri, self._seed = uri, seed
+        self._refusals: tuple[type[Exception], ...] = (PyMongoError,) if may_fail else ()
         self._stop = threading.Event()
         self._failures: list[Exception] = []
         self.operations = 0
@@ -69,7 +71,8 @@ class Work:
         try:
             with MongoClient[Any](self._uri) as client:
                 while not self._stop.wait(0.02):
-                    self._change(client, chosen)
+                    with contextlib.suppress(*self._refusals):
+                        self._change(client, chosen)
                     self.operations += 1
         except Exception as error:  # noqa: BLE001  told by the test's own thread
             self._failures.append(error)
