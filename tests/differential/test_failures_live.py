@@ -332,12 +332,29 @@ def test_a_look_up_that_fails_leaves_the_stream_open(replica_set: ReplicaSet) ->
                     proxy.cut_next(0, "getMore")
                     proxy.cut_next(0, "aggregate")
                 else:
-                    for _ in range(SHARING if flavour == "shared" else 1):
+                    for _ in range(2 * (SHARING if flavour == "shared" else 1)):
                         proxy.cut_next(0, "find")
             client.failing.c.update_one({"_id": "looked up"}, {"$set": {"n": number}})
             assert streams.raised() == "ConnectionFailure"
             assert streams.alive
             assert streams.events(1) == [number]
+
+
+def test_a_look_up_that_fails_once_is_not_noticed(replica_set: ReplicaSet) -> None:
+    """Nor is a reply of the server's stream that fails once. Our look-up raised at once: a step-down ended a program
+    that looks up, which it did not with PyMongo. What had been let fail was always both the reply and the resume."""
+    direct = replica_set.members[0].uri
+    options: dict[str, Any] = {"retryReads": False, "full_document": "updateLookup", **_PATIENT}
+    with (
+        proxied(replica_set.members[0].host, ReplyCutter, **options) as (proxies, streams),
+        MongoClient[Any](direct) as client,
+    ):
+        client.failing.c.insert_one({"_id": "looked up once", "n": 0})
+        assert streams.events(1) == [0]
+        for flavour, proxy in zip(FLAVOURS, proxies, strict=True):
+            proxy.cut_next(0, "getMore" if flavour.endswith(("pymongo", "server")) else "find")
+        client.failing.c.update_one({"_id": "looked up once"}, {"$set": {"n": 1}})
+        assert streams.same(lambda stream: stream.next()["fullDocument"]["n"]) == 1
 
 
 def _cursors(admin: MongoClient[Any], *, waiting: bool) -> list[tuple[str, int]]:

@@ -97,15 +97,19 @@ class OplogResume:
         raise self.kept
 
     def answers(self, answer_to: AnswerTo) -> AnswerTo:
-        """``answer_to``, but a look-up that fails with an error after which a getMore would be resumed (rule 24) leaves
-        the stream open: the event that waits for it comes with a later call."""
+        """``answer_to``, but a look-up that fails with an error after which a getMore would be resumed (rule 24) is
+        asked once more, as a resume would: the server's stream comes over a step-down without an error too. Where that
+        fails, the stream is left open, and the event that waits comes with a later call."""
 
         def answered(need: Need) -> Answer | Later:
             try:
                 return answer_to(need)
             except SourceError as error:
-                if isinstance(error, TimeLimitError) or RESUMABLE_LABEL not in error.labels:
-                    raise
+                _raise_unless_resumable(error)
+            try:
+                return answer_to(need)
+            except SourceError as error:
+                _raise_unless_resumable(error)
                 self.kept = error
                 raise AskAgainError(error) from None
 
@@ -116,3 +120,8 @@ class OplogResume:
             message = str((error.details or {}).get("errmsg") or error)
             return as_driver_error(ServerError(message, code=error.code, labels=labels), error)
         return source_error(error, self._client)
+
+
+def _raise_unless_resumable(error: SourceError) -> None:
+    if isinstance(error, TimeLimitError) or RESUMABLE_LABEL not in error.labels:
+        raise error
