@@ -8,9 +8,9 @@ and 4 partitions, with a commit after every change and after every 100, whose ha
 (``update_one`` by ``_id``, write concern 1), plain or with the commit in one transaction. Each case is a fresh process
 over the same ``--changes`` inserts (ten times as many where commits are rare), counted from the moment when a quarter
 is handled. 4 partitions are also shared among 2 and 4 processes, counted over ``--changes`` from when each of them has
-handled some. Beside them four threads of PyMongo, each of which takes the next change of one stream and keeps a token
-of its own, in whatever order: what lanes that commit separately could reach at best. Sides take turns, ``--rounds``
-times; medians are printed, and the ratio to the loop with the same handler.
+handled a quarter as many. Beside them four threads of PyMongo, each of which takes the next change of one stream and
+keeps a token of its own, in whatever order: what lanes that commit separately could reach at best. Sides take turns,
+``--rounds`` times; medians are printed, and the ratio to the loop with the same handler.
 
 The last line is about the reading alone: events a second that one process reads and divides into lanes when all but one
 of 1024 lanes belong to others. It says what a handler would have to keep up with before reading in parallel paid.
@@ -175,9 +175,9 @@ def children(job: dict[str, Any], count: int) -> dict[str, float]:
             [sys.executable, __file__, "--child", json.dumps(job | {"counter": [file.name, n]})] for n in range(count)
         ]
         running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) for command in commands]
-        begun = until(file, running, lambda counts: sum(counts) >= changes // 4 and all(counts))
+        begun = until(file, running, 10 * changes, lambda counts: min(counts) >= changes // 4)
         cpu, started = cpu_seconds(job["mongod"]), time.monotonic()
-        ended = until(file, running, lambda counts: sum(counts) >= begun[0] + changes)
+        ended = until(file, running, 10 * changes, lambda counts: sum(counts) >= begun[0] + changes)
         seconds, cpu = time.monotonic() - started, cpu_seconds(job["mongod"]) - cpu
         for process in running:
             process.communicate()
@@ -188,12 +188,14 @@ def children(job: dict[str, Any], count: int) -> dict[str, float]:
 
 
 def until(
-    file: IO[bytes], running: list[subprocess.Popen[bytes]], holds: Callable[[list[int]], bool]
+    file: IO[bytes], running: list[subprocess.Popen[bytes]], total: int, holds: Callable[[list[int]], bool]
 ) -> tuple[int, float]:
     """Wait until ``holds`` of the changes that each has handled; how many all have, and their seconds of CPU."""
     while True:
         file.seek(0)
         counts = list(_COUNT.iter_unpack(file.read()))
+        if sum(count for count, _ in counts) == total:
+            raise SystemExit("everything was handled before all processes had a part in it: try more --changes")
         if holds([count for count, _ in counts]):
             return sum(count for count, _ in counts), sum(seconds for _, seconds in counts)
         for process in running:
