@@ -160,11 +160,24 @@ class _Reader(threading.Thread):
     def __init__(self, stream: Any) -> None:
         super().__init__(daemon=True)
         self._stream = stream
+        self._begun = threading.Event()
         self.result: Any = None
         self.start()
 
     def run(self) -> None:
+        self._begun.set()
         self.result = outcome(self._stream.next)
+
+    def wait_until_it_waits(self) -> None:
+        """Return when its thread has stood in one place while this one was awake twenty times."""
+        assert self._begun.wait(_PATIENCE_S)
+        deadline, seen = time.monotonic() + _PATIENCE_S, [None]
+        while len(seen) < 20:
+            assert time.monotonic() < deadline, "it never waits"
+            time.sleep(0.02)
+            frame = sys._current_frames().get(self.ident or 0)
+            now: Any = frame and (id(frame), frame.f_lasti)
+            seen = [*seen, now] if now == seen[-1] else [now]
 
     def ended(self) -> bool:
         self.join(_PATIENCE_S)
@@ -175,7 +188,7 @@ def test_two_threads_in_one_stream_are_both_told(connect: Connect) -> None:
     """ "ValueError: generator already executing" in one, and a stream that ended without a word in the other."""
     with connect() as client, client.habits.c.watch(max_await_time_ms=2000) as stream:
         first = _Reader(stream)
-        time.sleep(0.5)
+        first.wait_until_it_waits()
         second = _Reader(stream)
         assert second.ended()
         assert first.ended()
@@ -197,7 +210,7 @@ def test_threads_that_take_turns_share_a_stream(connect: Connect, writes: Callab
 def test_close_from_another_thread_ends_a_waiting_next(connect: Connect, deployment: tuple[str, Any]) -> None:
     with connect() as client, client.habits.c.watch(max_await_time_ms=1000) as stream:
         reader = _Reader(stream)
-        time.sleep(0.3)
+        reader.wait_until_it_waits()
         assert outcome(stream.close) is None
         assert reader.ended()
         if deployment[0] == "pymongo":

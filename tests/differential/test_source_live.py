@@ -131,7 +131,8 @@ def test_a_range_is_given_whole_and_ends_with_its_bound(replica_set: ReplicaSet)
         assert list(source.read(until, until)) == []
 
 
-def test_a_range_to_a_time_without_an_entry_ends_with_an_empty_batch(replica_set: ReplicaSet) -> None:
+def test_a_range_to_a_time_without_an_entry_ends_with_an_empty_batch(quiet_replica_set: ReplicaSet) -> None:
+    replica_set = quiet_replica_set
     with closing(MongodSource(replica_set.uri)) as source:
         begin = source.newest()
         source.client.source_range.gap.insert_one({})
@@ -291,7 +292,7 @@ def test_a_read_gives_up_when_nobody_answers_for_its_time(replica_set: ReplicaSe
         TcpProxy(replica_set.members[0].host) as proxy,
         closing(
             MongodSource(
-                f"mongodb://{proxy.host}/?directConnection=true", retry_seconds=0.5, serverSelectionTimeoutMS=300
+                f"mongodb://{proxy.host}/?directConnection=true", retry_seconds=4.0, serverSelectionTimeoutMS=2000
             )
         ) as source,
     ):

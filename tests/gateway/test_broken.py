@@ -23,7 +23,7 @@ from bson.timestamp import Timestamp
 from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import InternalError, UsageError
-from tailrace.gateway import command, commands, compression, connection, upstream
+from tailrace.gateway import command, commands, compression, connection, exchange, upstream
 from tailrace.gateway.command import opens_stream
 from tailrace.gateway.engine import Engine, _cursor_of
 from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
@@ -169,7 +169,7 @@ def test_a_large_message_behind_an_open_request_takes_no_memory(replica_set: Rep
         clients = [socket.create_connection((running.host, running.port), timeout=60) for _ in range(3)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(command, "decompress", note_decompress)
-            patch.setattr(connection, "command_of", note_command)
+            patch.setattr(exchange, "command_of", note_command)
             for client in clients:
                 client.sendall(hello_that_waits(wire, 1))
                 client.sendall(packed(large) if is_compressed else large[:60_000])
@@ -219,7 +219,7 @@ def test_what_is_large_is_not_worked_on_in_the_loop(replica_set: ReplicaSet) -> 
         Wire.to(running.uri()) as wire,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(connection, "command_of", note_command)
+        patch.setattr(exchange, "command_of", note_command)
         patch.setattr(commands, "_scope_of", note_scope)
         wire.exchange(large)
     assert threads

@@ -144,7 +144,7 @@ def test_a_frozen_server_holds_up_neither_the_end_nor_the_streams(
                 threads = [threading.Thread(target=ask, args=each) for each in asked]
                 for thread in threads:
                     thread.start()
-                time.sleep(1)  # so that they are under way
+                time.sleep(5)  # so that they are under way, on a busy machine too
                 gateway.process.send_signal(signal.SIGTERM)
                 assert gateway.process.wait(_LIMIT_S) == 0
                 for thread in threads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -138,12 +137,17 @@ def test_what_somebody_kills_while_it_waits_ends_the_stream_and_names_the_shard(
         wait_for(lambda: bool(waiting()), "nothing waits")
         with ThreadPoolExecutor(streams_of_one_client) as pool:
             waited = [pool.submit(stream.next) for stream in streams]
-            time.sleep(1.5)  # they are in their calls
-            for one in waiting():
-                if code == 237:
-                    admin.local.command("killCursors", "oplog.rs", cursors=[one["cursor"]["cursorId"]])
-                else:
-                    admin.admin.command("killOp", op=one["opid"])
+
+            def all_have_ended() -> bool:
+                """A kill between two waits, or before a stream is in its call, ends nothing; then there is another."""
+                for one in waiting():
+                    if code == 237:
+                        admin.local.command("killCursors", "oplog.rs", cursors=[one["cursor"]["cursorId"]])
+                    else:
+                        admin.admin.command("killOp", op=one["opid"])
+                return all(each.done() for each in waited)
+
+            wait_for(all_have_ended, "a stream goes on")
             for stream, each in zip(streams, waited, strict=True):
                 error = each.exception(90)
                 assert isinstance(error, OperationFailure)
