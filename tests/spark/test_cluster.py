@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,9 +15,12 @@ from typing import Any
 import pymongo
 import pyspark
 import pytest
+from numba.core import caching
 
 import tailrace
+from tailrace import kernel
 from tailrace.embedded import ReplicaSet
+from tailrace.kernel.compiled import fingerprint
 from tailrace.spark.runtime.class_data import class_data_options
 from tailrace.spark.runtime.java import find_java
 from tests.spark.streams import newest, server_events
@@ -89,6 +93,23 @@ def _zip_of_the_package(directory: Path) -> Path:
     return target
 
 
+def _keep_compiled_code(directory: Path) -> None:
+    """This checkout's compiled kernel as one from a zip file finds it: else three minutes of the test would go into
+    compiling the same once more. ``test_kernel_loading.py`` has a zip file compile for itself."""
+    kernel.warm_up()
+    for name in [name for name in sys.modules if name.startswith("tailrace.kernel.")]:
+        for point in vars(sys.modules[name]).values():
+            made = getattr(getattr(point, "_cache", None), "_cache_file", None)
+            if made is not None and point.__module__ == name:
+                stamp = fingerprint(name)
+                target = directory / f"tailrace_kernel_{stamp:08x}"
+                target.mkdir(exist_ok=True, parents=True)
+                files = made._load_index()
+                caching.IndexDataCacheFile(str(target), point._cache._impl.filename_base, stamp)._save_index(files)
+                for file in files.values():
+                    shutil.copy(Path(made._cache_path) / file, target)
+
+
 def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_set: ReplicaSet, tmp_path: Path) -> None:
     # Spark hands --py-files to every process but the one that runs latestOffset and partitions.
     start = newest(replica_set.uri)
@@ -112,7 +133,10 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
         "JAVA_HOME": str(java.home),
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
+        "NUMBA_CACHE_DIR": str(tmp_path / "compiled"),
     }
+    _keep_compiled_code(tmp_path / "compiled")
+    compiled = {path.name for path in (tmp_path / "compiled").rglob("*")}
     done = subprocess.run(
         [
             home / "bin" / "spark-submit",
@@ -127,7 +151,7 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
         capture_output=True,
         text=True,
         check=False,
-        timeout=900,  # Java, a worker and a stream from nothing: 216 s with the suite alone, over 240 beside other work
+        timeout=900,  # Java, a worker and a stream from nothing, on a busy machine
     )
     assert done.returncode == 0, done.stdout[:4000]  # spark-submit shows the driver's errors there
     result = json.loads(done.stdout.splitlines()[-1])
@@ -135,3 +159,4 @@ def test_a_package_given_by_py_files_reaches_the_streaming_source_too(replica_se
     assert "tailrace.zip" in result["found"]
     assert result["stream"] == expected
     assert result["batch"] == expected
+    assert {path.name for path in (tmp_path / "compiled").rglob("*")} == compiled, "something was compiled again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,25 @@ def test_the_second_process_finds_all_compiled_code_in_the_cache(tmp_path: Path)
 def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> None:
     nowhere = "import numba.core.caching as c; c.CacheImpl._locator_classes = [];"
     assert python(nowhere + EVENT) == "[2]"
+
+
+def test_a_package_in_a_zip_file_is_compiled_once_wherever_the_file_lies(tmp_path: Path) -> None:
+    """Spark puts --py-files into another directory for each application, and all was compiled anew: the tests of it had
+    one run each, and called what took three minutes a slow machine."""
+    source = Path(kernel_loader.__file__).parent.parent
+    hits = (
+        "from tailrace.kernel import zip_cache; zip_cache.keep_by_source();"
+        "from tailrace.kernel import runs;"
+        "points = [each for each in vars(runs).values() if hasattr(each, 'stats')];"
+        "print(runs.__file__, len(points), sum(sum(point.stats.cache_hits.values()) for point in points))"
+    )
+    for run, expected in enumerate((0, 1)):
+        target = tmp_path / str(run) / "tailrace.zip"
+        target.parent.mkdir()
+        with zipfile.ZipFile(target, "w") as archive:
+            for path in source.rglob("*.py"):
+                archive.write(path, path.relative_to(source.parent))
+        found = python(
+            f"import sys; sys.path.insert(0, {str(target)!r}); {hits}", NUMBA_CACHE_DIR=str(tmp_path / "cache")
+        )
+        assert found == f"{target}/tailrace/kernel/runs.py 1 {expected}"
