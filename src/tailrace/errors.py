@@ -7,6 +7,7 @@ oplog, a pipeline, a file) and a hint: what to do about it. The command line pri
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 NON_RESUMABLE_LABEL = "NonResumableChangeStreamError"
 RESUMABLE_LABEL = "ResumableChangeStreamError"
@@ -88,6 +89,8 @@ class TailraceError(Exception):
     """
 
     default_code: int | None = None
+    #: The change event that the error is about, where a stream without it could go on. Not sent between processes.
+    event: object | None = None
 
     def __init__(
         self,
@@ -123,6 +126,15 @@ def _rebuild(
 ) -> TailraceError:
     error = cls.__new__(cls)
     TailraceError.__init__(error, message, code=code, labels=labels, hint=hint)
+    return error
+
+
+Raised = TypeVar("Raised", bound=TailraceError)
+
+
+def at_event(error: Raised, event: object) -> Raised:
+    """The error, with the one event that it is about."""
+    error.event = event
     return error
 
 

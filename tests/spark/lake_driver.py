@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("lake")
     parser.add_argument("--die-at", nargs=2)
     parser.add_argument("--available-now", action="store_true")
+    parser.add_argument("--on-error", default="fail")
     args = parser.parse_args()
     spark = local_session("lake-driver", cores=2, fast_start=True)
     spark.sparkContext.setLogLevel("ERROR")
@@ -36,6 +37,7 @@ def main() -> None:
         args.lake,
         available_now=args.available_now,
         compaction=CompactionPolicy(every=4, fan_in=2),
+        on_error=args.on_error,
         sink=LakeSink if args.die_at is None else dying_sink(args.die_at[0], int(args.die_at[1]), os.getpgid(0)),
     )
     query.awaitTermination()

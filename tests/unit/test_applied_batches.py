@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
+import bson
 import pytest
+from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import SinkError
+from tailrace.event.resume_token import encode_event_token
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.snapshot.event import snapshot_event
 from tailrace.spark.applied import AppliedBatches
 from tailrace.spark.batch import MicroBatch
 
@@ -86,3 +91,32 @@ def test_a_sink_that_has_only_empty_batches_takes_what_comes() -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         assert apply(connection, batch("orders", 0)) == []
         assert apply(connection, batch("orders", 0, 1)) == [token(1)]
+
+
+def test_within_a_copy_no_fresh_checkpoint_goes_on() -> None:
+    """It went on at the copy's time: documents that had not been copied were passed over. Only sinks of streams without
+    a copy were started again."""
+    start = ClusterTime.of(1_700_000_000, 7)
+    copied = [
+        bson.decode(snapshot_event(bson.encode({"_id": key}), "shop.c", b"u" * 16, start, None, position=key))
+        for key in range(3)
+    ]
+    tokens = [event["_id"]["_data"] for event in copied]
+    inserted = encode_event_token(
+        start.tick(),
+        version=2,
+        txn_op_index=0,
+        from_invalidate=False,
+        uuid=b"u" * 16,
+        identifier=bson.encode({"operationType": "insert", "documentKey": {"_id": {"operationType": "snapshot"}}}),
+    )
+    event = bson.decode(bson.encode({"_id": RawBSONDocument(inserted)}))["_id"]["_data"]
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE events (token TEXT)")
+        connection.commit()
+        sink = AppliedBatches(connection, "mine")
+        assert apply(connection, MicroBatch("one", 0, Frame(tokens))) == tokens  # type: ignore[arg-type]
+        with pytest.raises(SinkError, match="in the middle of a copy"):
+            sink.start()
+        assert apply(connection, MicroBatch("one", 1, Frame([event]))) == [event]  # type: ignore[arg-type]
+        assert sink.start() == {"startAtOperationTime": "1700000000,8"}

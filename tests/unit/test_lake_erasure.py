@@ -228,9 +228,9 @@ def test_what_cannot_be_erased_changes_nothing(tmp_path: Path) -> None:
     for everything in ({}, {"$comment": "Anna asked"}, {"$and": [{}, {"$comment": "x"}]}, {"$expr": True}):
         with pytest.raises(UsageError, match="would erase every event"):
             erase(root, everything)
-    for everything in ({"token": {"$exists": False}}, {"_id": {"$exists": True}}, {"ns.db": "shop"}):
+    for selecting in ({"token": {"$exists": False}}, {"_id": {"$exists": True}}, {"ns.db": "shop"}):
         with pytest.raises(UsageError, match="selects all 100 of them"):
-            erase(root, everything)
+            erase(root, selecting)
     with pytest.raises(UsageError, match="unknown top level operator"):
         erase(root, {"$were": 1})
     for value in (1 << 80, object(), {1: 2}):  # only values that BSON has were tried before

@@ -96,6 +96,8 @@ def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
         ),
         ("source: {uri: x}\nlake: {path: p, partitionBy: {day: 1}}", "lake.partitionBy must be a list of day, hour"),
         ("source: {uri: x}\nlake: {path: p, partitionBy: []}", "lake.partitionBy must be a list of day, hour"),
+        ("source: {uri: x}\nlake: {path: p, onError: skip}", "lake.onError must be one of fail, quarantine"),
+        ("source: {uri: x}\nlake: {path: p, onError: [fail]}", "lake.onError must be one of fail, quarantine"),
         (LEAST + "archive: {keep: 90 days}", "archive.path is missing"),
         (LEAST + "archive: {path: a, keep: ever}", "archive.keep must be a time such as"),
         (LEAST + "archive: {path: a, keepBytes: much}", "archive.keepBytes must be a number of bytes"),
@@ -136,6 +138,12 @@ def test_tables_are_kept_as_the_file_says(tmp_path: Path) -> None:
     assert (rule.partition_by, rule.z_order, rule.schema.policy) == (("at",), ("total",), "quarantine")
     assert settings.rule("shop.x").schema.policy == "evolve"
     assert load(written(tmp_path, LEAST)).tables is None
+
+
+def test_what_cannot_be_written_fails_unless_a_quarantine_is_asked_for(tmp_path: Path) -> None:
+    assert load(written(tmp_path, LEAST), {}).on_error == "fail"
+    file = written(tmp_path, "source: {uri: 'mongodb://h'}\nlake: {path: lake, onError: quarantine}\n")
+    assert load(file, {}).on_error == "quarantine"
 
 
 def test_collections_are_a_list_of_names_and_patterns(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ def _erase(args: argparse.Namespace) -> int:
     print(f"{_counted(found.rows, 'event')} erased, of {found.searched:,}, in {_counted(found.files, 'file')}")
     if found.rows:
         print(f"  from token {found.first_token}\n  to token {found.last_token}")
+    if found.quarantined:
+        print(f"  {_counted(found.quarantined, 'event')} erased from the quarantine")
     if found.removed:
         print(f"  {_counted(found.removed, 'replaced file')} removed")
     if found.replaced:
@@ -195,6 +197,8 @@ def _status(root: Path, form: str) -> int:
         print(f"  last micro-batch: {status.last_commit:%Y-%m-%d %H:%M:%S} UTC{lag}")
         print(f"  last event: cluster time {status.last_time}, token {status.last_token}")
     print(f"  commits: {status.commits:,}; {_counted(status.small, 'file')} below 16 MB (tailrace lake compact)")
+    if status.quarantined:
+        print(f"  {_counted(status.quarantined, 'event')} in quarantine (_quarantine: the reason and the event)")
     if status.replaced:
         size = f"{status.replaced_bytes:,} bytes"
         print(f"  {_counted(status.replaced, 'replaced file')} kept for readers, {size} (tailrace lake expire)")
@@ -233,6 +237,8 @@ def print_verification(root: Path, *, full: bool) -> int:
         print(f"accepted gap: {gap}")
     for erasure in report.erasures:
         print(f"erasure: {erasure}")
+    if report.quarantined:
+        print(f"{_counted(report.quarantined, 'event')} in quarantine")
     if report.replaced:
         print(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
     if report.leftovers:

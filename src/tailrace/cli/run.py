@@ -143,6 +143,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
                     compaction=settings.compaction,
                     accept_gap=settings.accept_gap or args.accept_gap,
                     partition_by=settings.partition_by,
+                    on_error=settings.on_error,
                 )
                 show = _Shower(args.progress, log.stderr, log.path)
                 fails = source_options.parse(settings.source).fails_on_invalidate

@@ -111,6 +111,14 @@ class CommitLog:
                 problem = f"{error.filename} is missing: the lake's log has a hole"
         raise SinkError(problem, hint=_HOLE)
 
+    def newest_batch(self, head: Head) -> Commit | None:
+        """The commit of the newest micro-batch, also of one whose writer died before the head was written; ``None``
+        where there is none, or it is kept in a checkpoint alone."""
+        number = None if head.newest is None else head.newest.number
+        content = None if number is None else self._content(number)
+        found = None if content is None or number is None else decode(content, number, self.layout.commit(number))
+        return max((one for one in self.commits(head.number) if one.batch is not None), key=_number, default=found)
+
     def live_files(self) -> list[FileEntry]:
         """The files that the lake holds, in the order of the stream."""
         return self.state().in_order
@@ -243,12 +251,24 @@ class CommitLog:
         )
 
 
+def _number(commit: Commit) -> int:
+    return commit.number
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def append_commit(head: Head, claim: str, batch: int, mark: BatchMark, files: tuple[StagedFile, ...]) -> Commit:
-    """The commit that adds ``files`` (ascending, checked here) after ``head``."""
+def append_commit(
+    head: Head,
+    claim: str,
+    batch: int,
+    mark: BatchMark,
+    files: tuple[StagedFile, ...],
+    *,
+    quarantined: tuple[StagedFile, ...] = (),
+) -> Commit:
+    """The commit that adds ``files`` (ascending, checked here) after ``head``, and files of events put aside."""
     check_ascending(files)
     return Commit(
         number=head.number + 1,
@@ -259,6 +279,8 @@ def append_commit(head: Head, claim: str, batch: int, mark: BatchMark, files: tu
         batch=batch,
         planned=mark.planned,
         newest=mark,
+        quarantined=tuple(file.name for file in quarantined),
+        quarantined_rows=sum(file.rows for file in quarantined),
     )
 
 

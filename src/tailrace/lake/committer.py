@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tailrace import durable
 from tailrace.errors import SinkError
+from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog, Head, append_commit, check_present
 from tailrace.lake.identity import check_claim
-from tailrace.lake.layout import LakeLayout, checked_name
+from tailrace.lake.layout import LakeLayout, checked_name, is_quarantine
 from tailrace.lake.manifest import BatchMark, Commit, PlannedRange, StagedFile
 
 _FRESH = "Was an old copy of the checkpoint restored? A fresh directory goes on after the lake's last event"
@@ -23,17 +24,20 @@ _FRESH = "Was an old copy of the checkpoint restored? A fresh directory goes on 
 def commit_batch(
     root: Path, claim: str, batch: int, planned: PlannedRange, files: tuple[StagedFile, ...]
 ) -> Commit | None:
-    """Add ``files``, in the order of the stream, as micro-batch ``batch``, planned for the range ``planned``.
+    """Add ``files``, in the order of the stream, as micro-batch ``batch``, planned for the range ``planned``; files of
+    events that were put aside go to the quarantine in the same commit.
 
     Returns the new commit, or ``None`` where nothing was to be added: no files, or a batch that was committed before
     (its files are dropped). Raises SinkError where the claim is not the lake's, the files are out of order, or they
     repeat what the lake holds; the lake is then as it was.
     """
-    for file in files:
+    rows, aside = quarantine.divided(files)
+    for file in rows:
         checked_name(file.name, f"micro-batch {batch}")
     log = CommitLog(root)
     with log.locked() as head:
         check_claim(root, claim)
+        quarantine.settle(log.layout, log.newest_batch(head))
         if not files:
             return None
         if _is_replay(head, claim, batch, planned):
@@ -46,31 +50,37 @@ def commit_batch(
                 f"{head.last_token}",
                 hint="Give a fresh checkpoint directory: it goes on after the lake's last event",
             )
-        check_present(log.layout, files)
-        for day in {(root / file.name).parent for file in files}:
+        check_present(log.layout, rows)
+        quarantine.check_waiting(log.layout, aside)
+        for day in {(root / file.name).parent for file in rows} | {log.layout.staging}:
             durable.sync_directory(day)
         durable.step("commit.files")
-        rows = sum(file.rows for file in files)
         last = max(file.last_token for file in files)
-        mark = BatchMark(head.number + 1, claim, batch, planned, first, last, rows)
-        commit = append_commit(head, claim, batch, mark, files)
+        mark = BatchMark(head.number + 1, claim, batch, planned, first, last, sum(file.rows for file in rows))
+        commit = append_commit(head, claim, batch, mark, rows, quarantined=aside)
         log.write(commit)
+        quarantine.settle(log.layout, commit)
         return commit
 
 
 def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:
     """Drop the files of a failed micro-batch, unless its commit has happened after all."""
     log = CommitLog(root)
-    for file in files:
+    rows, aside = quarantine.divided(files)
+    for file in rows:
         checked_name(file.name, "the micro-batch")
-    with log.locked():
-        held = log.state().files if files else {}
-        _discard(log.layout, tuple(file for file in files if file.name not in held))
+    with log.locked() as head:
+        held = log.state().files if rows else {}
+        newest = log.newest_batch(head) if aside else None
+        quarantine.settle(log.layout, newest)
+        named = newest.quarantined if newest is not None else ()
+        _discard(log.layout, tuple(file for file in files if file.name not in held and file.name not in named))
 
 
 def _discard(layout: LakeLayout, files: tuple[StagedFile, ...]) -> None:
     for file in files:
-        (layout.root / file.name).unlink(missing_ok=True)
+        path = quarantine.waiting(layout, file.name) if is_quarantine(file.name) else layout.root / file.name
+        path.unlink(missing_ok=True)
 
 
 def _is_replay(head: Head, claim: str, batch: int, planned: PlannedRange) -> bool:

@@ -79,7 +79,7 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
     the stream continues.
     """
     result = CompactionResult()
-    if not policy.due(commit.number):
+    if not policy.due(commit.number) or not commit.files:
         return result
     log = CommitLog(root)
     with durable.locked(log.layout.compaction_lock, wait=False) as mine:

@@ -18,7 +18,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from tailrace.errors import SinkError
-from tailrace.lake.layout import checked_name, cluster_time_of, is_in_period, partition_values
+from tailrace.lake.layout import (
+    checked_name,
+    checked_quarantine_name,
+    cluster_time_of,
+    is_in_period,
+    partition_values,
+)
 from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal
 from tailrace.lake.partitioning import Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
@@ -95,7 +101,7 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
     parameters: dict[str, str] = {}
     if commit.batch is not None and commit.planned is not None:
         parameters = {"epochId": str(commit.batch), "outputMode": "Append"}
-        wall = commit.newest_file.last_wall_time
+        wall = commit.last_wall_time
         ours.update(
             batch=commit.batch,
             planned=_range_to_json(commit.planned),
@@ -104,6 +110,8 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
             lastToken=commit.last_token,
             lastWallTime=None if wall is None else wall.isoformat(),
         )
+    if commit.quarantined:
+        ours.update(quarantined=list(commit.quarantined), quarantinedRows=commit.quarantined_rows)
     if commit.gap is not None:
         ours["gap"] = _gap_to_json(commit.gap)
     if commit.erasure is not None:
@@ -193,6 +201,8 @@ def decode(content: bytes, number: int, where: object) -> Commit:
             gap=_gap_from_json(ours["gap"]) if kind == "gap" else None,
             erasure=_erasure_from_json(ours["erasure"]) if kind == "erase" else None,
             newest=None if ours["newest"] is None else mark_from_json(ours["newest"]),
+            quarantined=tuple(checked_quarantine_name(name, where) for name in ours.get("quarantined", [])),
+            quarantined_rows=_whole(ours.get("quarantinedRows", 0)),
             committed_at=datetime.fromisoformat(_text(ours["committedAt"])),
         )
 

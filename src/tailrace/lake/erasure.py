@@ -27,9 +27,10 @@ from tailrace import durable
 from tailrace.errors import SinkError, UsageError
 from tailrace.expression.match import tree
 from tailrace.expression.stages.pipeline import compile_stages
+from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog, Head, check_present
 from tailrace.lake.identity import metadata_of, read_identity
-from tailrace.lake.layout import merged_name
+from tailrace.lake.layout import cluster_time_of, merged_name
 from tailrace.lake.log_state import LogState
 from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile, with_erasure
 from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
@@ -44,7 +45,8 @@ READ_ROWS: Final = 4096
 class ErasureReport:
     """``rows`` events were erased, and ``kept`` rows of the ``files`` files that held them were written to new ones;
     ``searched`` rows were looked at. ``removed`` replaced files have left the directory; ``replaced`` are still there
-    and may hold erased events. ``first_token`` and ``last_token`` are those of the erased events."""
+    and may hold erased events. ``quarantined`` events went from the quarantine. ``first_token`` and ``last_token`` are
+    those of the erased events."""
 
     rows: int
     kept: int
@@ -54,6 +56,7 @@ class ErasureReport:
     replaced: int
     first_token: str | None = None
     last_token: str | None = None
+    quarantined: int = 0
 
 
 def erase(
@@ -80,13 +83,14 @@ def erase(
                 if work.rows:
                     erasure = Erasure(work.rows, len(work.gone))
                     _commit(log, known, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
+                aside = _from_quarantine(log, head, lambda row: matches(row["event"]))
         except BaseException:
             work.discard()
             raise
         removed = remove_replaced(log, timedelta(0)) if vacuum else 0
         kept = sum(file.rows for file in work.made)
         found = ErasureReport(work.rows, kept, len(work.gone), work.searched, removed, _left(log))
-        return replace(found, first_token=work.first_token, last_token=work.last_token)
+        return replace(found, first_token=work.first_token, last_token=work.last_token, quarantined=aside)
 
 
 def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> ErasureReport:
@@ -100,8 +104,9 @@ def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> Erasur
             if gone:
                 erasure = Erasure(rows, len(gone), before.isoformat())
                 _commit(log, known, head, state, gone=gone, made=(), erasure=erasure)
+            aside = _from_quarantine(log, head, lambda row: _day_of(row["token"]) < before)
         removed = remove_replaced(log, timedelta(0)) if vacuum else 0
-        found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log))
+        found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log), quarantined=aside)
         if not gone:
             return found
         return replace(found, first_token=gone[0].first_token, last_token=max(file.last_token for file in gone))
@@ -129,6 +134,17 @@ def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
                 hint="Rewrite the lake's files with a program of your own into a new table",
             )
         yield log, known
+
+
+def _from_quarantine(log: CommitLog, head: Head, goes: Callable[[dict[str, Any]], bool]) -> int:
+    """Take rows out of the quarantine. It has no versions: they are gone at once."""
+    newest = log.newest_batch(head)
+    quarantine.settle(log.layout, newest)
+    return quarantine.take_out(log.layout, quarantine.files_of(log.layout, newest), goes)
+
+
+def _day_of(token: str) -> date:
+    return datetime.fromtimestamp(cluster_time_of(token).seconds, UTC).date()
 
 
 def _refuse_everything(rows: int = 0) -> None:

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pyarrow.parquet as pq
 
-from tailrace import raw_bson
+from tailrace.event.quarantined import namespace_of
 from tailrace.lake.erasure import EVENT, READ_ROWS, erasable, matcher_of
-
-_NAMES: Final = (b"db", b"coll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
         for file in log.state().in_order:
             chosen = [event for event in _events(log.layout.root / file.name) if matches(event)]
             searched += file.rows
-            collections.update(map(_namespace, chosen))
+            collections.update(namespace_of(event) or "(no namespace)" for event in chosen)
             if chosen:
                 files.append(FileShare(file.name, len(chosen), file.rows))
     return ErasurePreview(sum(file.rows for file in files), searched, tuple(files), dict(collections))
@@ -57,16 +55,3 @@ def _events(path: Path) -> Iterator[bytes]:
     with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
         for batch in parquet.iter_batches(batch_size=READ_ROWS, columns=[EVENT]):
             yield from batch.column(0).to_pylist()
-
-
-def _namespace(event: bytes) -> str:
-    """The event's namespace; what it has of one, if a pipeline has changed it."""
-    found = raw_bson.find(event, b"ns")
-    if found is None or found.type != raw_bson.OBJECT:
-        return "(no namespace)"
-    names = {
-        element.name: raw_bson.read_string(event, element.value_start).decode("utf-8", "replace")
-        for element in raw_bson.elements(event, found.value_start)
-        if element.name in _NAMES and element.type == raw_bson.STRING
-    }
-    return ".".join(names[name] for name in _NAMES if name in names) or "(no namespace)"

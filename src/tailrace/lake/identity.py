@@ -21,14 +21,16 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.file_system import check_file_system
+from tailrace.lake.layout import QUARANTINE
 from tailrace.lake.manifest import Commit, Erasure, Gap
 from tailrace.lake.partitioning import BY_DAY, Partitioning
+from tailrace.lake.quarantine import settle
 from tailrace.lake.retention import remove_leftovers
 from tailrace.oplog.cluster_time import ClusterTime
 
 CHECKPOINT_FILE = "tailrace-lake.json"
 #: What may lie in a directory that is to become a lake.
-_OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log"})
+_OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log", QUARANTINE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def open_lake(
         problems = log.problems()
         if problems:
             raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+        settle(log.layout, log.newest_batch(head))
         remove_leftovers(log)
         if held is not None and begun and gap is None:
             _check_claim(root, checkpoint, known, held)

@@ -9,6 +9,7 @@
       day=2026-11-21/hour=07/collection-orders/...           the same, of a lake that is divided by hour and collection
       _tailrace/lake.json                          whose stream this is
       _tailrace/head.json                          which commit is the newest (a witness, should the log lose its end)
+      _quarantine/6920ACF000000001-<id>.parquet    events that could not be written as rows, if that was asked for
       _staging/                                    files being written; nothing here counts
 
 A file's name begins with the cluster time of its first event, so that names sort in the stream's order; the random part
@@ -39,6 +40,8 @@ _TOKEN = re.compile(r"82[0-9A-F]{16}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _FOLDER_MAX = 100
 DAY_PREFIX = "day="
+QUARANTINE = "_quarantine"
+_QUARANTINE = re.compile(QUARANTINE + r"/[0-9A-F]{16}-[0-9a-f]{32}\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,18 @@ def is_merged(name: str) -> bool:
 def is_lake_file(name: str) -> bool:
     """Whether ``name``, relative to the lake, is one that a lake gives."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_quarantine(name: object) -> bool:
+    """Whether a file of this name, relative to the lake, holds events that were put aside."""
+    return isinstance(name, str) and _QUARANTINE.fullmatch(name) is not None
+
+
+def checked_quarantine_name(name: object, where: object) -> str:
+    """``name`` if it is that of a file of events that were put aside, as ``checked_name``."""
+    if not is_quarantine(name):
+        raise SinkError(f"{where} is damaged: it names {str(name)[:120]!r}, which cannot be a file of the quarantine")
+    return str(name)
 
 
 def checked_name(name: object, where: object) -> str:

@@ -155,8 +155,9 @@ class Commit:
     under ``claim``), files were merged (``compaction``), events were given up for lost (``gap``), or taken out
     (``erase``).
 
-    ``files`` ascend in the stream's order; ``removed`` are those that they replace. ``previous`` is
-    the SHA-256 of the commit before it, so that a hole in the log is noticed.
+    ``files`` ascend in the stream's order; ``removed`` are those that they replace. ``quarantined`` names the files of
+    the micro-batch's ``quarantined_rows`` events that were put aside (``quarantine.py``). ``previous`` is the SHA-256
+    of the commit before it, so that a hole in the log is noticed.
     """
 
     number: int
@@ -170,6 +171,8 @@ class Commit:
     gap: Gap | None = None
     erasure: Erasure | None = None
     newest: BatchMark | None = None
+    quarantined: tuple[str, ...] = ()
+    quarantined_rows: int = 0
     committed_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -178,6 +181,9 @@ class Commit:
 
     @property
     def first_token(self) -> str:
+        """Of what was added; if all of it was put aside, of that."""
+        if not self.files and self.newest is not None:
+            return self.newest.first_token
         return min(file.first_token for file in self.files)
 
     @property
@@ -186,7 +192,14 @@ class Commit:
         return max(self.files, key=lambda file: file.last_token)
 
     @property
+    def last_wall_time(self) -> datetime | None:
+        """When the last row was written to MongoDB, where that is known."""
+        return self.newest_file.last_wall_time if self.files else None
+
+    @property
     def last_token(self) -> str:
+        if not self.files and self.newest is not None:
+            return self.newest.last_token
         return self.newest_file.last_token
 
     @property

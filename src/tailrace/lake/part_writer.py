@@ -323,7 +323,10 @@ def _wall_time(batch: pa.RecordBatch) -> datetime | None:
     """When the batch's last event was written, where that column is kept (it is what the lag is measured by)."""
     if WALL_TIME not in batch.schema.names:
         return None
-    value = batch.column(WALL_TIME)[-1].as_py()
+    try:
+        value = batch.column(WALL_TIME)[-1].as_py()
+    except (OverflowError, ValueError):
+        return None  # a pipeline has put a year there that Python has no date for
     return value if isinstance(value, datetime) else None
 
 

@@ -17,7 +17,8 @@ _WINDOW_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Growth:
     """The newest micro-batch and what has come since the watch began. ``lag_ms`` is from an event's writing in MongoDB
-    (its wall time) to its commit in the lake, for the last event of the micro-batch; ``None`` without that column."""
+    (its wall time) to its commit in the lake, for the last event of the micro-batch; ``None`` without that column.
+    ``quarantined`` of the micro-batch's events were put aside."""
 
     commit: int
     batch: int | None
@@ -27,6 +28,7 @@ class Growth:
     events_per_second: float
     lag_ms: int | None
     last_token: str
+    quarantined: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -37,11 +39,13 @@ class Growth:
             "eventsPerSecond": round(self.events_per_second, 1),
             "lagMs": self.lag_ms,
             "lastToken": self.last_token,
+            "quarantined": self.quarantined,
         }
 
     def __str__(self) -> str:
         lag = "" if self.lag_ms is None else f"  lag {self.lag_ms / 1000:.2f} s"
-        return f"micro-batch {self.batch}  {self.events:,} events  {self.events_per_second:,.0f} events/s{lag}"
+        aside = f"  {self.quarantined:,} in quarantine" if self.quarantined else ""
+        return f"micro-batch {self.batch}  {self.events:,} events  {self.events_per_second:,.0f} events/s{lag}{aside}"
 
 
 class GrowthWatch:
@@ -74,7 +78,7 @@ class GrowthWatch:
             self._events += commit.rows
             self._batches += 1
             self._recent.append((time.monotonic(), commit.rows))
-            wall = commit.newest_file.last_wall_time
+            wall = commit.last_wall_time
             lag = None if wall is None else max(0, round((commit.committed_at - wall).total_seconds() * 1000))
             grown.append(
                 Growth(
@@ -86,6 +90,7 @@ class GrowthWatch:
                     events_per_second=self.rate(),
                     lag_ms=lag,
                     last_token=commit.last_token,
+                    quarantined=commit.quarantined_rows,
                 )
             )
         return grown

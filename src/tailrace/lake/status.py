@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.errors import UsageError
+from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import cluster_time_of
@@ -25,6 +26,7 @@ class LakeStatus:
     dates). ``small`` files are below 16 MB. ``replaced`` files are kept for readers.
 
     ``stream``       what the lake holds: scope, options, columns
+    ``quarantined``  events that were put aside because they could not be written
     ``last_commit``  when the newest micro-batch was committed; ``lag_ms`` is the time from the writing of its last
                      event to that. ``None`` where the log does not say (any more)
     """
@@ -46,6 +48,7 @@ class LakeStatus:
     replaced_bytes: int
     gaps: tuple[Gap, ...]
     erasures: tuple[Erasure, ...] = ()
+    quarantined: int = 0
 
     def to_json(self) -> dict[str, Any]:
         time = self.last_time
@@ -67,6 +70,7 @@ class LakeStatus:
             "replacedBytes": self.replaced_bytes,
             "gaps": [str(gap) for gap in self.gaps],
             "erasures": [str(erasure) for erasure in self.erasures],
+            "quarantined": self.quarantined,
         }
 
 
@@ -101,6 +105,7 @@ def lake_status(path: Path | str) -> LakeStatus:
         replaced_bytes=sum(one.size for one in there),
         gaps=state.gaps,
         erasures=state.erasures,
+        quarantined=quarantine.rows_in(quarantine.files_of(log.layout, log.newest_batch(head))),
     )
 
 
@@ -110,7 +115,7 @@ def _last_batch(log: CommitLog, number: int | None) -> tuple[datetime | None, in
     for commit in log.commits(number - 1):
         if commit.number != number:
             break  # it is kept in a checkpoint of the log alone
-        wall = commit.newest_file.last_wall_time if commit.files else None
+        wall = commit.last_wall_time
         lag = None if wall is None else max(0, round((commit.committed_at - wall).total_seconds() * 1000))
         return commit.committed_at, lag
     return None, None

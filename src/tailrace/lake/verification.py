@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace.errors import UsageError
+from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import is_in_period, is_lake_file
@@ -26,8 +27,8 @@ class LakeReport:
     files of ``days`` days, from ``first_token`` to ``last_token``.
 
     ``gaps`` were accepted and ``erasures`` were asked for; they are not problems. ``replaced`` files are kept for
-    readers until the retention has passed; ``leftovers`` belong to no commit (a micro-batch that is running or was
-    interrupted). ``full``: every byte was read.
+    readers until the retention has passed; ``quarantined`` events were put aside; ``leftovers`` belong to no commit (a
+    micro-batch that is running or was interrupted). ``full``: every byte was read.
     """
 
     files: int = 0
@@ -39,6 +40,7 @@ class LakeReport:
     erasures: tuple[Erasure, ...] = ()
     replaced: int = 0
     leftovers: int = 0
+    quarantined: int = 0
     full: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -69,6 +71,7 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             report.add(problem)
         state = log.state()
         present = set(log.layout.files_present())
+        aside = quarantine.files_of(log.layout, log.newest_batch(head))
     live = state.in_order
     report.gaps = state.gaps
     report.days = len({file.day for file in live})
@@ -86,6 +89,7 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             continue
         _check_file(root, file, report, lanes)
     report.erasures = state.erasures
+    _check_quarantine(aside, report)
     if head.last_token is not None and report.last_token != head.last_token and report.sound:
         erased = state.erasures and (report.last_token is None or report.last_token < head.last_token)
         if not erased:
@@ -93,6 +97,17 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
     if full:
         _compare_with_delta(root, state.number, set(state.files), report)
     return report
+
+
+def _check_quarantine(paths: Sequence[Path], report: LakeReport) -> None:
+    try:
+        report.quarantined = quarantine.rows_in(paths)
+        last = quarantine.last_token(paths)
+    except (OSError, pa.ArrowException) as error:
+        report.add(f"the quarantine cannot be read: {error}")
+        return
+    # An event that was put aside may be the last one that the log knows of.
+    report.last_token = max(filter(None, (report.last_token, last)), default=None)
 
 
 def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeReport) -> None:

@@ -16,11 +16,13 @@ from typing import Final
 from tailrace.errors import TailraceError, invariant, on_shard
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.event_block import EventBlock
+from tailrace.event.quarantined import QuarantinedEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.kernel import KernelUse, merge_with
 from tailrace.pipeline.participant import Participant
+from tailrace.pipeline.quarantine import Aside
 from tailrace.pipeline.router import RouterPipeline, must_search
 from tailrace.pipeline.stream import Statistics, Stream
 from tailrace.pipeline.task import Need, Task, Working
@@ -75,6 +77,7 @@ class MergedStream(Stream):
         self._end: ResumeToken | None = None
         self._has_failed = False
         self._unknown_operations: Counter[str] = Counter()
+        self._forgotten: list[QuarantinedEvent] = []  # put aside by participants that are gone
         for name in shards:
             self._open(name, self._shard_plan)
         self._topology = HandleTopologyChange(self._participants)
@@ -154,6 +157,10 @@ class MergedStream(Stream):
 
     def _tasks(self) -> Iterable[Task]:
         return (self._routing, *(one.task for one in self._participants.values()))
+
+    def _asides(self) -> Iterable[Aside]:
+        parts = (one.pipeline.quarantined for one in self._participants.values())
+        return (self._router.quarantined, self._forgotten, *parts)
 
     # -- what a driver tells --------------------------------------------------------------------------------------
 
@@ -315,7 +322,9 @@ class MergedStream(Stream):
         self._end = min((end for end in ends if end is not None), default=None)
 
     def _forget(self, name: str) -> None:
-        self._unknown_operations.update(self._participants.pop(name).pipeline.unknown_operations)
+        pipeline = self._participants.pop(name).pipeline
+        self._unknown_operations.update(pipeline.unknown_operations)
+        self._forgotten += pipeline.quarantined or ()
 
     def _get(self, name: str) -> Participant:
         one = self._participants.get(name)

@@ -8,6 +8,7 @@ from typing import Final
 from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import CompiledPipeline, compile_stages
+from tailrace.pipeline.quarantine import Aside, process
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Request
@@ -45,6 +46,8 @@ class RouterPipeline:
         topology: HandleTopologyChange | None = None,
         adds_sort_key: bool = False,
     ) -> None:
+        #: Events that were put aside.
+        self.quarantined: Aside = [] if plan.quarantines else None
         user = compiled(plan.options, plan.options.pipeline)
         self._guards = user.replaces_id
         setup = RouterSetup(plan, user, ensures=ensures, topology=topology, adds_sort_key=adds_sort_key)
@@ -71,9 +74,7 @@ class RouterPipeline:
         for stage in self.stages:
             given: list[ChangeEvent] = []
             try:
-                requests = stage.process(items, given)
-                if requests is not None:
-                    yield from requests
+                yield from process(stage, items, given, self.quarantined)
             except TailraceError as error:
                 failure = error
             items = given

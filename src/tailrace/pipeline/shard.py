@@ -19,6 +19,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, parse_entry
 from tailrace.pipeline.document_key import CatalogKeys
 from tailrace.pipeline.pushdown import plan_pushdown
+from tailrace.pipeline.quarantine import Aside, process
 from tailrace.pipeline.router import RouterPipeline, compiled, must_search
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
@@ -71,6 +72,7 @@ class ChangeStreamPipeline:
     ``invalidated``  the invalidate event has passed: the stream is over
     ``high_water``   cluster time up to which every entry has been seen
     ``searching``    the event resumed from has not been met yet
+    ``quarantined``  events that were put aside; ``None``: they end the stream
     ``unwind``       the stage that knows the entries of transactions
     """
 
@@ -86,6 +88,7 @@ class ChangeStreamPipeline:
         invariant(plan.read_after is not None, "a pipeline is built from a plan without a start")
         self.plan = plan
         self.invalidated = False
+        self.quarantined: Aside = [] if plan.quarantines else None
         self.high_water = ClusterTime(plan.read_after or 0)
         self._start = plan.start or ClusterTime(0)
         self._token = plan.first_token
@@ -250,9 +253,7 @@ class ChangeStreamPipeline:
         for stage in self._stages:
             out: list[ChangeEvent] = []
             try:
-                requests = stage.process(items, out)
-                if requests is not None:
-                    yield from requests
+                yield from process(stage, items, out, self.quarantined)
             except TailraceError as error:
                 # What this stage had given comes before its error; an error further down comes earlier in the stream.
                 failure, invalidate = error, None

@@ -24,9 +24,11 @@ from typing import Final, TypeAlias
 
 from tailrace.errors import InternalError, TailraceError
 from tailrace.event.event_block import EventBlock
+from tailrace.event.quarantined import QuarantinedEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.kernel import KernelUse, working_on
+from tailrace.pipeline.quarantine import Aside
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.pipeline.task import Need, Task
 from tailrace.plan.plan import Plan
@@ -120,6 +122,19 @@ class Stream(ABC):
 
     @abstractmethod
     def _tasks(self) -> Iterable[Task]: ...
+
+    def take_quarantined(self) -> list[QuarantinedEvent]:
+        """The events that were put aside since it was last asked, if the plan says that they are: a stage could not
+        handle them."""
+        found: list[QuarantinedEvent] = []
+        for aside in self._asides():
+            if aside:
+                found += aside
+                aside.clear()
+        return found
+
+    @abstractmethod
+    def _asides(self) -> Iterable[Aside]: ...
 
     # -- what a driver asks ---------------------------------------------------------------------------------------
 
@@ -232,6 +247,9 @@ class OneOplogStream(Stream):
 
     def _tasks(self) -> Iterable[Task]:
         return (self._task,)
+
+    def _asides(self) -> Iterable[Aside]:
+        return (self._pipeline.quarantined,)
 
     @property
     def participants(self) -> tuple[str, ...]:

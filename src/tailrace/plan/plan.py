@@ -24,6 +24,7 @@ class Plan:
     ``start_token``    the token to search for and to swallow, or a high-water mark; ``None`` when started by time
     ``token_version``  of the tokens that the stream writes
     ``splits``         whether the pipeline ends with ``$changeStreamSplitLargeEvent``
+    ``quarantines``    an event that a stage cannot handle is put aside, and the stream goes on
     ``exact_images``   pre-images are computed by whoever reads the entries, for any version of the server
     """
 
@@ -34,6 +35,7 @@ class Plan:
     start_token: ResumeToken | None
     splits: bool
     exact_images: bool = False
+    quarantines: bool = False
 
     @property
     def reads_logged_images(self) -> bool:

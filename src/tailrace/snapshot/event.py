@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,10 @@ from tailrace.oplog.cluster_time import ClusterTime
 
 OPERATION_TYPE: Final = "snapshot"
 _OPERATION: Final = raw_bson.encode_element(raw_bson.STRING, b"operationType", raw_bson.encode_string(OPERATION_TYPE))
+#: Behind the collection's UUID a token of a copy has an identifier that begins with this operation type.
+_COPIED: Final = re.compile(
+    "6E5A1004[0-9A-F]{32}463C" + (b"operationType\0" + b"<" + OPERATION_TYPE.encode() + b"\0").hex().upper()
+)
 
 
 def document_key(document: bytes, pattern: Mapping[str, Any] | None) -> bytes:
@@ -33,6 +38,11 @@ def _at(document: bytes, path: bytes) -> tuple[int, bytes] | None:
     if not dot:
         return element.type, value
     return _at(value, rest) if element.type == raw_bson.OBJECT else None
+
+
+def is_of_copy(token: str) -> bool:
+    """Whether a token, by its hexadecimal digits, names a document of a copy and not an event of the stream."""
+    return _COPIED.search(token) is not None
 
 
 def snapshot_event(

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.layout import cluster_time_of
+from tailrace.snapshot.event import is_of_copy
 from tailrace.spark.batch import MicroBatch
 
 TABLE: Final = "tailrace_applied"
@@ -93,11 +94,20 @@ class AppliedBatches:
     def start(self) -> dict[str, str]:
         """Options of ``format("tailrace")`` with which a fresh checkpoint goes on where the sink is; empty if the sink
         has nothing yet. The stream begins at the time of the sink's last event, and ``transaction`` leaves out what the
-        sink has."""
+        sink has.
+
+        Raises SinkError where the sink's last row came from the copy of ``startingFrom=snapshot``.
+        """
         found = self._begin()
         self._connection.rollback()
         if found is None or not found.token:
             return {}
+        if is_of_copy(found.token):
+            raise SinkError(
+                f"sink '{self._sink}' is in the middle of a copy: what is left of it is known to its checkpoint alone",
+                hint="Go on with that checkpoint. If it is lost, empty the sink, remove its row, and begin again with "
+                "startingFrom=snapshot",
+            )
         time = cluster_time_of(found.token)
         return {"startAtOperationTime": f"{time.seconds},{time.increment}"}
 

@@ -51,8 +51,10 @@ def counted(rows: DataFrame) -> DataFrame:
 
 def counted_files(rows: DataFrame) -> DataFrame:
     """The same for a lake's source, whose rows are files."""
-    kinds = {kind: f"cast(get_json_object(operations, '$.{kind}') as bigint)" for kind in OPERATIONS}
-    sums = {"events": "rows", **kinds}
+    counts = ("quarantined", *OPERATIONS)
+    found = {kind: f"cast(get_json_object(operations, '$.{kind}') as bigint)" for kind in counts}
+    # What was put aside lies in a file too.
+    sums = {"events": f"rows - coalesce({found['quarantined']}, 0L)", **found}
     return _observed(rows, {name: f"coalesce(sum({one}), 0L)" for name, one in sums.items()})
 
 

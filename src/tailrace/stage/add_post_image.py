@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Self
+from typing import Final, Self
 
 from tailrace import raw_bson
-from tailrace.errors import OplogFormatError, ServerError, TailraceError, invariant
+from tailrace.errors import OplogFormatError, ServerError, TailraceError, at_event, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
 from tailrace.oplog.stored_document import apply_operation
 from tailrace.oplog.update_delta import apply_diff
@@ -16,6 +16,9 @@ from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedPre
 from tailrace.raw_bson import OBJECT
 from tailrace.stage.add_pre_image import request_pre_images
 from tailrace.stage.setup import ShardSetup, ShardStage
+
+#: What the server answers where the collection's name is a view's by now.
+_IN_A_VIEW: Final = 166
 
 
 class AddPostImage(ShardStage):
@@ -56,7 +59,8 @@ class AddPostImage(ShardStage):
             failure = yield from self._look_up(updates)
             for event in events:
                 if event.operation_type == "update" and event.full_document is None and failure is not None:
-                    raise failure
+                    # Whether it is about this document or about the way there, a code alone tells.
+                    raise at_event(failure, event) if failure.code == _IN_A_VIEW else failure
                 out.append(event)
             return
         if self._has_pre_images:
@@ -104,11 +108,12 @@ class AddPostImage(ShardStage):
     def _post_image(self, event: ChangeEvent, pre_image: bytes | None) -> bytes:
         if pre_image is None:
             if self._required:
-                raise ServerError(
+                error = ServerError(
                     "Change stream was configured to require a post-image for all update events, but the post-image "
                     f"was not found for event: {event.describe()}",
                     code=47,
                 )
+                raise at_event(error, event)
             return NULL_DOCUMENT
         position = f"oplog entry {event.cluster_time}"
         update = event.raw_update or raw_bson.EMPTY_DOCUMENT

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Self
 
 from tailrace import raw_bson
-from tailrace.errors import ServerError, invariant
+from tailrace.errors import ServerError, at_event, invariant
 from tailrace.event.change_event import NULL_DOCUMENT, ChangeEvent
 from tailrace.plan.conjuncts import BEFORE_CHANGE
 from tailrace.plan.options import StreamOptions
@@ -45,20 +45,22 @@ class AddPreImage(ShardStage):
         for event in events:
             if event.image_key is not None and self._logged and event.logged_image is None:
                 if self._required:
-                    raise ServerError(
+                    error = ServerError(
                         "Change stream was configured to require a pre-image for all update, delete and replace "
                         f"events, but no pre-image optime was recorded for event: {event.describe()}",
                         code=51770,
                         hint="Before 6.0 a collection has pre-images from collMod with recordPreImages on",
                     )
+                    raise at_event(error, event)
             elif event.image_key is not None:
                 image = images[id(event)]
                 if image is None and self._required:
-                    raise ServerError(
+                    error = ServerError(
                         "Change stream was configured to require a pre-image for all update, delete and replace "
                         f"events, but the pre-image was not found for event: {event.describe()}",
                         code=47,
                     )
+                    raise at_event(error, event)
                 event.full_document_before_change = NULL_DOCUMENT if image is None else image
             out.append(event)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Self
 
 from tailrace import raw_bson
-from tailrace.errors import ChangeStreamFatal, ServerError
+from tailrace.errors import ChangeStreamFatal, ServerError, at_event
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken, encode_event_token
@@ -57,12 +57,13 @@ class CheckEventSize(RouterStage):
                 document = event.to_bson()
                 if len(document) > EVENT_BYTES_MAX:
                     first = next(raw_bson.elements(document))
-                    raise ServerError(
+                    error = ServerError(
                         f"BSONObj size: {len(document)} (0x{len(document):X}) is invalid. Size must be between 0 and "
                         f"{EVENT_BYTES_MAX}(16MB) First element: {_first_element_text(document, first)}",
                         code=10334,
                         hint="Add $changeStreamSplitLargeEvent as the last stage of the pipeline",
                     )
+                    raise at_event(error, event)
             out.append(event)
 
 

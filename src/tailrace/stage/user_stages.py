@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from tailrace import raw_bson
-from tailrace.errors import ChangeStreamFatal
+from tailrace.errors import ChangeStreamFatal, ServerError, at_event
 from tailrace.event.bson_text import spaced_document_text
 from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import CompiledPipeline
@@ -95,7 +95,10 @@ class UserStages(ShardStage):
             if event.bypasses:
                 out.append(event)
                 continue
-            document = self._pipeline.apply(event.to_bson())
+            try:
+                document = self._pipeline.apply(event.to_bson())
+            except ServerError as error:
+                raise at_event(error, event) from error.__cause__
             if document is not None:
                 event.replaced_by = document
             elif not event.swallow:
@@ -113,7 +116,10 @@ class GuardIdentifier(RouterStage):
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
             if event.replaced_by is not None:
-                check_id(event.token_bson, event.replaced_by)
+                try:
+                    check_id(event.token_bson, event.replaced_by)
+                except ChangeStreamFatal as error:
+                    raise at_event(error, event) from None
             out.append(event)
 
 

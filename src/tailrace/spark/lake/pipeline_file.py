@@ -19,6 +19,7 @@ from tailrace.errors import UsageError
 from tailrace.lake.compaction_policy import CompactionPolicy
 from tailrace.lake.local_path import local_path
 from tailrace.lake.partitioning import Partitioning
+from tailrace.lake.quarantine import ON_ERRORS
 from tailrace.source.uri import URI_VARIABLE, find_uri
 from tailrace.spark.source.options import KNOWN
 from tailrace.tables.section import KEYS, settings_of
@@ -29,7 +30,7 @@ _LIMITS: Final = ("maxEventsPerTrigger", "maxBytesPerTrigger")
 _ELSEWHERE: Final = {"columns": "lake", "documents": "lake", **dict.fromkeys(_LIMITS, "limits")}
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "source": tuple(name for name in KNOWN if name not in _ELSEWHERE),
-    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy"),
+    "lake": ("path", "checkpoint", "columns", "documents", "acceptGap", "partitionBy", "onError"),
     "trigger": ("every", "availableNow"),
     "archive": ("path", "keep", "keepBytes", "preImages"),
     "limits": _LIMITS,
@@ -69,6 +70,7 @@ class PipelineSettings:
     spark_config: dict[str, str]
     accept_gap: bool = False
     partition_by: tuple[str, ...] | None = None
+    on_error: str = "fail"
     archive: ArchiveSettings | None = None
     tables: TableSettings | None = None
 
@@ -145,6 +147,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         spark_config={key: _option(key, value) for key, value in _mapping(spark.get("config"), "spark.config").items()},
         accept_gap=_flag(lake.get("acceptGap", False), "lake.acceptGap"),
         partition_by=_partition_by(lake["partitionBy"]) if "partitionBy" in lake else None,
+        on_error=_on_error(lake.get("onError", "fail")),
         archive=_archive(parts["archive"], base) if parts["archive"] else None,
         tables=settings_of(parts["tables"], base) if parts["tables"] else None,
     )
@@ -155,6 +158,12 @@ def _partition_by(value: object) -> tuple[str, ...]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UsageError(f"lake.partitionBy must be a list of day, hour and collection, not {_shown(value)}")
     return Partitioning.of(names).names
+
+
+def _on_error(value: object) -> str:
+    if value not in ON_ERRORS:
+        raise UsageError(f"lake.onError must be one of {', '.join(ON_ERRORS)}, not {_shown(value)}")
+    return str(value)
 
 
 def _archive(given: Mapping[str, Any], base: Path) -> ArchiveSettings:

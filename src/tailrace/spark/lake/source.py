@@ -36,11 +36,17 @@ from tailrace.spark.source.stream_reader import TailraceStreamReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tailrace.event.quarantined import QuarantinedEvent
+
 TOKEN: Final = "token"
 _OPERATION: Final = "operation_type"
+#: Under this name the events that were put aside are counted beside the operations.
+QUARANTINED: Final = "quarantined"
 #: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
-#: a file grows, how far a copy has come that it continues, and the lake's partition columns.
+#: a file grows, how far a copy has come that it continues, the lake's partition columns, and what becomes of an event
+#: that cannot be written.
 LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
+ON_ERROR: Final = "lakeOnError"
 FILE_BYTES_DEFAULT: Final = 512 << 20
 #: Spark's name for the local property that holds the micro-batch's number (measured with PySpark 4.3).
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -49,13 +55,15 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 @dataclass(frozen=True)
 class LakePlace:
     """Where a stream's files go: the lake at ``root``, after its token ``after``, up to ``file_bytes`` each; ``copied``
-    says how far a copy has come that it continues."""
+    says how far a copy has come that it continues, ``quarantines`` whether events that cannot be written are put
+    aside."""
 
     root: Path
     after: str | None
     file_bytes: int
     copied: str | None
     partitioning: Partitioning
+    quarantines: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +109,7 @@ class LakeStreamReader(TailraceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Only the workers load the stages, Arrow and Parquet.
         from tailrace.lake.part_writer import FileLimits, PartWriter, spark_metadata  # noqa: PLC0415
+        from tailrace.lake.quarantine import stage  # noqa: PLC0415
         from tailrace.spark.lake.staged_rows import to_batch  # noqa: PLC0415
         from tailrace.spark.reading.columns import ROWS_MAX_WRITTEN  # noqa: PLC0415
         from tailrace.spark.reading.slice_reader import read_slice  # noqa: PLC0415
@@ -117,9 +126,14 @@ class LakeStreamReader(TailraceStreamReader):
             metadata=spark_metadata(schema.json()),
             partitioning=self._place.partitioning,
         )
-        batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN)
+        aside: list[QuarantinedEvent] | None = [] if self._place.quarantines else None
+        batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN, aside=aside)
         operations: Counter[str] = Counter()
         files = writer.write_all(counting(operations, behind(self._place.after, batches)))
+        kept = [event for event in aside or () if event.token > (self._place.after or "")]
+        if kept:
+            operations[QUARANTINED] = len({event.token for event in kept})
+            files = (*files, stage(self._place.root, kept))
         if files:
             yield to_batch(files, partition.planned, operations)
 
@@ -129,8 +143,8 @@ class LakeSource(TailraceDataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         given = {name.lower(): text for name, text in options.items()}
-        own = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES, COPIED, PARTITION))
-        lake, after, file_bytes, copied, partition = own
+        own = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES, COPIED, PARTITION, ON_ERROR))
+        lake, after, file_bytes, copied, partition, on_error = own
         super().__init__(given)
         self.options = options
         if lake is None:
@@ -141,7 +155,7 @@ class LakeSource(TailraceDataSource):
             raise UsageError("a lake needs the column 'token': its order and its days come from it")
         partitioning = Partitioning.of((partition or DAY).split(","))
         size = int(file_bytes or FILE_BYTES_DEFAULT)
-        self._place = LakePlace(Path(lake), after or None, size, copied or None, partitioning)
+        self._place = LakePlace(Path(lake), after or None, size, copied or None, partitioning, on_error == "quarantine")
 
     @classmethod
     def name(cls) -> str:

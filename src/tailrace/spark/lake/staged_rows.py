@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from tailrace.lake.delta_log import guarded, range_from_text, range_to_text
-from tailrace.lake.layout import checked_name
+from tailrace.lake.layout import checked_name, is_quarantine
 from tailrace.lake.manifest import PlannedRange, StagedFile
 
 if TYPE_CHECKING:
@@ -68,5 +68,6 @@ def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[StagedFile
 def _read(row: dict[str, Any]) -> tuple[StagedFile, PlannedRange]:
     planned = range_from_text(row.pop("planned"))
     row.pop(OPERATIONS)
-    checked_name(row["name"], "a row of the lake's source")
+    if not is_quarantine(row["name"]):
+        checked_name(row["name"], "a row of the lake's source")
     return StagedFile(**row), planned

@@ -12,9 +12,10 @@ from tailrace.lake.identity import Opening, open_lake, partitioning_of, read_ide
 from tailrace.lake.layout import LakeLayout, cluster_time_of
 from tailrace.lake.local_path import local_path
 from tailrace.lake.partitioning import Partitioning
+from tailrace.lake.quarantine import ON_ERRORS
 from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.sink import LakeSink
-from tailrace.spark.lake.source import AFTER, COPIED, FILE_BYTES, LAKE, PARTITION, TOKEN, LakeSource
+from tailrace.spark.lake.source import AFTER, COPIED, FILE_BYTES, LAKE, ON_ERROR, PARTITION, TOKEN, LakeSource
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.runtime.session import register
 from tailrace.spark.source import options as source_options
@@ -43,6 +44,7 @@ def write_stream(
     compaction: CompactionPolicy | None = None,
     accept_gap: bool = False,
     partition_by: Sequence[str] | None = None,
+    on_error: str = "fail",
     sink: type[LakeSink] = LakeSink,
 ) -> StreamingQuery:
     """Start a query that writes the change stream given by ``source`` into the lake at ``lake``, exactly once.
@@ -63,15 +65,18 @@ def write_stream(
     ``partition_by`` names what a new lake's files are divided by: ``day`` (always), ``hour`` and ``collection``. A lake
     keeps its partitions.
 
+    An event that cannot be written ends the query: it is larger than 16 MB, a stage of the pipeline fails on it, an
+    image that is required is missing, a column cannot take it. With ``on_error="quarantine"`` it goes into the lake's
+    ``_quarantine`` instead, with the reason, in the commit of its micro-batch.
+
     In ``query.lastProgress`` Spark's ``numInputRows`` counts files. Events are in
     ``observedMetrics["tailrace"].events``, and beside it by operation (``insert``, ``update``, ...) where the column
-    ``operation_type`` is kept.
+    ``operation_type`` is kept; ``quarantined`` counts those that were put aside.
 
     Raises UsageError where the options are wrong or lake and checkpoint do not belong together, SourceError where
     MongoDB cannot be read, LakeFullError and SinkError where the lake cannot be written.
     """
-    if processing_time is not None and available_now:
-        raise UsageError("processing_time and available_now exclude each other")
+    _check_arguments(processing_time, on_error, available_now=available_now)
     from tailrace.spark.monitoring import counted_files  # noqa: PLC0415  so that --help needs no pyspark
 
     root = local_path(lake, "the lake")
@@ -88,7 +93,7 @@ def write_stream(
         spark.dataSource.register(sink)
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
-    reader = reader.option(PARTITION, ",".join(partitioning.names))
+    reader = reader.options(**{PARTITION: ",".join(partitioning.names), ON_ERROR: on_error})
     rows = counted_files(reader.load())
     writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
     writer = writer.options(lake=str(root), claim=opening.claim, **policy.to_options())
@@ -97,6 +102,13 @@ def write_stream(
     elif processing_time is not None:
         writer = writer.trigger(processingTime=processing_time)
     return writer.start()
+
+
+def _check_arguments(processing_time: str | None, on_error: str, *, available_now: bool) -> None:
+    if processing_time is not None and available_now:
+        raise UsageError("processing_time and available_now exclude each other")
+    if on_error not in ON_ERRORS:
+        raise UsageError(f"on_error must be one of {', '.join(ON_ERRORS)}, not {on_error!r}")
 
 
 def lake_source(source: Mapping[str, str]) -> dict[str, str]:

@@ -17,13 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import tailrace.kernel.reply  # noqa: F401  from now on replies are taken apart in compiled code
 from tailrace import raw_bson
+from tailrace.errors import SinkError
 from tailrace.event.event_block import Bytes, EventBlock, Offsets
 from tailrace.event.extended_json import with_lost_types
+from tailrace.event.quarantined import QuarantinedEvent
 from tailrace.kernel import Part, encode_json, encode_variants, gather, is_utf8, locate
+from tailrace.pipeline.quarantine import Aside
 from tailrace.spark.reading import variant
 from tailrace.spark.source.schema import DOCUMENT_COLUMNS, spark_schema
 
@@ -49,9 +53,13 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class EventColumns:
-    """The columns of one reader. ``documents`` is ``variant``, ``json`` or ``bson``."""
+    """The columns of one reader. ``documents`` is ``variant``, ``json`` or ``bson``. An event that a column cannot take
+    is added to ``aside``; without it the event is an error."""
 
-    def __init__(self, columns: Sequence[str], documents: str, *, rows_max: int = ROWS_MAX) -> None:
+    def __init__(
+        self, columns: Sequence[str], documents: str, *, rows_max: int = ROWS_MAX, aside: Aside = None
+    ) -> None:
+        self._aside = aside
         self.arrow_schema: pa.Schema = to_arrow_schema(spark_schema(columns, documents), timezone="UTC")
         self._columns = tuple(columns)
         self._rows_max = rows_max
@@ -66,8 +74,29 @@ class EventColumns:
             while first < len(block):
                 fits = int(np.searchsorted(block.offsets, block.offsets[first] + BYTES_MAX, side="right")) - 1
                 last = max(first + 1, min(fits, first + self._rows_max))
-                yield self.batch(block.cut(first, last))
+                yield from self._batches(block.cut(first, last))
                 first = last
+
+    def _batches(self, block: EventBlock) -> Iterator[pa.RecordBatch]:
+        """The block's rows. If they cannot be made, in halves, until the event is alone that is to blame."""
+        try:
+            made = self.batch(block)
+        except (BSONError, ValueError, OverflowError, RecursionError, pa.ArrowInvalid) as error:
+            if len(block) > 1:
+                half = len(block) // 2
+                yield from self._batches(block.cut(0, half))
+                yield from self._batches(block.cut(half, len(block)))
+                return
+            found = QuarantinedEvent.of_document(next(iter(block.events())), f"a column cannot take it: {error}")
+            if self._aside is None:
+                raise SinkError(
+                    f"the event of {found.namespace} with the token {found.token} has no place in the columns: {error}",
+                    hint="Leave out the columns of its documents, or take them with documents=bson; a lake can put "
+                    "such events aside (lake.onError: quarantine)",
+                ) from error
+            self._aside.append(found)
+        else:
+            yield made
 
     def batch(self, block: EventBlock) -> pa.RecordBatch:
         """One record batch. Raises ``OplogFormatError`` where an event is no BSON document."""

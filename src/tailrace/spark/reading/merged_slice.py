@@ -18,6 +18,7 @@ from tailrace.errors import SourceError, TailraceError, on_shard
 from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.kernel import KernelUse
 from tailrace.pipeline.merge import MergedStream
+from tailrace.pipeline.quarantine import Aside
 from tailrace.pipeline.stream import Need
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, OplogBatch
@@ -80,14 +81,15 @@ def _archived(folder: str | None) -> ArchivedShards | None:
     return ArchivedShards(folder)
 
 
-def merged_slice_events(options: ReadOptions, slice_: OplogSlice) -> Iterator[EventBlock]:
+def merged_slice_events(options: ReadOptions, slice_: OplogSlice, aside: Aside = None) -> Iterator[EventBlock]:
     """The slice's events in the order of the cluster, in blocks. Raises what a source, a shard's stages or the router's
     raise."""
-    return stream_of_slice(slice_plan(options, slice_), slice_, connect(options.uri, options.archive))
+    plan = slice_plan(options, slice_, quarantines=aside is not None)
+    return stream_of_slice(plan, slice_, connect(options.uri, options.archive), aside=aside)
 
 
 def stream_of_slice(
-    plan: Plan, slice_: OplogSlice, at: Connected, *, kernel: KernelUse = "auto"
+    plan: Plan, slice_: OplogSlice, at: Connected, *, kernel: KernelUse = "auto", aside: Aside = None
 ) -> Iterator[EventBlock]:
     """The same over a cluster that is connected. What the merge waits for is read next."""
     from_start = [shard.name for shard in slice_.shards if shard.after == slice_.after]
@@ -100,6 +102,8 @@ def stream_of_slice(
     answers = partial(_answer, parts)
     while True:
         yield from drive(stream, answers)
+        if aside is not None:
+            aside += stream.take_quarantined()
         report_skipped(stream)
         name = next((name for name in stream.waiting_for if name in parts), None)
         if stream.invalidated or name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from tailrace.errors import ChangeStreamFatal
@@ -17,13 +18,14 @@ _log = logging.getLogger("tailrace.spark")
 _reported: Final[set[str]] = set()
 
 
-def slice_plan(options: ReadOptions, slice_: OplogSlice) -> Plan:
+def slice_plan(options: ReadOptions, slice_: OplogSlice, *, quarantines: bool = False) -> Plan:
+    """The plan of the slice's stream; with ``quarantines`` it puts aside what a stage cannot handle."""
     if slice_.resume is None:
         start = Start("startAtOperationTime", time=slice_.after.tick())
     else:
         start = Start(slice_.resume.option, token=slice_.resume.token.to_bson())
     stream = options.stream_options(start, v2_tokens=slice_.token_version == 2)
-    return build_plan(stream, profile_for(slice_.server_version))
+    return replace(build_plan(stream, profile_for(slice_.server_version)), quarantines=quarantines)
 
 
 def token_not_found(slice_: OplogSlice) -> ChangeStreamFatal:

@@ -14,6 +14,7 @@ from typing import Final, cast
 import pyarrow as pa
 
 from tailrace.event.event_block import EventBlock
+from tailrace.pipeline.quarantine import Aside
 from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
@@ -46,25 +47,34 @@ def _source(uri: str, archive: str | None) -> MongodSource:
 
 
 def read_slice(
-    options: ReadOptions, slice_: OplogSlice | SnapshotSlice, *, rows_max: int = ROWS_MAX
+    options: ReadOptions, slice_: OplogSlice | SnapshotSlice, *, rows_max: int = ROWS_MAX, aside: Aside = None
 ) -> Iterator[pa.RecordBatch]:
-    """The slice's events as record batches, in stream order. Raises what the source and the stages raise."""
-    columns = EventColumns(options.columns, options.documents, rows_max=rows_max)
+    """The slice's events as record batches, in stream order. Raises what the source and the stages raise, and
+    ``SinkError`` for an event that a column cannot take.
+
+    With ``aside`` an event that a stage or a column cannot handle is added to it instead, and the others go on.
+    """
+    columns = EventColumns(options.columns, options.documents, rows_max=rows_max, aside=aside)
     if isinstance(slice_, SnapshotSlice):
-        return columns.batches(snapshot_slice_events(options, slice_))
+        return columns.batches(snapshot_slice_events(options, slice_, aside))
     if slice_.shards:
-        return columns.batches(merged_slice_events(options, slice_))
-    return columns.batches(slice_events(options, slice_, _source(options.uri, options.archive)))
+        return columns.batches(merged_slice_events(options, slice_, aside))
+    return columns.batches(slice_events(options, slice_, _source(options.uri, options.archive), aside))
 
 
-def slice_events(options: ReadOptions, slice_: OplogSlice, source: MongodSource) -> Iterator[EventBlock]:
+def slice_events(
+    options: ReadOptions, slice_: OplogSlice, source: MongodSource, aside: Aside = None
+) -> Iterator[EventBlock]:
     """The events of a replica set's slice, in blocks."""
-    stream = open_stream(slice_plan(options, slice_), mid_stream=slice_.resume is None)
+    plan = slice_plan(options, slice_, quarantines=aside is not None)
+    stream = open_stream(plan, mid_stream=slice_.resume is None)
     answers = answers_of(source)
     wanted = stream.oplog_filter if slice_.filtered else None
     for batch in source.read(slice_.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted):
         stream.feed(ONE_OPLOG, batch)
         yield from drive(stream, answers)
+        if aside is not None:
+            aside += stream.take_quarantined()
         report_skipped(stream)
         if stream.invalidated:
             return

@@ -12,10 +12,13 @@ import pyarrow.compute as pc
 from pymongo import MongoClient
 
 from tailrace import raw_bson
+from tailrace.errors import ChangeStreamFatal, ServerError
 from tailrace.event.event_block import EventBlock
+from tailrace.event.quarantined import QuarantinedEvent
 from tailrace.expression.stages.pipeline import CompiledPipeline, compile_stages
 from tailrace.expression.values.collation import parse_collation
 from tailrace.kernel import gather, locate
+from tailrace.pipeline.quarantine import Aside
 from tailrace.snapshot.block import snapshot_block
 from tailrace.snapshot.reader import range_reader
 from tailrace.source.connection import open_client
@@ -38,13 +41,13 @@ def deployment(uri: str) -> MongoClient[Any] | Cluster:
     return found
 
 
-def snapshot_slice_events(options: ReadOptions, slice_: SnapshotSlice) -> Iterator[EventBlock]:
+def snapshot_slice_events(options: ReadOptions, slice_: SnapshotSlice, aside: Aside = None) -> Iterator[EventBlock]:
     """The events of the slice's chunks, which ascend by token. Raises what the reader of a chunk and the user's stages
-    raise."""
+    raise; with ``aside`` an event at which a stage raises is added to it."""
     stages = user_stages(options)
     for chunk in slice_.chunks:
         block = chunk_events(options, slice_, chunk)
-        yield block if stages is None else staged(block, stages)
+        yield block if stages is None else staged(block, stages, aside)
 
 
 def chunk_events(options: ReadOptions, slice_: SnapshotSlice, chunk: PlannedChunk) -> EventBlock:
@@ -93,16 +96,21 @@ def user_stages(options: ReadOptions) -> CompiledPipeline | None:
     return compile_stages(options.pipeline, collation=order)
 
 
-def staged(block: EventBlock, stages: CompiledPipeline) -> EventBlock:
+def staged(block: EventBlock, stages: CompiledPipeline, aside: Aside = None) -> EventBlock:
     """What the user's stages make of the block's events."""
     events = []
     for event in block.events():
-        shown = stages.apply(event)
-        if shown is None:
+        try:
+            shown = stages.apply(event)
+            if shown is not None and shown is not event:
+                token = raw_bson.find(event, b"_id")
+                assert token is not None
+                check_id(raw_bson.value(event, token), shown)
+        except (ServerError, ChangeStreamFatal) as error:
+            if aside is None:
+                raise
+            aside.append(QuarantinedEvent.of_document(event, error.message, error.code))
             continue
-        if shown is not event:
-            token = raw_bson.find(event, b"_id")
-            assert token is not None
-            check_id(raw_bson.value(event, token), shown)
-        events.append(shown)
+        if shown is not None:
+            events.append(shown)
     return rearranged(block, events)

@@ -1,0 +1,179 @@
+"""The events of a lake's stream that could not be written as rows, with the reason, in ``_quarantine``.
+
+A task writes them to a file in ``_staging``. The commit of the micro-batch names that file, and what the commit names
+counts: behind it the file is moved to ``_quarantine``. A crash between the two leaves the move to whoever next commits
+to the lake or opens it; a file that no commit names goes with the other leftovers. So an event is in quarantine exactly
+once, from the same commit on that brings the events around it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tailrace import durable
+from tailrace.errors import SinkError
+from tailrace.lake.layout import QUARANTINE, LakeLayout, cluster_time_of, is_quarantine
+from tailrace.lake.manifest import Commit, StagedFile
+
+#: What may become of an event that cannot be written.
+ON_ERRORS: Final = ("fail", "quarantine")
+
+#: How the name of a file begins that waits for its commit.
+_WAITING: Final = "quarantine-"
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tailrace.event.quarantined import QuarantinedEvent
+
+Value = TypeVar("Value")
+
+
+def divided(files: Sequence[StagedFile]) -> tuple[tuple[StagedFile, ...], tuple[StagedFile, ...]]:
+    """The files of rows, and those of events that were put aside."""
+    rows = tuple(file for file in files if not is_quarantine(file.name))
+    return rows, tuple(file for file in files if is_quarantine(file.name))
+
+
+def schema() -> pa.Schema:
+    """As the quarantine of tables has it, with the event in place of the document."""
+    import pyarrow as pa  # noqa: PLC0415  --help and the planner have no use for it
+
+    return pa.schema(
+        [
+            pa.field("namespace", pa.string()),
+            pa.field("reason", pa.string()),
+            pa.field("code", pa.int32()),
+            pa.field("cluster_time", pa.struct([("t", pa.int64()), ("i", pa.int64())])),
+            pa.field("token", pa.string()),
+            pa.field("event", pa.binary()),
+            pa.field("noticed", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def stage(root: Path, events: Sequence[QuarantinedEvent]) -> StagedFile:
+    """Write events to a file, in the order of the stream, that a commit may name. Raises LakeFullError."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    from tailrace.lake.part_writer import sha256_of  # noqa: PLC0415
+
+    now = time.time_ns() // 1000
+    ordered = sorted({one.token: one for one in events}.values(), key=lambda one: one.token)
+    rows = [
+        {
+            "namespace": one.namespace,
+            "reason": one.reason,
+            "code": one.code,
+            "cluster_time": {"t": one.cluster_time.seconds, "i": one.cluster_time.increment},
+            "token": one.token,
+            "event": one.event,
+            "noticed": now,
+        }
+        for one in ordered
+    ]
+    first, last = ordered[0].token, ordered[-1].token
+    name = f"{QUARANTINE}/{cluster_time_of(first):016X}-{uuid.uuid4().hex}.parquet"
+    path = waiting(LakeLayout(root), name)
+    with durable.writing(path):
+        try:
+            pq.write_table(pa.Table.from_pylist(rows, schema()), path, compression="zstd", write_page_checksum=True)
+            durable.sync_file(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    return StagedFile(name, len(rows), path.stat().st_size, sha256_of(path), first, last)
+
+
+def waiting(layout: LakeLayout, name: str) -> Path:
+    """Where a file lies until its commit has been made."""
+    return layout.staging / f"{_WAITING}{name.removeprefix(f'{QUARANTINE}/')}"
+
+
+def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
+    """Each file that a commit is to name waits for it."""
+    for file in files:
+        if not waiting(layout, file.name).exists():
+            raise SinkError(f"{waiting(layout, file.name)} has gone before it could be committed")
+
+
+def settle(layout: LakeLayout, commit: Commit | None) -> None:
+    """Move the files that ``commit`` names to their place, if they are not there yet. The caller holds the lock."""
+    names = [] if commit is None else [name for name in commit.quarantined if waiting(layout, name).exists()]
+    if not names:
+        return
+    folder = layout.root / QUARANTINE
+    with durable.writing(folder):
+        folder.mkdir(exist_ok=True)
+        durable.sync_directory(layout.root)
+        for name in names:
+            waiting(layout, name).rename(layout.root / name)
+        durable.sync_directory(folder)
+    durable.step("commit.quarantine")
+
+
+def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
+    """The files of the quarantine, those of the newest micro-batch also where they wait. Takes no lock."""
+    folder = layout.root / QUARANTINE
+    found = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
+    for name in newest.quarantined if newest is not None else ():
+        path = waiting(layout, name)
+        if path.exists():
+            found.setdefault(Path(name).name, path)
+    return [found[name] for name in sorted(found)]
+
+
+def rows_in(paths: Sequence[Path]) -> int:
+    """How many events are in these files."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    return sum(_read(path, lambda found: pq.read_metadata(found).num_rows) for path in paths)
+
+
+def last_token(paths: Sequence[Path]) -> str | None:
+    """The greatest token in these files."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    def last_of(path: Path) -> str:
+        return str(pq.read_table(path, columns=["token"]).column(0)[-1].as_py())
+
+    return max((_read(path, last_of) for path in paths), default=None)
+
+
+def _read(path: Path, read: Callable[[Path], Value]) -> Value:
+    """What ``read`` gives for a file, which may be moved to its place meanwhile."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return read(path.parent.parent / QUARANTINE / path.name.removeprefix(_WAITING))
+
+
+def take_out(layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> int:
+    """Rewrite files without the rows that ``goes`` selects, each in one step. Returns how many went. The caller holds
+    the lock."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    gone = 0
+    for path in paths:
+        table = pq.read_table(path)
+        left = [not goes(row) for row in table.to_pylist()]
+        if all(left):
+            continue
+        gone += left.count(False)
+        with durable.writing(path):
+            if any(left):
+                beside = layout.staging / f"{_WAITING}{uuid.uuid4().hex}"
+                pq.write_table(table.filter(pa.array(left)), beside, compression="zstd", write_page_checksum=True)
+                durable.sync_file(beside)
+                os.replace(beside, path)
+            else:
+                path.unlink()
+            durable.sync_directory(path.parent)
+    return gone

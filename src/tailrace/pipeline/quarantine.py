@@ -1,0 +1,31 @@
+"""A stage that goes on behind an event that it cannot handle, where the stream puts such events aside."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeAlias
+
+from tailrace.errors import TailraceError
+from tailrace.event.quarantined import QuarantinedEvent
+from tailrace.plan.request import Answer, Request
+
+#: The events that were put aside; ``None``: an event that a stage cannot handle ends the stream.
+Aside: TypeAlias = "list[QuarantinedEvent] | None"
+
+
+def process(stage: Any, items: list[Any], out: list[Any], aside: Aside) -> Generator[Request, Answer, None]:
+    """``stage.process``. An event at which it raises goes to ``aside``; what it had given stays, and the events behind
+    go on."""
+    while True:
+        try:
+            requests = stage.process(items, out)
+            if requests is not None:
+                yield from requests
+        except TailraceError as error:
+            place = next((place for place, item in enumerate(items) if item is error.event), None)
+            if aside is None or place is None:
+                raise
+            aside.append(QuarantinedEvent.of(items[place], error))
+            items = items[place + 1 :]
+        else:
+            return

@@ -1,0 +1,271 @@
+"""Events that cannot be written, as real servers give them: each ends a lake's stream, or is put aside and the others
+come as ever."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import bson.json_util
+import pyarrow.parquet as pq
+import pymongo
+import pytest
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from pyspark.sql import SparkSession
+
+from tailrace import raw_bson
+from tailrace.demo.comparison import lake_events
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.errors import SinkError, TailraceError
+from tailrace.event.quarantined import QuarantinedEvent
+from tailrace.lake.status import lake_status
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.spark.lake import verify
+from tailrace.spark.lake.stream import write_stream
+from tailrace.spark.reading.slice_reader import read_slice
+from tailrace.spark.source.batch_reader import TailraceBatchReader
+from tailrace.spark.source.options import parse
+from tests.sharded import native
+from tests.spark.lake_driving import PATIENCE_S, driver, options_for
+from tests.spark.streams import newest, server_events
+
+pytestmark = [pytest.mark.spark, pytest.mark.mongod]
+
+RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+DIVIDE: list[dict[str, Any]] = [{"$set": {"x": {"$divide": [12, "$fullDocument.n"]}}}]
+REMOVE_ID: list[dict[str, Any]] = [{"$set": {"_id": {"$cond": [{"$eq": ["$fullDocument.n", 0]}, 1, "$_id"]}}}]
+#: A binary of the old subtype 2 whose inner length is wrong: every server stores it, and no driver decodes it.
+BROKEN = raw_bson.encode_document(
+    raw_bson.encode_element(0x10, b"_id", b"\x07\0\0\0"),
+    raw_bson.encode_element(0x05, b"b", b"\x08\0\0\0\x02\x09\0\0\0abcd"),
+)
+
+
+def read(options: dict[str, Any], *, aside: list[QuarantinedEvent] | None) -> list[dict[str, Any]]:
+    """A batch read as a lake's tasks do it."""
+    parsed = parse(options)
+    slices: Any = TailraceBatchReader(parsed).partitions()
+    return [row for one in slices for batch in read_slice(parsed, one, aside=aside) for row in batch.to_pylist()]
+
+
+def span(uri: str, start: ClusterTime, until: ClusterTime, **more: Any) -> dict[str, str]:
+    pipeline = more.pop("pipeline", None)
+    return {
+        "uri": uri,
+        "columns": "event,token,full_document",
+        "documents": "json",
+        "startAtOperationTime": f"{start.seconds},{start.increment + 1}",
+        "endAtOperationTime": f"{until.seconds},{until.increment}",
+        **({} if pipeline is None else {"pipeline": bson.json_util.dumps(pipeline)}),
+        **more,
+    }
+
+
+@pytest.fixture(params=["6.0", "5.0.4", "4.4.2"], scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "6.0":
+        yield request.getfixturevalue("replica_set").uri
+        return
+    with ReplicaSet(1, version=request.param) as older:
+        yield older.uri
+
+
+def check(options: dict[str, Any], every: list[bytes], bad: list[bytes], *, code: int | None) -> list[QuarantinedEvent]:
+    """Without a quarantine the read fails with ``code``; with one the ``bad`` events of ``every`` are there, and the
+    rows are the others."""
+    with pytest.raises(TailraceError) as failed:
+        read(options, aside=None)
+    assert failed.value.code == code
+    aside: list[QuarantinedEvent] = []
+    rows = read(options, aside=aside)
+    assert [bytes(row["event"]) for row in rows] == every
+    assert sorted(one.event for one in aside) == sorted(bad)
+    assert {one.code for one in aside} == {code}
+    assert all(one.reason for one in aside)
+    tokens = {one.token for one in aside}
+    assert tokens == {RawBSONDocument(one)["_id"]["_data"] for one in bad}
+    assert tokens.isdisjoint(row["token"] for row in rows)
+    return aside
+
+
+@pytest.mark.parametrize(("stages", "code"), [(DIVIDE, 2), (REMOVE_ID, 280)], ids=["expression", "identifier"])
+def test_events_at_which_a_stage_of_the_pipeline_fails(server: str, stages: list[Any], code: int) -> None:
+    with pymongo.MongoClient[dict[str, Any]](server) as client:
+        db = client["quarantined"]
+        db.c.drop()
+        start = newest(server)
+        db.c.insert_many([{"_id": number, "n": number % 3} for number in range(30)])
+        with client.start_session() as session, session.start_transaction():
+            db.c.insert_many([{"_id": 100 + number, "n": number} for number in range(3)], session=session)
+        until = newest(server)
+        client.drop_database("quarantined")
+    failing = {"$match": {"fullDocument.n": {"$ne": 0}}}
+    scope = ("quarantined", None)
+    every = server_events(server, scope, start, until, pipeline=(failing, *stages))
+    bad = server_events(server, scope, start, until, pipeline=({"$match": {"fullDocument.n": 0}},))
+    assert len(bad) == 11
+    options = span(server, start, until, database="quarantined", pipeline=stages)
+    found = check(options, every, bad, code=code)
+    assert {one.namespace for one in found} == {"quarantined.c"}
+    assert all(start < one.cluster_time <= until for one in found)
+
+
+def test_documents_that_a_column_cannot_take(server: str) -> None:
+    """The read ended with PyMongo's own InvalidBSON, which named no event: only documents that drivers can decode had
+    been written."""
+    with pymongo.MongoClient[dict[str, Any]](server) as client:
+        db = client["quarantined"]
+        db.c.drop()
+        start = newest(server)
+        db.c.insert_many([{"_id": number} for number in range(5)])
+        db.c.with_options(codec_options=RAW).insert_one(RawBSONDocument(BROKEN, RAW))
+        db.c.insert_many([{"_id": number} for number in range(10, 15)])
+        until = newest(server)
+        client.drop_database("quarantined")
+    every = server_events(server, ("quarantined", None), start, until)
+    (bad,) = (event for event in every if BROKEN in event)
+    options = span(server, start, until, database="quarantined")
+    (found,) = check(options, [event for event in every if event != bad], [bad], code=None)
+    assert found.reason.startswith("a column cannot take it: ")
+    with pytest.raises(SinkError, match=rf"the event of quarantined\.c with the token {found.token} has no place"):
+        read(options, aside=None)
+    for more in ({"documents": "bson"}, {"columns": "event,token"}):
+        assert [bytes(row["event"]) for row in read({**options, **more}, aside=None)] == every
+
+
+def test_events_that_are_too_large_and_images_that_are_missing(replica_set: ReplicaSet) -> None:
+    uri = replica_set.uri
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        db = client["quarantined"]
+        db.create_collection("c", changeStreamPreAndPostImages={"enabled": True})
+        start = newest(uri)
+        db.c.insert_many([{"_id": number, "text": "x" * 9_000_000} for number in range(2)])
+        db.c.update_one({"_id": 0}, {"$set": {"n": 1}})
+        db.c.replace_one({"_id": 1}, {"text": "y" * 9_000_000})
+        db.c.insert_one({"_id": "small"})
+        middle = newest(uri)
+        db.plain.insert_many([{"_id": number} for number in range(3)])
+        db.plain.update_one({"_id": 1}, {"$set": {"n": 1}})
+        db.plain.delete_one({"_id": 2})
+        until = newest(uri)
+        stage = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+        small = {"$match": {"operationType": "insert"}}
+        every = server_events(uri, ("quarantined", None), start, middle, stage=stage, pipeline=(small,))
+        options = span(uri, start, middle, database="quarantined", columns="event,token", **stage)
+        with pytest.raises(TailraceError) as failed:
+            read(options, aside=None)
+        assert failed.value.code == 10334
+        aside: list[QuarantinedEvent] = []
+        assert [bytes(row["event"]) for row in read(options, aside=aside)] == every
+        assert [one.code for one in aside] == [10334, 10334]
+        for one, kind in zip(aside, ("update", "replace"), strict=True):
+            assert len(one.event) > 17_000_000
+            event = RawBSONDocument(one.event)
+            assert (event["operationType"], len(event["fullDocument"]["text"])) == (kind, 9_000_000)
+            assert len(event["fullDocumentBeforeChange"]["text"]) == 9_000_000
+        inserts = server_events(uri, ("quarantined", None), middle, until, pipeline=(small,))
+        changes = server_events(
+            uri, ("quarantined", None), middle, until, pipeline=({"$match": {"operationType": {"$ne": "insert"}}},)
+        )
+        required = {"fullDocumentBeforeChange": "required"}
+        check(span(uri, middle, until, database="quarantined", **required), inserts, changes, code=47)
+        client.drop_database("quarantined")
+
+
+def test_on_a_cluster_each_shard_puts_aside_what_fails_there(sharded_cluster: ShardedCluster) -> None:
+    router = sharded_cluster.router
+    first, second, *_ = sharded_cluster.shards
+    router.create_database("quarantined", first)
+    router.shard_collection("quarantined.c", {"_id": 1})
+    router.split("quarantined.c", {"_id": 10})
+    router.move_chunk("quarantined.c", {"_id": 10}, to=second)
+    start = router.fence()
+    router.insert_many("quarantined.c", [{"_id": number, "n": number % 4} for number in range(20)])
+    end = router.fence()
+    router.drop_database("quarantined")
+    low, high = ClusterTime.from_timestamp(start), ClusterTime.from_timestamp(end)
+    union = native.union(sharded_cluster, "quarantined", "c", start, end)
+    bad = [event for event in union if bson.decode(event)["fullDocument"]["n"] == 0]
+    assert (len(union), len(bad)) == (20, 5)
+    options = span(sharded_cluster.uri, low, high, database="quarantined", collection="c", pipeline=DIVIDE)
+    aside: list[QuarantinedEvent] = []
+    rows = read(options, aside=aside)
+    assert sorted(one.event for one in aside) == sorted(bad)
+    good = [event for event in union if event not in bad]
+    assert [row["token"] for row in rows] == [bson.decode(event)["_id"]["_data"] for event in good]
+    with pytest.raises(TailraceError, match="divide by zero"):
+        read(options, aside=None)
+
+
+def in_quarantine(lake: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((lake / "_quarantine").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_a_lake_goes_on_behind_what_it_cannot_write(
+    spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    uri, lake = replica_set.uri, tmp_path / "lake"
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        db = client["quarantined"]
+        start = newest(uri)
+        db.c.insert_many([{"_id": number, "n": number} for number in range(1, 6)])
+        db.c.insert_one({"_id": 0, "n": 0})
+        pipeline = bson.json_util.dumps(DIVIDE)
+        options = options_for(uri, "quarantined", start, pipeline=pipeline, columns="event,token,operation_type")
+        failing = write_stream(spark, options, lake, available_now=True)
+        with pytest.raises(Exception, match="divide by zero"):
+            failing.awaitTermination(PATIENCE_S)
+        assert lake_status(lake).rows == 0
+        query = write_stream(spark, options, lake, available_now=True, on_error="quarantine")
+        assert query.awaitTermination(PATIENCE_S)
+        observed = [one.observedMetrics["tailrace"].asDict() for one in query.recentProgress if one.observedMetrics]
+        assert (sum(one["events"] for one in observed), sum(one["quarantined"] for one in observed)) == (5, 1)
+        assert sum(one["insert"] for one in observed) == 5
+        db.c.insert_many([{"_id": 10, "n": 0}, {"_id": 11, "n": 1}, {"_id": 12, "n": 0}])
+        again = write_stream(spark, options, lake, available_now=True, on_error="quarantine")
+        assert again.awaitTermination(PATIENCE_S)
+        # A fresh checkpoint begins behind the last event, which was put aside, and gives none of them again.
+        fresh = tmp_path / "fresh"
+        last = write_stream(spark, options, lake, checkpoint=fresh, available_now=True, on_error="quarantine")
+        assert last.awaitTermination(PATIENCE_S)
+        until = newest(uri)
+        match = {"$match": {"fullDocument.n": {"$ne": 0}}}
+        expected = server_events(uri, ("quarantined", None), start, until, pipeline=(match, *DIVIDE))
+        assert list(lake_events(lake)) == expected
+        rows = in_quarantine(lake)
+        assert [bson.decode(row["event"])["documentKey"]["_id"] for row in rows] == [0, 10, 12]
+        assert {(row["code"], row["namespace"]) for row in rows} == {(2, "quarantined.c")}
+        assert lake_status(lake).quarantined == 3
+        assert verify(lake, full=True).problems == []
+        client.drop_database("quarantined")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["commit.files", "commit.log", "commit.quarantine"])
+def test_a_driver_killed_within_the_commit_loses_nothing_and_writes_nothing_twice(
+    replica_set: ReplicaSet, tmp_path: Path, step: str
+) -> None:
+    uri, lake = replica_set.uri, tmp_path / "lake"
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        client.drop_database("quarantined")
+        start = newest(uri)
+        client["quarantined"].c.insert_many([{"_id": number, "n": number % 3} for number in range(300)])
+        options = options_for(
+            uri, "quarantined", start, pipeline=bson.json_util.dumps(DIVIDE), maxEventsPerTrigger="60"
+        )
+        arguments = ("--available-now", "--on-error", "quarantine")
+        with driver(options, lake, "--die-at", step, "1", *arguments) as process:
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+        with driver(options, lake, *arguments) as process:
+            assert process.wait(PATIENCE_S) == 0, (tmp_path / "driver.log").read_text()[-3000:]
+        match = {"$match": {"fullDocument.n": {"$ne": 0}}}
+        expected = server_events(uri, ("quarantined", None), start, newest(uri), pipeline=(match, *DIVIDE))
+        assert list(lake_events(lake)) == expected
+        rows = in_quarantine(lake)
+        assert sorted(bson.decode(row["event"])["documentKey"]["_id"] for row in rows) == list(range(0, 300, 3))
+        assert verify(lake, full=True).problems == []
+        client.drop_database("quarantined")
