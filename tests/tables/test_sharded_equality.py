@@ -12,10 +12,13 @@ import bson
 import pytest
 
 from tailrace.embedded import ShardedCluster
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.tables.as_of import as_of
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.writer import TablesWriter
 from tests.snapshot.test_snapshot_sharded import REGIONS, move, spread_over, write
 from tests.tables.equality import in_table, key_of
+from tests.tables.test_as_of import rows_of
 
 pytestmark = pytest.mark.mongod
 
@@ -81,3 +84,37 @@ def follow(cluster: ShardedCluster, namespace: str, root: Path) -> None:
         writer.run_to_present()
     assert in_table(root, "tabled.plain") == {}
     assert in_table(root, namespace) == truth(cluster, namespace)
+
+
+def test_as_of_equals_what_was_recorded_while_chunks_moved(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    """Ten copies, most of them between two micro-batches. Recorded copies had been those of a replica set."""
+    chosen, router = random.Random(21), sharded_cluster.router
+    namespace = spread_over(sharded_cluster, "tabled_as_of", {"region": 1, "_id": 1})
+    settings = TableSettings(tmp_path / "t", (TableRule(namespace),), every_s=0.0)
+    recorded: list[tuple[ClusterTime, dict[bytes, bytes]]] = []
+    try:
+        for turn in range(10):
+            for _ in range(12):
+                number = chosen.randrange(30)
+                key = {"region": REGIONS[number % len(REGIONS)], "_id": number}
+                match chosen.randrange(4):
+                    case 0:
+                        router.delete_one(namespace, key)
+                    case 1:
+                        router.update_one(namespace, key, {"$push": {"list": turn}, "$unset": {"n": 1}}, upsert=True)
+                    case _:
+                        router.update_one(namespace, key, {"$inc": {"n": 1}}, upsert=True)
+            region, to = chosen.choice(REGIONS), chosen.choice(list(sharded_cluster.shards))
+            if turn % 3 == 0 and router.owner(namespace, {"region": region, "_id": 1}) != to:
+                router.move_chunk(namespace, {"region": region, "_id": 1}, to=to)
+            if turn % 4 == 0:
+                with TablesWriter(sharded_cluster.uri, settings) as writer:
+                    writer.run_to_present()
+            recorded.append((ClusterTime.from_timestamp(router.fence()), truth(sharded_cluster, namespace)))
+        with TablesWriter(sharded_cluster.uri, settings) as writer:
+            writer.run_to_present()
+        found = [as_of(tmp_path / "t", namespace, time, uri=sharded_cluster.uri) for time, _ in recorded]
+        assert [rows_of(one.rows) for one in found] == [documents for _, documents in recorded]
+        assert sum(one.replayed > 0 for one in found) >= 5
+    finally:
+        router.drop_database("tabled_as_of")
