@@ -7,10 +7,11 @@ The loop is what people write: ``for change in collection.watch(resume_after=tok
 and 4 partitions, with a commit after every change and after every 100, whose handler does nothing, or one small write
 (``update_one`` by ``_id``, write concern 1), plain or with the commit in one transaction. Each case is a fresh process
 over the same ``--changes`` inserts (ten times as many where commits are rare), counted from the moment when a quarter
-is handled. 4 partitions are also shared among 2 and 4 processes, counted over ``--changes`` from when each of them has
-handled a quarter as many. Beside them four threads of PyMongo, each of which takes the next change of one stream and
-keeps a token of its own, in whatever order: what lanes that commit separately could reach at best. Sides take turns,
-``--rounds`` times; medians are printed, and the ratio to the loop with the same handler.
+is handled. 4 partitions are also shared among 2 and 4 processes, counted over ``--changes`` that begin three seconds
+after each of them has a part: lanes move first, and readers begin anew. Beside them four threads of PyMongo, each of
+which takes the next change of one stream and keeps a token of its own, in whatever order: what lanes that commit
+separately could reach at best. Sides take turns, ``--rounds`` times; medians are printed, and the ratio to the loop
+with the same handler.
 
 The last line is about the reading alone: events a second that one process reads and divides into lanes when all but one
 of 1024 lanes belong to others. It says what a handler would have to keep up with before reading in parallel paid.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import mmap
 import os
 import statistics
 import struct
@@ -55,6 +57,7 @@ class Case(NamedTuple):
 
 
 WAIT_S: Final = 0.002
+SETTLED_S: Final = 3.0
 FIGURES: Final = ("rate", "cpu_us", "mongod_us")
 
 
@@ -175,7 +178,9 @@ def children(job: dict[str, Any], count: int) -> dict[str, float]:
             [sys.executable, __file__, "--child", json.dumps(job | {"counter": [file.name, n]})] for n in range(count)
         ]
         running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) for command in commands]
-        begun = until(file, running, 10 * changes, lambda counts: min(counts) >= changes // 4)
+        until(file, running, 10 * changes, all)
+        time.sleep(SETTLED_S)
+        begun = until(file, running, 10 * changes, all)
         cpu, started = cpu_seconds(job["mongod"]), time.monotonic()
         ended = until(file, running, 10 * changes, lambda counts: sum(counts) >= begun[0] + changes)
         seconds, cpu = time.monotonic() - started, cpu_seconds(job["mongod"]) - cpu
@@ -246,7 +251,8 @@ class SharedMeter(Meter):
 
     def __init__(self, changes: int, mongod: int, file: str, number: int) -> None:
         super().__init__(changes, mongod)
-        self._file = os.open(file, os.O_WRONLY)
+        with open(file, "r+b") as opened:
+            self._counts = mmap.mmap(opened.fileno(), 0)
         self._at = number * _COUNT.size
         self._count = 0
         self.result = {}
@@ -255,7 +261,7 @@ class SharedMeter(Meter):
     def count(self) -> None:
         with self._lock:
             self._count += 1
-            os.pwrite(self._file, _COUNT.pack(self._count, time.process_time()), self._at)
+            _COUNT.pack_into(self._counts, self._at, self._count, time.process_time())
 
     def _wait(self) -> None:
         sys.stdin.read()

@@ -49,8 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=1,
         metavar="N",
-        help="share the lanes among N processes, which start and stop together: for handlers that compute, and for "
-        "more changes a second than one process can commit (default: 1)",
+        help="share the lanes among N processes, which start and stop together: for handlers that compute (default: 1)",
     )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     add_watch_arguments(parser)
