@@ -2,7 +2,7 @@
 
     python bench/watchers.py                                     1, 10, 100, 1,000 and 10,000 streams
     python bench/watchers.py --streams 1 1000 --native-max 100
-    python bench/watchers.py --streams 10 --rounds 3             medians of three; all take turns
+    python bench/watchers.py --streams 10 --rounds 3             medians of three; the sides take turns to go first
 
 The same writes for every number of streams: half of them to the first stream's collection, the others to 1,000
 collections in turn. One client, the same for both sides, has a connection for each stream, whose getMore waits; the
@@ -61,30 +61,34 @@ def main() -> int:
         for number in range(COLLECTIONS):
             client[DATABASE].create_collection(f"c{number}")
         write(client, 200, args.rate)
-        bare = statistics.median(
-            cost([mongod], lambda: write(client, args.writes, args.rate))[0] for _ in range(args.rounds)
-        )
-        print(f"{args.writes} writes at {args.rate:.0f}/s; without a stream they cost mongod {bare:.2f} s of CPU\n")
+        print(f"{args.writes} writes at {args.rate:.0f}/s\n")
         print(
             f"{'streams':>8} {'side':8}{'mongod, s':>10}{'with writes':>12}{'gateway, s':>11}{'p50 ms':>8}{'p99 ms':>9}"
             f"{'kB each':>9}"
         )
         found: dict[tuple[str, int], list[dict[str, float]]] = {}
-        for _ in range(args.rounds):
+        bares = []
+        for number in range(args.rounds):
+            settle(mongod)
+            # What the writes cost alone changes with the machine: it is measured beside every round.
+            bares.append(cost([mongod], lambda: write(client, args.writes, args.rate))[0])
+            print(f"without a stream the writes cost mongod {bares[-1]:.2f} s of CPU")
             for count in args.streams:
-                for side in SIDES:
+                for side in SIDES[:: -1 if number % 2 else 1]:
                     if side == "gateway" or count <= args.native_max:
                         row = measure(client, replica_set, side, count, writes=args.writes, rate=args.rate)
                         found.setdefault((side, count), []).append(row)
-                        print(line(side, count, row, bare), flush=True)
+                        print(line(side, count, row, bares[-1]), flush=True)
+        bare = statistics.median(bares)
         rows = {
             place: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
             for place, rounds in found.items()
         }
         if args.rounds > 1:
-            print("\nmedians")
+            print(f"\nmedians; without a stream {bare:.2f} s, from {min(bares):.2f} to {max(bares):.2f}")
             for (side, count), row in rows.items():
                 print(line(side, count, row, bare))
+            spread(found)
         return verdict(rows, bare)
 
 
@@ -93,6 +97,19 @@ def line(side: str, count: int, row: dict[str, float], bare: float) -> str:
         f"{count:8} {side:8}{row['mongod'] - bare:10.2f}{row['mongod']:12.2f}{row['gateway']:11.2f}"
         f"{row['p50']:8.2f}{row['p99']:9.2f}{row['kB']:9.1f}"
     )
+
+
+def spread(found: dict[tuple[str, int], list[dict[str, float]]]) -> None:
+    """What the gateway and mongod took less than native in each round: the writes' own cost is in both."""
+    for (side, count), rounds in found.items():
+        if side == "gateway" and ("native", count) in found:
+            natives = found["native", count]
+            spared = [
+                native["mongod"] - ours["mongod"] - ours["gateway"]
+                for ours, native in zip(rounds, natives, strict=True)
+            ]
+            shown = " ".join(f"{one:+.2f}" for one in spared)
+            print(f"{count} streams: spared {statistics.median(spared):+.2f} s of CPU (rounds: {shown})")
 
 
 def verdict(rows: dict[tuple[str, int], dict[str, float]], bare: float) -> int:

@@ -22,6 +22,8 @@ _NODE_PACKAGES = {"mongodb": "7.8.0"}
 _MONGOSH_PACKAGES = {"mongosh": "2.12.0"}
 #: Where Debian keeps the sources of Go's packages.
 _GO_SOURCES = Path("/usr/share/gocode")
+#: Debian's driver for Java.
+_JAVA_DRIVER = Path("/usr/share/java/mongo-java-driver.jar")
 _LIMIT_S = 400
 
 
@@ -96,6 +98,15 @@ def go(uri: str, name: str, directory: Path) -> str:
     return run([str(program), uri, name])
 
 
+def java(uri: str, name: str, directory: Path) -> str:
+    compiler, runtime, made = _tool("javac"), _tool("java"), directory / "JavaDriver.class"
+    if not _JAVA_DRIVER.exists():
+        raise Unavailable("Java's driver is not installed (Debian: libmongodb-java)")
+    if not made.exists():
+        run([compiler, "-cp", str(_JAVA_DRIVER), "-d", str(directory), str(HERE / "JavaDriver.java")])
+    return run([runtime, "-Xmx256m", "-cp", f"{_JAVA_DRIVER}:{directory}", "JavaDriver", uri, name])
+
+
 PROGRAMS: dict[str, Callable[[str, str, Path], str]] = {
     "node": node,
     "perl": perl,
@@ -103,6 +114,7 @@ PROGRAMS: dict[str, Callable[[str, str, Path], str]] = {
     "php": php,
     "ruby": ruby,
     "go": go,
+    "java": java,
     "mongosh": mongosh,
 }
 

@@ -45,7 +45,7 @@ def compare(
     return compared
 
 
-@pytest.mark.parametrize("program", ["node", "perl", "c", "php", "ruby", "go"])
+@pytest.mark.parametrize("program", ["node", "perl", "c", "php", "ruby", "go", "java"])
 def test_a_program_sees_the_same_through_the_gateway(program: str, compare: Callable[..., None]) -> None:
     compare(program)
 

@@ -21,8 +21,9 @@ from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet
 from tailrace.gateway import frame
+from tailrace.gateway.compression import COMPRESSORS, compress, zstd_package
 from tests import shared_clock
-from tests.differential.wire import Wire
+from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.fuzz import fuzz, mutated
 from tests.gateway.record import recorded
 from tests.gateway.running import GatewayProcess, eventually
@@ -171,14 +172,83 @@ def test_a_message_of_48_mb_is_passed_on_and_one_that_never_comes_takes_no_memor
     assert found["n"] == 3
 
 
-def test_a_decompression_bomb_closes_the_connection(gateway: GatewayProcess) -> None:
+def compressed(number: int, packed: bytes, size: int, op_code: int = frame.OP_MSG) -> bytes:
+    fields = struct.pack("<iiB", op_code, size, number)
+    return struct.pack("<iiii", 25 + len(packed), 1, 0, frame.OP_COMPRESSED) + fields + packed
+
+
+#: Each holds 256 MB, or says so.
+BOMBS = {
+    "zlib": lambda: zlib.compress(bytes(1 << 28), 9),
+    "zstd": lambda: zstd_package().compress(bytes(1 << 28)),
+    "snappy": lambda: b"\x80\x80\x80\x80\x01" + b"\xfe\x01\x00" * 50_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_decompression_bomb_closes_the_connection(name: str, gateway: GatewayProcess) -> None:
+    """Only zlib's had been sent to a gateway."""
     memory = gateway.memory()
-    packed = zlib.compress(bytes(1 << 28), 9)
+    packed, number = BOMBS[name](), COMPRESSORS[name]
     for size in (1000, 47_999_000, 1 << 28, -1):
-        fields = struct.pack("<iiB", frame.OP_MSG, size, 2)
-        message = struct.pack("<iiii", 25 + len(packed), 1, 0, frame.OP_COMPRESSED) + fields + packed
-        assert ask(gateway, message) is None
+        assert ask(gateway, compressed(number, packed, size)) is None
     assert gateway.memory() < memory + 150 * _MB
+
+
+def test_compressions_within_each_other_close_the_connection(gateway: GatewayProcess) -> None:
+    inner = message_of({"ping": 1, "$db": "admin"})
+    for outer, number in COMPRESSORS.items():
+        for inside in ("zlib", "zstd", "snappy"):
+            body = compress(inner, inside)[frame.HEADER_SIZE :]
+            packed = body if outer == "noop" else compress(struct.pack("<iiii", 16 + len(body), 1, 0, 1) + body, outer)
+            packed = packed if outer == "noop" else packed[25:]
+            assert ask(gateway, compressed(number, packed, len(body), frame.OP_COMPRESSED)) is None
+
+
+def test_absurd_lists_of_compressors_are_answered_as_by_the_server(
+    gateway: GatewayProcess, replica_set: ReplicaSet
+) -> None:
+    lists: tuple[Any, ...] = (
+        *([], ["zlib"] * 10_000, ["x" * 1_000_000], [5], [None, {}], [["zlib"]], "zlib", 5, None, {"0": "zlib"}),
+        *(["snappy", "nothing", "noop", "zstd"], [""], ["zlib\0"], [{"zlib": 1}] * 1000),
+    )
+    for each in lists:
+        hello = {"hello": 1, "compression": each, "$db": "admin"}
+        reply = ask(gateway, message_of(hello))
+        with Wire.to(replica_set.uri) as wire:
+            theirs = bson.decode(wire.exchange(bson.encode(hello)), ANY_VALUE)
+        assert reply is not None
+        assert [reply.get(name) for name in ("ok", "code", "errmsg", "compression")] == [
+            theirs.get(name) for name in ("ok", "code", "errmsg", "compression")
+        ]
+
+
+def test_hundreds_of_half_open_connections_keep_nobody_out(gateway: GatewayProcess) -> None:
+    """Nothing, a part of a header, a header alone, a part of a command. (Thousands with ``-m slow``.)"""
+    half_open(gateway, 400)
+
+
+@pytest.mark.slow
+def test_thousands_of_half_open_connections_keep_nobody_out(gateway: GatewayProcess) -> None:
+    half_open(gateway, 3000)
+
+
+def half_open(gateway: GatewayProcess, count: int) -> None:
+    message = message_of(watching())
+    clients = []
+    try:
+        for number in range(count):
+            clients.append(connect(gateway))
+            clients[-1].sendall(message[: (0, 7, 16, 40)[number % 4]])
+        serves(gateway)
+        for number in range(3, count, 40):  # who goes on is served
+            clients[number].sendall(message[40:])
+            found = answer(clients[number])
+            assert found is not None
+            assert found["ok"] == 1, found
+    finally:
+        for client in clients:
+            client.close()
 
 
 def test_damaged_messages_of_real_drivers_harm_nobody(

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,23 @@ def test_who_says_nothing_or_stops_in_the_middle_is_closed(replica_set: ReplicaS
         until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
 
 
+def test_who_sends_a_byte_at_a_time_is_closed_and_holds_up_nobody(replica_set: ReplicaSet) -> None:
+    """The limit is for the whole message: a byte now and then does not put it off. (Only a client that stopped had been
+    tried.)"""
+    message = op_msg(bson.encode({"ping": 1, "text": "x" * 100_000, "$db": "admin"}), request_id=1)
+    with running_gateway(replica_set.uri, stall_seconds=1.0) as running, connected(running) as slow:
+        slow.sendall(message[:20])
+        sent = 20
+        with suppress(ConnectionError):
+            while sent < len(message):
+                slow.sendall(message[sent : sent + 1])
+                sent += 1
+                time.sleep(0.02)
+        assert sent < len(message), "it was let go on"
+        with pymongo.MongoClient[dict[str, Any]](running.uri()) as other:
+            assert other.admin.command("ping")["ok"] == 1
+
+
 def test_who_does_not_take_what_he_asks_for_is_closed(replica_set: ReplicaSet) -> None:
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[DATABASE].large.insert_many([{"text": "x" * 1_000_000} for _ in range(12)])
@@ -106,6 +124,8 @@ def test_who_does_not_take_what_he_asks_for_is_closed(replica_set: ReplicaSet) -
         find = {"find": "large", "batchSize": 12, "$db": DATABASE}
         for number in range(8):
             greedy.sendall(op_msg(bson.encode(find), request_id=number))
+        with pymongo.MongoClient[dict[str, Any]](running.uri()) as other:
+            assert other.admin.command("ping")["ok"] == 1
         until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
 
 
