@@ -159,6 +159,9 @@ def test_a_compressed_message_within_one_closes_the_connection(sides: SideBySide
     assert outcome(sides.running.uri(), [HELLO, twice]) == "closed"
 
 
+_AN_ARRAY = "with an array whose elements have an exchange's names"
+
+
 def fatal_forms() -> dict[str, list[bytes]]:
     """A stream with an exchange ends the server's process in each of these forms, on one version at least."""
     command = {**COMMANDS["watch"], "exchange": {"policy": "broadcast", "consumers": 1}}
@@ -174,6 +177,7 @@ def fatal_forms() -> dict[str, list[bytes]]:
     return {
         "plain": [plain],
         "compressed": [HELLO, compressed(plain)],
+        _AN_ARRAY: [plain.replace(b"\x03exchange\0", b"\x04exchange\0")],
         "with leave to answer more than once": [message(command, frame.EXHAUST_ALLOWED)],
         "with a sequence": [message(command, 0, (b"x", bson.encode({})))],
         "behind a sequence": [with_length(plain[4:20] + other + body)],
@@ -193,7 +197,8 @@ def fatal_forms() -> dict[str, list[bytes]]:
 
 
 def test_no_form_of_an_exchange_ends_the_server(sides: SideBySide) -> None:
-    """All were passed on but the plain ones: no test had dared to send them."""
+    """All were passed on but the plain ones: no test had dared to send them. An array was passed on for longer: 4.4
+    reads it as a document, and the arrays that had been tried have no such names."""
     found = {name: outcome(sides.running.uri(), messages) for name, messages in fatal_forms().items()}
     with Wire.to(sides.deployment.uri) as wire:
         wire.run("admin", {"ping": 1})
@@ -205,5 +210,7 @@ def test_no_form_of_an_exchange_ends_the_server(sides: SideBySide) -> None:
             assert "'ok': 1.0" in reply
         elif "OP_QUERY" in name and not is_old:
             assert "'code': 352" in reply  # the server's
+        elif name == _AN_ARRAY and sides.running.gateway.engine.version >= (5, 0):
+            assert "'code': 14" in reply  # the server's
         else:
             assert ("compressed (2013" if "compressed" in name else "'code': 115") in reply, (name, reply)

@@ -20,12 +20,14 @@ from tailrace.raw_bson import ARRAY, BOOL, INT32, OBJECT, Element, encode_docume
 NO_CONSUMER: Final = 50901
 _CONSUMERS_MAX: Final = 100
 _BUFFER_MAX: Final = 100 << 20
+#: 4.4 reads an array as a document; later servers refuse it.
+_DOCUMENTS: Final = (OBJECT, ARRAY)
 
 
 def is_fatal(document: bytes) -> bool:
     """Whether an aggregate may end the process of a server that carries it out."""
     exchange = raw_bson.find(document, b"exchange")
-    if exchange is None or exchange.type != OBJECT or not _is_stream(document):
+    if exchange is None or exchange.type not in _DOCUMENTS or not _is_stream(document):
         return False
     explain = raw_bson.find(document, b"explain")
     if explain is not None and (explain.type != BOOL or raw_bson.value(document, explain) == b"\x01"):
@@ -43,10 +45,10 @@ def without_consumers(document: bytes, database: str) -> bytes:
         return document[element.start : element.end]
 
     def cut_whole(element: Element) -> bytes:
-        if element.name != b"exchange" or element.type != OBJECT:
+        if element.name != b"exchange" or element.type not in _DOCUMENTS:
             return document[element.start : element.end]
         inside = encode_document(*map(cut, raw_bson.elements(document, element.value_start)))
-        return encode_element(OBJECT, b"exchange", inside)
+        return encode_element(element.type, b"exchange", inside)
 
     parts = [cut_whole(element) for element in raw_bson.elements(document)]
     if raw_bson.find(document, b"$db") is None:
@@ -66,7 +68,7 @@ def fatal_command(message: bytes, compressor: str | None) -> ClientCommand | Non
         found = _legacy(message) if parse_header(message).op_code == OP_QUERY else _modern(message)
         return None if found is None else ClientCommand(found[0], b"aggregate", found[1], None, compressor)
     except (OplogFormatError, BadFrame):
-        if b"\x03exchange\x00" in message and b"$changeStream\x00" in message:
+        if b"exchange\x00" in message and b"$changeStream\x00" in message:
             raise BadFrame("a damaged message names 'exchange' and a change stream") from None
         return None
 
