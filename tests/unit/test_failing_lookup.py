@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from tailrace.pipeline.kernel import KernelUse
 from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
-from tailrace.plan.request import DocumentLookup, OplogBatch
+from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.drive import answers_of, drive
 from tests.golden.cursors import Cursors, MemorySource, batch_of
 from tests.golden.replay import MemoryOplog
@@ -119,3 +120,37 @@ def test_a_batch_without_trouble_is_asked_for_at_once() -> None:
     source = _Refusing(None)
     assert _run(source) == ([1, 2, 3, 4, 5], None)
     assert source.asked == [5]
+
+
+class _Forgetful:
+    """A source that has lost the pre-images of all documents but every ``kept``-th."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self.asked = 0
+
+    def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
+        self.asked += len(keys)
+        numbers = [key.cluster_time.increment for key in keys]
+        return [bson.encode({"_id": number}) if number % self._kept == 0 else None for number in numbers]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 50, 1000])
+def test_where_look_ups_fail_for_many_events_each_is_asked_for_a_few_times(kept: int) -> None:
+    """Behind each event that was put aside all that came after it were asked for again: of a batch with ten thousand
+    lost pre-images, fifty million. No test had more than a few such events in a batch."""
+    count = 400
+    options = StreamOptions.parse(Scope.of_collection("d", "c"), {"fullDocumentBeforeChange": "required"})
+    plan = replace(build_plan(options).start_at(ClusterTime.of(1, 1)), quarantines=True)
+    stream = open_stream(plan, kernel="never")
+    stream.feed(ONE_OPLOG, OplogBatch(b"".join(map(_update, range(1, count + 1))), ClusterTime.of(9, count)))
+    source = _Forgetful(kept)
+    given = [
+        bson.decode(event)["documentKey"]["_id"]
+        for block in drive(stream, answers_of(cast(Any, source)))
+        for event in block.events()
+    ]
+    aside = [one.cluster_time.increment for one in stream.take_quarantined()]
+    assert given == [number for number in range(1, count + 1) if number % kept == 0]
+    assert aside == [number for number in range(1, count + 1) if number % kept]
+    assert source.asked <= 4 * count

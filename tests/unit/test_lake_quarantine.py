@@ -179,6 +179,22 @@ def test_events_are_erased_from_the_quarantine_too(tmp_path: Path, capsys: pytes
     assert erase(root, {"documentKey._id": 86_500}).quarantined == 1
 
 
+def test_what_is_in_quarantine_alone_is_shown_and_erased(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lake without rows was taken for one of which everything was selected. Every test of the quarantine had rows
+    beside it, and every test of a dry run had no quarantine."""
+    root = tmp_path / "lake"
+    claim = begun(root)
+    assert erase(root, {"documentKey._id": 7}).quarantined == 0
+    assert put(root, claim, 0, [], [7, 8]) is not None
+    match = json.dumps({"documentKey._id": 7})
+    assert main(["lake", "erase", str(root), "--match", match, "--dry-run"]) == 0
+    assert "1 event would be erased from the quarantine" in capsys.readouterr().out
+    assert held(root) == [7, 8]
+    assert main(["lake", "erase", str(root), "--match", match]) == 0
+    assert held(root) == [8]
+    assert verify(root, full=True).problems == []
+
+
 def test_a_lake_without_a_quarantine_is_as_it_was(tmp_path: Path) -> None:
     root = tmp_path / "lake"
     make(root, tmp_path / "checkpoint")

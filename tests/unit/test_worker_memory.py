@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tailrace.spark.runtime.worker_daemon import keep_memory_by
+
 _PROGRAM = """
 import resource, numpy
 from tailrace.spark.runtime.worker_daemon import keep_memory
@@ -34,3 +36,19 @@ def test_a_batch_after_another_touches_no_new_pages() -> None:
         pytest.skip("no mallopt on this system")
     # Where the system gives large pages there are few faults before, too.
     assert int(after) <= min(100, int(before))
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(64 << 20, [64 << 20]), (32 << 20, [32 << 20]), (0, [])])
+def test_an_allocator_that_takes_no_large_size_is_left_as_it_was(largest: int, sizes: list[int]) -> None:
+    """Older glibc refuses more than 32 MB. Only the other number was set then, which ends the adaptation of this one,
+    so that each array was a block of the system's own: worse than nothing. The tests' systems take 64 MB."""
+    found: dict[int, list[int]] = {-1: [], -3: []}
+
+    def mallopt(option: int, size: int) -> int:
+        if option == -3 and size > largest:
+            return 0
+        found[option].append(size)
+        return 1
+
+    assert keep_memory_by(mallopt) == bool(sizes)
+    assert found == {-3: sizes, -1: [256 << 20] if sizes else []}

@@ -160,6 +160,8 @@ def _show_erasure(root: Path, match: dict[str, Any]) -> int:
         print(f"  {name}: {_counted(rows, 'event')}")
     for file in found.files:
         print(f"  {file.name}: {file.rows:,} of {_counted(file.of, 'event')}")
+    if found.quarantined:
+        print(f"  {_counted(found.quarantined, 'event')} would be erased from the quarantine")
     return 0
 
 

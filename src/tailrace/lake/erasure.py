@@ -78,7 +78,7 @@ def erase(
             with log.locked() as head:
                 state = log.state()
                 work.search(state)
-                if work.rows == work.searched and not everything:
+                if 0 < work.rows == work.searched and not everything:
                     _refuse_everything(work.rows)
                 if work.rows:
                     erasure = Erasure(work.rows, len(work.gone))

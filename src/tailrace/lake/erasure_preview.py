@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tailrace.event.quarantined import namespace_of
+from tailrace.lake import quarantine
 from tailrace.lake.erasure import EVENT, READ_ROWS, erasable, matcher_of
 
 
@@ -26,12 +27,13 @@ class FileShare:
 @dataclass(frozen=True, slots=True)
 class ErasurePreview:
     """``rows`` of the ``searched`` events would go: how many from which ``files``, and from which ``collections`` (by
-    the ``ns`` of the events)."""
+    the ``ns`` of the events); ``quarantined`` events would go from the quarantine."""
 
     rows: int
     searched: int
     files: tuple[FileShare, ...]
     collections: Mapping[str, int]
+    quarantined: int = 0
 
 
 def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
@@ -48,7 +50,10 @@ def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
             collections.update(namespace_of(event) or "(no namespace)" for event in chosen)
             if chosen:
                 files.append(FileShare(file.name, len(chosen), file.rows))
-    return ErasurePreview(sum(file.rows for file in files), searched, tuple(files), dict(collections))
+        with log.locked() as head:
+            newest = log.newest_batch(head)
+        aside = sum(map(matches, quarantine.events_in(quarantine.files_of(log.layout, newest))))
+    return ErasurePreview(sum(file.rows for file in files), searched, tuple(files), dict(collections), aside)
 
 
 def _events(path: Path) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -134,6 +134,14 @@ def rows_in(paths: Sequence[Path]) -> int:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     return sum(_read(path, lambda found: pq.read_metadata(found).num_rows) for path in paths)
+
+
+def events_in(paths: Sequence[Path]) -> Iterator[bytes]:
+    """The events in these files."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    for path in paths:
+        yield from _read(path, lambda found: pq.read_table(found, columns=["event"])).column(0).to_pylist()
 
 
 def last_token(paths: Sequence[Path]) -> str | None:

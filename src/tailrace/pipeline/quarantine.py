@@ -15,17 +15,22 @@ Aside: TypeAlias = "list[QuarantinedEvent] | None"
 
 def process(stage: Any, items: list[Any], out: list[Any], aside: Aside) -> Generator[Request, Answer, None]:
     """``stage.process``. An event at which it raises goes to ``aside``; what it had given stays, and the events behind
-    go on."""
+    go on: one by one at first, then twice as many each time, so that a stage that looks something up for all of them
+    and fails at each does not look it up again and again."""
+    first, size = 0, len(items)
     while True:
+        part = items[first : first + size] if first else items
         try:
-            requests = stage.process(items, out)
+            requests = stage.process(part, out)
             if requests is not None:
                 yield from requests
         except TailraceError as error:
-            place = next((place for place, item in enumerate(items) if item is error.event), None)
+            place = next((place for place, item in enumerate(part) if item is error.event), None)
             if aside is None or place is None:
                 raise
-            aside.append(QuarantinedEvent.of(items[place], error))
-            items = items[place + 1 :]
+            aside.append(QuarantinedEvent.of(part[place], error))
+            first, size = first + place + 1, 1
         else:
-            return
+            first, size = first + len(part), 2 * size
+            if first >= len(items):
+                return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import pyspark.daemon
@@ -21,7 +22,8 @@ import tailrace.spark.reading.slice_reader  # noqa: F401
 #: ``mallopt``'s numbers for how much free memory at the heap's end goes back to the system, and from which size on a
 #: block is the system's own and goes back at once (glibc).
 _TRIM_THRESHOLD: Final = -1, 256 << 20
-_MMAP_THRESHOLD: Final = -3, 64 << 20
+#: Also what its manual gives as the largest size: older ones refuse a larger one.
+_MMAP_THRESHOLDS: Final = (-3, 64 << 20), (-3, 32 << 20)
 
 
 def keep_memory() -> bool:
@@ -34,9 +36,13 @@ def keep_memory() -> bool:
     if sys.platform != "linux":
         return False
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None:
-        return False
-    return bool(set_option(*_TRIM_THRESHOLD) == 1 and set_option(*_MMAP_THRESHOLD) == 1)
+    return set_option is not None and keep_memory_by(set_option)
+
+
+def keep_memory_by(set_option: Callable[[int, int], int]) -> bool:
+    """The same by the system's ``mallopt``. The first number is set only with the second: alone it would leave blocks
+    from 128 KB on to the system for good."""
+    return any(set_option(*size) == 1 for size in _MMAP_THRESHOLDS) and set_option(*_TRIM_THRESHOLD) == 1
 
 
 if __name__ == "__main__":
