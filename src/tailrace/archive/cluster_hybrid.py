@@ -42,7 +42,7 @@ class ArchivedShards:
         return self._hybrid(name, client, math.inf)
 
     def bounded_source(self, name: str, client: MongoClient[Any]) -> MongodSource:
-        """The same that gives up after a while, as Spark's workers do."""
+        """As ``source``, but one that gives up after a while, for Spark's workers."""
         if name not in self._description.shards:
             self._description = existing(self._folder)
         return self._hybrid(name, client)

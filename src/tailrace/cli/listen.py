@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=1,
         metavar="N",
-        help="share the lanes among N processes, which start and stop together: for handlers that compute (default: 1)",
+        help="share the lanes among N processes, which start and stop together: for CPU-bound handlers (default: 1)",
     )
     parser.add_argument("--engine", choices=("oplog", "server"), default="oplog", help="default: oplog")
     add_watch_arguments(parser)
@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
-        help="serve statistics to Prometheus (extra: metrics); with --processes the next one serves at PORT + 1, ...",
+        help="serve statistics to Prometheus (extra: metrics); with --processes the second one serves at PORT + 1, ...",
     )
     parser.set_defaults(run=run)
 
@@ -128,7 +128,7 @@ def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
             f"--processes must be between 1 and the number of partitions, {args.partitions}, not {args.processes}",
             hint="A lane is worked on by one process at a time: without a lane a process has nothing to do",
         )
-    load_handler(args.handler)  # an error is told once
+    load_handler(args.handler)  # so that an error is reported once
     parts = [argparse.Namespace(**{**vars(args), "processes": 1}) for _ in range(args.processes)]
     if args.metrics is not None:
         host, port = address_of(args.metrics, "--metrics")

@@ -14,15 +14,15 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Final
 
-#: The exit status of who was ended by signal n is this and n.
+#: The exit status of a process that signal n ended is this plus n.
 _SIGNALLED: Final = 128
 
 
 def run_processes(parts: Sequence[argparse.Namespace]) -> int:
     """Run the command of each of ``parts`` in a process of its own; the exit code is that of the first one to end.
 
-    SIGTERM and Ctrl-C stop all of them, a second one at once. When one of them ends by itself, the others are stopped
-    too; and all of them stop when this process dies.
+    SIGTERM and Ctrl-C stop all of them; a second signal ends them at once. When one of them ends by itself, the others
+    are stopped too; and all of them stop when this process dies.
     """
     context = multiprocessing.get_context("spawn")
     group = _ProcessGroup([context.Process(target=_work, args=(part,)) for part in parts])
@@ -47,7 +47,7 @@ def _status(code: int) -> int:
 
 
 class _ProcessGroup:
-    """``on_signal`` is called in the middle of ``run``.
+    """``on_signal`` is called while ``run`` is under way.
 
     A process takes the first SIGTERM as a request, and the second one ends it: so each is asked once.
     """
@@ -58,11 +58,11 @@ class _ProcessGroup:
         self._asked: set[SpawnProcess] = set()
 
     def run(self) -> SpawnProcess:
-        """Until all have ended; gives the one that ended first."""
+        """Start them and wait until all have ended; returns the one that ended first."""
         for process in self.processes:
             process.start()
         if self.times_told:
-            self._ask_to_stop()  # those that were not there yet
+            self._ask_to_stop()  # those that had not started yet
         ended = wait([process.sentinel for process in self.processes])
         self._ask_to_stop()
         for process in self.processes:
@@ -83,7 +83,7 @@ class _ProcessGroup:
 
 
 def _work(args: argparse.Namespace) -> None:
-    from tailrace.cli.main import carry_out  # noqa: PLC0415  it loads this module's callers
+    from tailrace.cli.main import carry_out  # noqa: PLC0415  it imports this module's callers
 
     os.setpgrp()  # a terminal's Ctrl-C is for the process that started this one
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()

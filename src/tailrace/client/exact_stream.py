@@ -46,7 +46,7 @@ def open_exact(
     recover: bool = False,
 ) -> ExactChangeStream:
     """Open a stream with exact images over a replica set. ``folder`` holds their state. With ``recover``, ``live`` has
-    an archive behind it, which a lost state is made of again."""
+    an archive behind it, from which a lost state is rebuilt."""
     if folder is None:
         raise refused(
             "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"

@@ -31,8 +31,8 @@ BYTES_MIN: Final = 1 << 18
 #: because of the fixed work for each batch; with a ``$match`` in 93 and 199. From two entries on without a ``$match``,
 #: and from four on with one, the compiled code is faster (measured with 6.0's inserts of 50 and 400 bytes).
 _BATCH_BYTES_MIN: Final = 1024
-#: So much of a large first reply goes through the plain stages: a few milliseconds of work, where two thousand entries
-#: take seventy.
+#: How many bytes of a large first reply go through the plain stages: a few milliseconds of work, where two thousand
+#: entries take seventy.
 _HEAD_BYTES: Final = 1 << 16
 
 _MODULES: Final = tuple(f"tailrace.kernel.{name}" for name in ("reply", "look_up", "entry_index", "fast_path", "merge"))
@@ -63,7 +63,7 @@ class _KernelLoader:
         self._lock = threading.Lock()
 
     def read(self, size: int) -> None:
-        """So many bytes were read. With what was read before they decide whether the kernel is worth it."""
+        """Note that ``size`` bytes were read. All that was read so far decides whether the kernel is worth loading."""
         with self._lock:
             is_due = self._bytes > 0 and self._bytes + size >= BYTES_MIN and not self._begun
             loads, self._compiled = self._compiled, False
@@ -76,7 +76,7 @@ class _KernelLoader:
 
     @property
     def comes_next(self) -> bool:
-        """Whether nothing was read so far, so that a large reply's beginning is followed by the kernel."""
+        """Whether nothing was read so far, so that the kernel can take over after the beginning of a large reply."""
         return not (self._bytes or self._begun)
 
     def prepare(self) -> None:
@@ -173,8 +173,8 @@ def is_ready(size: int) -> bool:
 
 
 def shortened(batch: OplogBatch) -> tuple[OplogBatch, OplogBatch | None]:
-    """A batch that is read now, and what is to be read behind it: a large first one is divided, so that its first
-    events are made at once and the rest in compiled code."""
+    """The part of a batch to read now, and the rest, if any, to read after it. A large first batch is divided, so that
+    its first events are made at once and the others in compiled code."""
     if len(batch.raw) < BYTES_MIN or not _loader.comes_next:
         return batch, None
     head, _ = next(cut(batch.raw, _HEAD_BYTES))

@@ -98,8 +98,8 @@ class OplogResume:
 
     def answers(self, answer_to: AnswerTo) -> AnswerTo:
         """``answer_to``, but a look-up that fails with an error after which a getMore would be resumed (rule 24) is
-        asked once more, as a resume would: the server's stream comes over a step-down without an error too. Where that
-        fails, the stream is left open, and the event that waits comes with a later call."""
+        repeated once, as by a resume: the server's stream survives a step-down without an error too. If it fails again,
+        the stream stays open, and the waiting event comes with a later call."""
 
         def answered(need: Need) -> Answer | Later:
             try:

@@ -27,7 +27,7 @@ class QuarantinedEvent:
     @property
     def cluster_time(self) -> ClusterTime:
         """The event's."""
-        return ClusterTime(int(self.token[2:18], 16))  # a copy's tokens begin so too, and are none of a stream
+        return ClusterTime(int(self.token[2:18], 16))  # a copy's tokens begin in the same way
 
     @classmethod
     def of(cls, event: ChangeEvent, error: TailraceError) -> QuarantinedEvent:

@@ -53,7 +53,7 @@ class MessageOutline:
     ``name``      the command's, empty if there is none or it is too far from the beginning
     ``answered``  the server sends a reply
     ``exhaust``   it may send several
-    ``is_hidden`` the command stands behind something else
+    ``is_hidden`` another section comes before the command
     """
 
     op_code: int
@@ -99,7 +99,7 @@ def _first_name(head: bytes, document: int) -> bytes:
 class ClientCommand:
     """A whole command.
 
-    ``message``     not compressed any more; of the legacy kind only where ``exchange.fatal_command`` found it
+    ``message``     decompressed; an OP_QUERY only if ``exchange.fatal_command`` found it
     ``compressor``  what it was compressed with
     ``session``     the session's id, as bytes of its own kind; ``None`` without one
     """

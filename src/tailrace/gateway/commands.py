@@ -97,7 +97,7 @@ class Commands:
             raise
 
     async def _refuse_exchange(self, connection: ClientConnection, command: ClientCommand) -> bool:
-        """Answer what the server would answer, unless it would carry the command out: that ends its process."""
+        """Give the server's answer, unless the server would carry the command out, which would end its process."""
         if isinstance(command.message, OpQuery) and self._engine.version >= (6, 0):
             return False  # it refuses every such message
         reply = await connection.ask(without_consumers(command.document, command.database), may_take_long=True)

@@ -1,8 +1,8 @@
 """``exchange`` beside ``$changeStream`` ends a server's process (6.0.27, 5.0.4, 4.4.2). It is found here in whatever
 form a command comes. No I/O.
 
-The server looks at the number of consumers last. So what it says of a command with no consumers is what it would say of
-the command itself, unless it says that there are none.
+The server checks the number of consumers last. So its answer to the same command without consumers is its answer to the
+command itself, unless the answer is that there are no consumers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def without_consumers(document: bytes, database: str) -> bytes:
 
 
 def command_in(message: bytes, compressor: str | None) -> ClientCommand | None:
-    """The command in a message if it may be for the gateway; ``None``: the server had better read it."""
+    """The command in a message if it may be for the gateway; ``None``: the message is left to the server."""
     return command_of(message, compressor) or fatal_command(message, compressor)
 
 

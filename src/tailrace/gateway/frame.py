@@ -166,7 +166,7 @@ class OpQuery:
 
     @property
     def more_to_come(self) -> bool:
-        """As of an OP_MSG: this one is always answered."""
+        """As ``OpMsg.more_to_come``: an OP_QUERY is always answered."""
         return False
 
     @property

@@ -24,7 +24,7 @@ _ABSENT: Final = b"\0"
 _SEQUENCE: Final = 4
 #: Records of earlier versions, with one document each, have sequence numbers below this one.
 _FIRST_CHUNK: Final = 1 << 31
-#: Previous values that are kept in one record: few enough that the record finds room between freed pages.
+#: Previous values that are kept in one record: few enough that the record fits into freed pages.
 _CHUNK: Final = 32
 
 
@@ -243,7 +243,7 @@ class ImageBucket:
 
 def _chunk(keys: Sequence[bytes], before: Sequence[bytes | None]) -> bytes:
     """Keys and their previous documents as one record: how many, the sizes of both (int32), the bytes of both. A
-    document that was not there has the size -1."""
+    document that did not exist has the size -1."""
     sizes = [*map(len, keys), *(-1 if old is None else len(old) for old in before)]
     return b"".join((struct.pack(f"<{len(sizes) + 1}i", len(keys), *sizes), *keys, *filter(None, before)))
 

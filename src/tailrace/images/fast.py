@@ -72,7 +72,7 @@ class Operations:
 
 def operations_of(raw: bytes, scope: Scope, share: tuple[int, int]) -> Operations | None:
     """The operations of a batch on the documents of worker ``share[0]`` of ``share[1]``; ``None`` if the batch holds
-    something that the plain code has to do."""
+    something that the plain code has to handle."""
     made = transform_batch(raw, KernelSettings(scope=scope, wall_time=False))
     if np.isin(made.kind, (PLAIN, CHAIN_ENTRY, MEMBER_ENTRY)).any():
         return None

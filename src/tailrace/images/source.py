@@ -83,7 +83,7 @@ class ExactSource:
     def begin(self, after: ClusterTime | None, client: MongoClient[Any]) -> ClusterTime:
         """Where a stream begins that is to begin after ``after``, or now (``None``). The state is brought to this time.
         A new state is seeded with the current documents if the stream begins now. Otherwise it knows only documents
-        that are written later than the stream's beginning, or with ``recover`` later than the source's."""
+        that are written later than the stream's beginning, or with ``recover`` later than the source's beginning."""
         if self.state.position is None or self.state.position < SEED_BATCHES:
             if after is None:
                 return seed(self.state, client, self._scope)

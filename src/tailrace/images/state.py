@@ -29,7 +29,7 @@ from tailrace.images.recent import Documents, RecentBatches
 #: What is kept to undo batches, in bytes. The last two batches can be undone however large they are.
 UNDO_BYTES: Final = 256 << 20
 BUCKETS: Final = 4
-#: Batches are in memory alone for so long at most, while others follow.
+#: For how long a batch may be in memory alone, while others follow.
 _MEMORY_SECONDS: Final = 5.0
 BUCKETS_MAX: Final = 1024
 _FORMAT: Final = 1
@@ -48,7 +48,7 @@ class ImageBatch:
     def __init__(self, buckets: Sequence[ImageBucket], recent: RecentBatches) -> None:
         self._buckets = buckets
         self._recent = recent
-        #: What the batch has changed so far, and what was there.
+        #: The documents that the batch has changed so far, as they were and as they are.
         self.before: dict[bytes, bytes | None] = {}
         self.after: dict[bytes, bytes | None] = {}
 

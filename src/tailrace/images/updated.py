@@ -45,7 +45,7 @@ def updated(before: Sequence[bytes], raw: npt.NDArray[np.uint8], objects: npt.ND
     job[post_image.STRICT // 8] = 1
     written = post_image.apply_deltas(address(job))
     made = out[:written].tobytes()
-    # What is made has nine bytes and more; an empty run where nothing was.
+    # A document that was made has at least nine bytes; where none was made, the run is empty.
     has_id = np.logical_and.reduce([out[np.maximum(out_starts, 0) + 5 + place] == byte for place, byte in _ID])
     out_ends = np.where((out_starts >= 0) & has_id, out_ends, out_starts)
     return [made[start:end] or None for start, end in zip(out_starts.tolist(), out_ends.tolist(), strict=True)]

@@ -112,8 +112,8 @@ class CommitLog:
         raise SinkError(problem, hint=_HOLE)
 
     def newest_batch(self, head: Head) -> Commit | None:
-        """The commit of the newest micro-batch, also of one whose writer died before the head was written; ``None``
-        where there is none, or it is kept in a checkpoint alone."""
+        """The commit of the newest micro-batch, even if its writer died before it wrote the head; ``None`` if there is
+        none, or only a checkpoint holds it."""
         number = None if head.newest is None else head.newest.number
         content = None if number is None else self._content(number)
         found = None if content is None or number is None else decode(content, number, self.layout.commit(number))

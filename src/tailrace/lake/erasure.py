@@ -130,7 +130,7 @@ def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
     with _ours(path) as (log, known):
         if EVENT not in known["stream"].get("columns", [EVENT]):
             raise UsageError(
-                "the lake has no column 'event', which tells what an event holds",
+                "the lake has no column 'event', which says what each event holds",
                 hint="Rewrite the lake's files with a program of your own into a new table",
             )
         yield log, known

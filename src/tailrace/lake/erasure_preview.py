@@ -37,8 +37,8 @@ class ErasurePreview:
 
 
 def preview(path: Path | str, match: Mapping[str, Any]) -> ErasurePreview:
-    """Search the lake at ``path`` for the events that ``erase`` would take out. Nothing is written; also a ``$match``
-    that selects everything is answered. Raises as ``erase`` does."""
+    """Search the lake at ``path`` for the events that ``erase`` would take out. Nothing is written, and a
+    ``$match`` that selects everything is allowed. Otherwise raises as ``erase`` does."""
     matches = matcher_of(match, everything=True)
     files: list[FileShare] = []
     collections: Counter[str] = Counter()

@@ -181,7 +181,7 @@ class Commit:
 
     @property
     def first_token(self) -> str:
-        """Of what was added; if all of it was put aside, of that."""
+        """The first token of the events that were added, or, if all were put aside, of those."""
         if not self.files and self.newest is not None:
             return self.newest.first_token
         return min(file.first_token for file in self.files)

@@ -34,9 +34,9 @@ FIRST_TOKEN: Final = b"tailrace.firstToken"
 LAST_TOKEN: Final = b"tailrace.lastToken"
 SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
-#: At most so many files are open at once, and so many row groups' worth of rows wait for them: a lake that is divided
-#: by collection may have very many collections. A file is opened when its first rows are written, so that a collection
-#: of few rows has one file, however many others there are.
+#: At most this many files are open at once, and at most this many row groups' worth of rows wait to be written: a lake
+#: that is divided by collection may have very many of them. A file is opened when its first rows are written, so that a
+#: collection of few rows has one file, however many others there are.
 _OPEN_MAX: Final = 64
 _HELD_MAX: Final = 4
 #: Columns of few distinct values: the only ones where trying a dictionary is worth its time.

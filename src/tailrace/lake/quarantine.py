@@ -1,9 +1,9 @@
 """The events of a lake's stream that could not be written as rows, with the reason, in ``_quarantine``.
 
 A task writes them to a file in ``_staging``. The commit of the micro-batch names that file, and what the commit names
-counts: behind it the file is moved to ``_quarantine``. A crash between the two leaves the move to whoever next commits
-to the lake or opens it; a file that no commit names goes with the other leftovers. So an event is in quarantine exactly
-once, from the same commit on that brings the events around it.
+counts: after the commit the file is moved to ``_quarantine``. If a crash comes in between, the next program that
+commits to the lake or opens it moves the file; a file that no commit names is removed with the other leftovers. So an
+event is in quarantine exactly once, from the commit on that adds the events around it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tailrace.errors import SinkError
 from tailrace.lake.layout import QUARANTINE, LakeLayout, cluster_time_of, is_quarantine
 from tailrace.lake.manifest import Commit, StagedFile
 
-#: What may become of an event that cannot be written.
+#: What may be done with an event that cannot be written: end the stream, or put the event aside.
 ON_ERRORS: Final = ("fail", "quarantine")
 
-#: How the name of a file begins that waits for its commit.
+#: The beginning of the name of a file that waits for its commit.
 _WAITING: Final = "quarantine-"
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def settle(layout: LakeLayout, commit: Commit | None) -> None:
 
 
 def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
-    """The files of the quarantine, those of the newest micro-batch also where they wait. Takes no lock."""
+    """The files of the quarantine, those of the newest micro-batch included that still wait. Takes no lock."""
     folder = layout.root / QUARANTINE
     found = {path.name: path for path in folder.glob("*.parquet")} if folder.is_dir() else {}
     for name in newest.quarantined if newest is not None else ():

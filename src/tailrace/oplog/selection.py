@@ -12,12 +12,13 @@ from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
 
 _WILDCARDS: Final = frozenset("*?")
-#: A sign of any kind, where a query takes no option that says so; what commands and views are logged under.
+#: Any character, line breaks included, for a query that takes no option for this.
 _ANY: Final = r"[\s\S]"
+#: The namespaces under which commands and definitions of views are logged.
 _DEFINITIONS: Final = r"[^.]+\.(?:\$cmd|system\.views)"
 _INTERNAL: Final = ("admin", "config", "local")
 
-#: What is the server's own, also the names that it uses in passing: for ``$out``, mapReduce, conversions, renames.
+#: The server's own collections, also its temporary ones: for ``$out``, mapReduce, conversions, renames.
 _SYSTEM: Final = re.compile(
     r"(admin|config|local)\.|"
     r"[^.]+\.(system\.|\$|tmp\.(agg_out|mr)\.|tmp[0-9A-Za-z]{5}\.(convertToCapped|renameCollection))"
@@ -33,8 +34,8 @@ class Selection:
 
     @classmethod
     def of(cls, patterns: Iterable[str], where: str = "collections") -> Selection:
-        """Check patterns. Raises UsageError, which begins with ``where``, for one that no collection can have as its
-        name, or if there are none."""
+        """Check patterns. Raises UsageError, whose message begins with ``where``, for a pattern that no collection's
+        name can match, or if there are no patterns."""
         given = tuple(dict.fromkeys(patterns))
         for pattern in given:
             _check(pattern, where)
@@ -43,11 +44,11 @@ class Selection:
         return cls(given)
 
     def has(self, namespace: str) -> bool:
-        """Whether a collection is chosen. One of the server's own never is."""
+        """Whether a collection is chosen. The server's own collections never are."""
         return _SYSTEM.match(namespace) is None and self.covers(namespace)
 
     def covers(self, namespace: str) -> bool:
-        """Whether a pattern has the name's form; ``match`` says the same of a collection that streams show."""
+        """Whether a pattern matches the name. For a collection whose events streams show, ``match`` says the same."""
         return any(_matches(pattern, namespace) for pattern in self.patterns)
 
     @property
@@ -102,14 +103,14 @@ def _check(pattern: str, where: str) -> None:
     if collection.startswith(("system.", "$")):
         raise UsageError(f"{where}: '{pattern}' is a system collection", code=73)
     try:
-        # A star may stand for nothing, so it counts for a sign that is allowed everywhere.
+        # A star may stand for nothing, so it is replaced by a character that is allowed everywhere.
         Scope.of_collection(database.replace("*", "_").replace("?", "_"), collection).check_names()
     except UsageError as error:
         raise UsageError(f"{where}: '{pattern}': {error.message}", code=error.code) from None
 
 
 def _branches(field: str, database: str, collections: set[str]) -> list[dict[str, Any]]:
-    """What ``field``, a namespace, must be to have one of the database's collections; tests for equality together."""
+    """The conditions under which ``field``, a namespace, is one of the database's collections; names share one."""
     in_database = {} if database == "*" else {f"{field}.db": _test(database)}
     if "*" in collections:
         return [in_database]
@@ -120,12 +121,12 @@ def _branches(field: str, database: str, collections: set[str]) -> list[dict[str
 
 
 def _test(text: str) -> Any:
-    """The condition on a name: equal to it, or of its form."""
+    """The condition on a name: that it equals ``text``, or matches it."""
     if not _is_pattern(text):
         return text
     if _WILDCARDS.isdisjoint(text[:-1]) and text[-1] == "*":
         return {"$regex": f"^{re.escape(text[:-1])}"}
-    # \z, since $ would take a name with a line break after it for the name.
+    # \z, because $ also matches before a line break at the end.
     return {"$regex": f"^{_expression(text)}\\z", "$options": "s"}
 
 
@@ -145,6 +146,6 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile(_expression(pattern), re.DOTALL)
 
 
-def _expression(pattern: str, sign: str = ".") -> str:
-    """The pattern as a regular expression, with ``sign`` for one sign."""
-    return "".join(f"{sign}*" if one == "*" else sign if one == "?" else re.escape(one) for one in pattern)
+def _expression(pattern: str, any_: str = ".") -> str:
+    """The pattern as a regular expression. ``any_`` is the expression for any one character."""
+    return "".join(f"{any_}*" if one == "*" else any_ if one == "?" else re.escape(one) for one in pattern)

@@ -1,4 +1,4 @@
-"""A stage that goes on behind an event that it cannot handle, where the stream puts such events aside."""
+"""Lets a stage go on after an event that it cannot handle, if the stream puts such events aside."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Aside: TypeAlias = "list[QuarantinedEvent] | None"
 
 
 def process(stage: Any, items: list[Any], out: list[Any], aside: Aside) -> Generator[Request, Answer, None]:
-    """``stage.process``. An event at which it raises goes to ``aside``; what it had given stays, and the events behind
-    go on: one by one at first, then twice as many each time, so that a stage that looks something up for all of them
-    and fails at each does not look it up again and again."""
+    """``stage.process``. An event at which it raises goes to ``aside``; what the stage has given already stays, and it
+    goes on with the events after that one: with one event at first, then with twice as many each time, so that a stage
+    that looks something up for all of them and fails at each does not repeat every look-up again and again."""
     first, size = 0, len(items)
     while True:
         part = items[first : first + size] if first else items

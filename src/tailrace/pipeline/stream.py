@@ -124,8 +124,8 @@ class Stream(ABC):
     def _tasks(self) -> Iterable[Task]: ...
 
     def take_quarantined(self) -> list[QuarantinedEvent]:
-        """The events that were put aside since it was last asked, if the plan says that they are: a stage could not
-        handle them."""
+        """The events that were put aside since the last call because a stage could not handle them. None unless the
+        plan says that such events are put aside."""
         found: list[QuarantinedEvent] = []
         for aside in self._asides():
             if aside:

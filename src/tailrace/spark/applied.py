@@ -104,7 +104,7 @@ class AppliedBatches:
             return {}
         if is_of_copy(found.token):
             raise SinkError(
-                f"sink '{self._sink}' is in the middle of a copy: what is left of it is known to its checkpoint alone",
+                f"sink '{self._sink}' is in the middle of a copy: only its checkpoint knows what is left to copy",
                 hint="Go on with that checkpoint. If it is lost, empty the sink, remove its row, and begin again with "
                 "startingFrom=snapshot",
             )

@@ -17,7 +17,7 @@ from tailrace.raw_bson import OBJECT
 from tailrace.stage.add_pre_image import request_pre_images
 from tailrace.stage.setup import ShardSetup, ShardStage
 
-#: What the server answers where the collection's name is a view's by now.
+#: The server's error if the collection's name now belongs to a view.
 _IN_A_VIEW: Final = 166
 
 
@@ -59,7 +59,7 @@ class AddPostImage(ShardStage):
             failure = yield from self._look_up(updates)
             for event in events:
                 if event.operation_type == "update" and event.full_document is None and failure is not None:
-                    # Whether it is about this document or about the way there, a code alone tells.
+                    # Only the code says whether the error is about this document or about the connection.
                     raise at_event(failure, event) if failure.code == _IN_A_VIEW else failure
                 out.append(event)
             return

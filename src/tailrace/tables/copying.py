@@ -1,5 +1,5 @@
 """Copies collections into the state, chunk by chunk. What was copied is noted in the same transaction, so that a copy
-that was interrupted at any moment goes on where it was."""
+that was interrupted at any moment goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailrace.tables.names import sortable_key
 from tailrace.tables.oplogs import Oplogs
 from tailrace.tables.state import CopyBegun, CopyingCollection, TabledCollection, TableState
 
-#: What is copied between two notes, in bytes and in seconds: a copy may be slow by the user's own limit.
+#: Progress is noted after so many bytes or seconds, since the user's own limit may make a copy slow.
 _NOTED_BYTES: Final = 32 << 20
 _NOTED_S: Final = 5.0
 
@@ -46,11 +46,11 @@ class TablesCopy:
         self.copied = 0
 
     def now(self) -> ClusterTime:
-        """A cluster time that everything written before this call is at or before."""
+        """A cluster time that is no earlier than any write made before this call."""
         return places_of(self._oplogs.deployment, RETRY_SECONDS).now()
 
     def begin(self) -> ClusterTime:
-        """Begin the first copy, or go on with the one that was interrupted. Returns the time behind which the oplogs
+        """Begin the first copy, or go on with the one that was interrupted. Returns the time after which the oplogs
         are to be read."""
         begun = self._state.copy_begun()
         if begun is not None and self._can_go_on(begun):
@@ -91,8 +91,8 @@ class TablesCopy:
         return copied
 
     def give_up(self) -> None:
-        """Forget what was interrupted, and is not wanted any more. Nothing may be left of it when the oplogs are read
-        on: it would lack what is read meanwhile."""
+        """Forget copies that were interrupted and are no longer wanted. They must be gone before reading the oplogs
+        goes on: otherwise they would lack the changes that are read meanwhile."""
         for collection in self._state.copying().values():
             self._forget(collection)
 
@@ -103,7 +103,7 @@ class TablesCopy:
         return collection
 
     def _forget(self, collection: CopyingCollection) -> None:
-        """Of a collection that has gone, or is not selected any more."""
+        """Forget the copy of a collection that is gone or no longer selected."""
         with self._state.writing() as state:
             state.clear(collection.number)
             state.end_copying(collection.uuid)

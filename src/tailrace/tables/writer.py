@@ -186,8 +186,8 @@ class TablesWriter:
     # -- copying ----------------------------------------------------------------------------------------------------
 
     def _copy_all(self) -> None:
-        """Copy every selected collection into the state. The position is set at the end; until then the copy goes on
-        after a crash."""
+        """Copy every selected collection into the state. The position is set at the end; until then, a copy
+        that a crash interrupted is continued."""
         start = self._copy.begin()
         copied = self._copy.selected(self._selection)
         # Where the state was lost the tables are still there: they begin anew too, and those of what has gone end.

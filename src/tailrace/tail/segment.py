@@ -151,7 +151,7 @@ class TailPlace:
     @property
     def is_waited_at(self) -> bool:
         """Whether the stream's thread waits for entries. It also counts as waiting if its last wait brought nothing and
-        the time since is shorter than that wait was: it is then about to wait again."""
+        less time has passed since then than that wait took: it is then about to wait again."""
         if self.waiter is not None:
             return True
         return time.monotonic() - self._waited_until < self._waited_until - self._waited_from

@@ -43,8 +43,8 @@ _OPERATION: Final = "operation_type"
 #: Under this name the events that were put aside are counted beside the operations.
 QUARANTINED: Final = "quarantined"
 #: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
-#: a file grows, how far a copy has come that it continues, the lake's partition columns, and what becomes of an event
-#: that cannot be written.
+#: a file grows, how far the copy has come that the stream continues, the lake's partition columns, and what is done
+#: with an event that cannot be written.
 LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
 ON_ERROR: Final = "lakeOnError"
 FILE_BYTES_DEFAULT: Final = 512 << 20
@@ -55,8 +55,8 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 @dataclass(frozen=True)
 class LakePlace:
     """Where a stream's files go: the lake at ``root``, after its token ``after``, up to ``file_bytes`` each; ``copied``
-    says how far a copy has come that it continues, ``quarantines`` whether events that cannot be written are put
-    aside."""
+    says how far the copy has come that the stream continues, ``quarantines`` whether events that cannot be written are
+    put aside."""
 
     root: Path
     after: str | None

@@ -96,7 +96,7 @@ class _History(NamedTuple):
 
 
 class _Shard(_Member):
-    """A shard, and what lies in its oplog for the stream's scope, or in that and the archive."""
+    """A shard and its oplog for the stream's scope; with an archive, both together."""
 
     def __init__(
         self, address: ShardAddress, client: MongoClient[Any], scope: Scope | Selection, archive: ArchivedShards | None
@@ -105,7 +105,7 @@ class _Shard(_Member):
         self.oplog = ReplicaSetOplog(client, scope) if archive is None else archive.oplog(address.name, client, scope)
 
     def is_archived(self, after: ClusterTime) -> bool:
-        """Whether what comes behind ``after`` begins before the live oplog does."""
+        """Whether what comes after ``after`` begins before the live oplog does."""
         return not reaches_back(after, *self.source.oldest())
 
 
@@ -285,7 +285,7 @@ class ClusterDeployment(Deployment):
         self._each(members, lambda shard: shard.oplog.confirm_history(plan))
 
     def _confirm_members(self, members: Sequence[_Shard], after: ClusterTime) -> None:
-        """A stream that begins in the archive needs to know who was a shard since."""
+        """For a stream that begins in the archive: check which shards the cluster has had since."""
         if self._archive is not None and any(self._each(members, lambda shard: shard.is_archived(after))):
             self._archive.confirm_members(after)
 

@@ -22,7 +22,7 @@ from tailrace.spark.source.offset import Offset, StreamIdentity
 from tailrace.spark.source.options import ReadOptions
 
 T = TypeVar("T")
-#: Between which offsets, and the slices.
+#: The start, the end, and the slices between them.
 _Planned: TypeAlias = tuple[Offset, Offset, "Future[Sequence[OplogSlice]]"]
 
 
@@ -68,8 +68,8 @@ class ReplicaSetDeployment(Deployment):
         return self._oplog.outline
 
     def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
-        """As in any deployment. The slices are planned from now on in a thread: Spark asks for them when it has written
-        down the offset, which takes as long."""
+        """As in any deployment. A thread begins to plan the slices now: Spark asks for them only when it has written
+        the offset, which takes as long."""
         self._forget_planned()
         end = super().end(position, newest, limits)
         if end.cluster_time > position.cluster_time:
@@ -86,7 +86,7 @@ class ReplicaSetDeployment(Deployment):
         return super().slices(start, end)
 
     def _forget_planned(self) -> _Planned | None:
-        """What is being planned, when it is done: what is counted of an oplog is counted by one thread at a time."""
+        """Wait for what is being planned, and return it: only one thread at a time may count an oplog's entries."""
         planned, self._planned = self._planned, None
         if planned is not None:
             wait([planned[2]])
@@ -136,7 +136,7 @@ class ReplicaSetDeployment(Deployment):
 def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  who waits for it is told
+    except BaseException as error:  # noqa: BLE001  the thread that waits for it is told
         future.set_exception(error)
 
 

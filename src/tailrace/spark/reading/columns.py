@@ -78,7 +78,7 @@ class EventColumns:
                 first = last
 
     def _batches(self, block: EventBlock) -> Iterator[pa.RecordBatch]:
-        """The block's rows. If they cannot be made, in halves, until the event is alone that is to blame."""
+        """The block's rows. If they cannot be made, the block is halved until the event at fault is alone."""
         try:
             made = self.batch(block)
         except (BSONError, ValueError, OverflowError, RecursionError, pa.ArrowInvalid) as error:
@@ -90,7 +90,7 @@ class EventColumns:
             found = QuarantinedEvent.of_document(next(iter(block.events())), f"a column cannot take it: {error}")
             if self._aside is None:
                 raise SinkError(
-                    f"the event of {found.namespace} with the token {found.token} has no place in the columns: {error}",
+                    f"the event of {found.namespace} with the token {found.token} does not fit the columns: {error}",
                     hint="Leave out the columns of its documents, or take them with documents=bson; a lake can put "
                     "such events aside (lake.onError: quarantine)",
                 ) from error

@@ -76,7 +76,7 @@ def connect(uri: str, archive: str | None = None) -> Connected:
 def _archived(folder: str | None) -> ArchivedShards | None:
     if folder is None:
         return None
-    from tailrace.archive.cluster_hybrid import ArchivedShards  # noqa: PLC0415  where one is read only
+    from tailrace.archive.cluster_hybrid import ArchivedShards  # noqa: PLC0415  only where an archive is read
 
     return ArchivedShards(folder)
 

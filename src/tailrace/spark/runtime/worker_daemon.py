@@ -19,19 +19,19 @@ import tailrace.lake.part_writer
 import tailrace.spark.lake.source
 import tailrace.spark.reading.slice_reader  # noqa: F401
 
-#: ``mallopt``'s numbers for how much free memory at the heap's end goes back to the system, and from which size on a
-#: block is the system's own and goes back at once (glibc).
+#: glibc's parameters of ``mallopt``, and their values: how much free memory at the heap's end is kept, and from which
+#: size on a block is mapped separately and goes back to the system at once.
 _TRIM_THRESHOLD: Final = -1, 256 << 20
-#: Also what its manual gives as the largest size: older ones refuse a larger one.
+#: The second one is the largest that glibc's manual allows: older versions refuse a larger one.
 _MMAP_THRESHOLDS: Final = (-3, 64 << 20), (-3, 32 << 20)
 
 
 def keep_memory() -> bool:
     """Let this process, and those forked from it, use the memory of one batch again for the next.
 
-    glibc gives it back to the system between two batches, and a page that is touched for the first time costs dear in a
-    virtual machine: 0.4 to 0.8 µs of 4 an event. What a process keeps is bounded by the two numbers. Gives whether it
-    was done: other systems' allocators have other habits.
+    glibc gives it back to the system between two batches, and a page that is touched for the first time is expensive in
+    a virtual machine: 0.4 to 0.8 µs of 4 an event. The two numbers limit what a process keeps. Returns whether it was
+    done: the allocators of other systems behave differently.
     """
     if sys.platform != "linux":
         return False
@@ -40,8 +40,8 @@ def keep_memory() -> bool:
 
 
 def keep_memory_by(set_option: Callable[[int, int], int]) -> bool:
-    """The same by the system's ``mallopt``. The first number is set only with the second: alone it would leave blocks
-    from 128 KB on to the system for good."""
+    """``keep_memory`` with the system's ``mallopt``. The trim threshold is set only if the other one was: alone it
+    would leave blocks of 128 KB and more to the system for good."""
     return any(set_option(*size) == 1 for size in _MMAP_THRESHOLDS) and set_option(*_TRIM_THRESHOLD) == 1
 
 

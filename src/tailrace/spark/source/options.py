@@ -111,7 +111,7 @@ class ReadOptions:
     """Checked options.
 
     ``stage``       the server's options, but for where to start
-    ``selection``   the collections that are watched, where a list of them is given; the scope is the cluster then
+    ``selection``   the collections that are watched, if a list of them is given; the scope is then the cluster
     ``pipeline``    the user's stages as BSON
     ``collation``   how they compare strings, as BSON; ``None``: by their bytes
     ``start``       ``None`` where the user named none
