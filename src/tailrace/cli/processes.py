@@ -59,8 +59,12 @@ class _ProcessGroup:
 
     def run(self) -> SpawnProcess:
         """Start them and wait until all have ended; returns the one that ended first."""
-        for process in self.processes:
-            process.start()
+        try:
+            for process in self.processes:
+                process.start()
+        except BaseException:
+            self._ask_to_stop()  # Python waits for those that were started
+            raise
         if self.times_told:
             self._ask_to_stop()  # those that had not started yet
         ended = wait([process.sentinel for process in self.processes])

@@ -6,6 +6,7 @@ tail goes on from the last entry that it gave, so a resume misses and repeats no
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import bson
@@ -99,21 +100,27 @@ class OplogResume:
     def answers(self, answer_to: AnswerTo) -> AnswerTo:
         """``answer_to``, but a look-up that fails with an error after which a getMore would be resumed (rule 24) is
         repeated once, as by a resume: the server's stream survives a step-down without an error too. If it fails again,
-        the stream stays open, and the waiting event comes with a later call."""
+        or no server was there in time, the stream stays open, and the waiting event comes with a later call."""
 
         def answered(need: Need) -> Answer | Later:
+            begun = time.monotonic()
             try:
                 return answer_to(need)
             except SourceError as error:
                 _raise_unless_resumable(error)
+                if time.monotonic() - begun >= self._client.options.server_selection_timeout:
+                    raise self._later(error) from None
             try:
                 return answer_to(need)
             except SourceError as error:
                 _raise_unless_resumable(error)
-                self.kept = error
-                raise AskAgainError(error) from None
+                raise self._later(error) from None
 
         return answered
+
+    def _later(self, error: SourceError) -> AskAgainError:
+        self.kept = error
+        return AskAgainError(error)
 
     def _ending(self, error: PyMongoError, labels: frozenset[str]) -> TailraceError:
         if isinstance(error, OperationFailure) and is_transient(error):
