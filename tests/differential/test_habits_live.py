@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -169,15 +170,16 @@ class _Reader(threading.Thread):
         self.result = outcome(self._stream.next)
 
     def wait_until_it_waits(self) -> None:
-        """Return when its thread has stood in one place while this one was awake twenty times."""
+        """Return when its thread has not run at all while this one was awake ten times. The kernel is asked:
+        ``sys._current_frames`` can hang for good where other threads begin or end meanwhile."""
         assert self._begun.wait(_PATIENCE_S)
-        deadline, seen = time.monotonic() + _PATIENCE_S, [None]
-        while len(seen) < 20:
+        deadline, runs, stood = time.monotonic() + _PATIENCE_S, "", 0
+        while stood < 10:
             assert time.monotonic() < deadline, "it never waits"
             time.sleep(0.02)
-            frame = sys._current_frames().get(self.ident or 0)
-            now: Any = frame and (id(frame), frame.f_lasti)
-            seen = [*seen, now] if now == seen[-1] else [now]
+            status = Path(f"/proc/self/task/{self.native_id}/status").read_text()
+            now = status[status.index("voluntary_ctxt_switches") :]
+            runs, stood = now, stood + 1 if now == runs else 0
 
     def ended(self) -> bool:
         self.join(_PATIENCE_S)
