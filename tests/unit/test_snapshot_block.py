@@ -14,9 +14,11 @@ from bson.int64 import Int64
 from bson.regex import Regex
 
 from tailrace import raw_bson
+from tailrace.errors import OplogFormatError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.snapshot.block import snapshot_block
+from tailrace.snapshot.documents import RunOfDocuments
 from tailrace.snapshot.event import snapshot_event
 from tests.property import random_values
 
@@ -54,7 +56,8 @@ def events_of(block: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("pattern", [None, {"_id": "hashed"}, {"region": 1, "_id": 1}, {"a.b": 1}])
 @pytest.mark.parametrize("position", [0, 1, 300, 70_000])
-def test_compiled_and_plain_events_are_the_same(pattern: dict[str, Any] | None, position: int) -> None:
+@pytest.mark.parametrize("in_a_run", [False, True])
+def test_compiled_and_plain_events_are_the_same(pattern: dict[str, Any] | None, position: int, in_a_run: bool) -> None:
     rng = random.Random(position)
     documents = [
         bson.encode({"region": "n", "_id": value, "a": {"b": 1}, "rest": "x" * rng.randrange(50)}) for value in IDS
@@ -63,7 +66,8 @@ def test_compiled_and_plain_events_are_the_same(pattern: dict[str, Any] | None, 
         identifier = raw_bson.encode_element(raw_bson.OBJECT, b"_id", random_values.document(rng))
         documents.append(raw_bson.encode_document(identifier))
     rng.shuffle(documents)
-    block = snapshot_block(documents, "shop.orders", UUID, START, pattern, position=position)
+    given = RunOfDocuments(b"".join(documents)) if in_a_run else documents
+    block = snapshot_block(given, "shop.orders", UUID, START, pattern, position=position)
     wanted = [snapshot_event(one, "shop.orders", UUID, START, pattern, position=position) for one in documents]
     assert events_of(block) == wanted
     assert len(block) == len(documents)
@@ -84,4 +88,18 @@ def test_later_chunks_come_later_and_all_come_before_the_stream_behind_them() ->
 
 
 def test_a_chunk_without_documents_is_an_empty_block() -> None:
-    assert len(snapshot_block([], "d.c", UUID, START, None)) == 0
+    for documents in ([], RunOfDocuments(b"")):
+        assert len(snapshot_block(documents, "d.c", UUID, START, None)) == 0
+
+
+def test_a_run_of_documents_is_the_sequence_of_them() -> None:
+    documents = [bson.encode({"_id": number, "text": "x" * number}) for number in range(5)]
+    run = RunOfDocuments(b"".join(documents))
+    assert (list(run), len(run), bool(run), bool(RunOfDocuments(b""))) == (documents, 5, True, False)
+    assert [run[0], run[-1], run[1:3], run[3:]] == [documents[0], documents[4], documents[1:3], documents[3:]]
+    with pytest.raises(IndexError):
+        run[5]
+    with pytest.raises(OplogFormatError):
+        len(RunOfDocuments(run.buffer[:-1]))
+    with pytest.raises(OplogFormatError):
+        snapshot_block(RunOfDocuments(run.buffer[:-1]), "d.c", UUID, START, None)

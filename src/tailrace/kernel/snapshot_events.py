@@ -124,20 +124,40 @@ def _make_events(sources: int) -> Callable[[int], int]:
             made += 1
             store64(offsets + 8 * made, out - begin)
             pos = end
+        store64(job + _DOCUMENTS, pos)
         return made
 
     return make
 
 
+def _make_count(sources: int) -> Callable[[int, int], int]:
+    @entry_point("int64(int64, int64)")
+    def count(start: int, limit: int) -> int:
+        """How many documents lie in [start, limit), up to one whose length leads astray."""
+        if sources == 0:
+            return 0
+        found = 0
+        while start < limit:
+            start = document_end(start, limit)
+            if start < 0:
+                break
+            found += 1
+        return found
+
+    return count
+
+
 _events = _make_events(fingerprint(__name__))
+_count = _make_count(fingerprint(__name__))
 
 
 def snapshot_events(
-    documents: bytes, count: int, constants: ChunkConstants
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The events of the first of ``count`` documents that lie one behind the other, and where each begins: as many as
-    there are up to the first one that is left to the plain way."""
+    documents: bytes, constants: ChunkConstants
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], bool]:
+    """The events of documents that lie one behind the other, and where each begins: as many as there are up to
+    the first one that is left to the plain way. And whether these are all."""
     raw = np.frombuffer(documents, np.uint8)
+    count = _count(address(raw), address(raw) + raw.size)
     parts = [np.frombuffer(part, np.uint8) for part in (*constants, TEXT)]
     more = _MORE + 2 * len(constants.key_string) + len(constants.head) + len(constants.middle)
     out = np.empty(len(documents) + count * more, np.uint8)
@@ -161,4 +181,5 @@ def snapshot_events(
     for number in range(3):
         job[9 + 2 * number : 11 + 2 * number] = [address(parts[number]), parts[number].size]
     made = _events(address(job))
-    return out[: offsets[made]], offsets[: made + 1]
+    ended = int(job[_DOCUMENTS // 8]) == address(raw) + raw.size
+    return out[: offsets[made]], offsets[: made + 1], ended

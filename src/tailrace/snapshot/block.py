@@ -10,6 +10,7 @@ import numpy as np
 from tailrace import kernel, raw_bson
 from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.snapshot.documents import RunOfDocuments
 from tailrace.snapshot.event import snapshot_event
 
 _CLOSING = 3  # of the document key, of the identifier, of the token
@@ -26,19 +27,20 @@ def snapshot_block(
 ) -> EventBlock:
     """The block of the documents' events, in their order; see ``snapshot_event``. Besides the events' bytes the block
     holds only their time."""
-    parts: list[EventBlock] = []
-    place = 0
-    is_id_alone = not set(pattern or {}) - {"_id"}
-    while place < len(documents):
-        if is_id_alone and kernel.available():
-            made = _compiled(documents[place:], namespace, uuid, start, position)
-            place += len(made)
+    compiles = not set(pattern or {}) - {"_id"} and kernel.available()
+    parts = [_block(np.empty(0, np.uint8), np.zeros(1, np.int64), start)]
+    left = documents
+    while left:
+        if compiles:
+            made, is_all = _compiled(left, namespace, uuid, start, position)
             parts.append(made)
-        rest = documents[place : place + 1] if is_id_alone else documents[place:]
-        events = [snapshot_event(one, namespace, uuid, start, pattern, position=position) for one in rest]
+            if is_all:
+                break
+            left = left[len(made) :]
+        plain, left = (left[:1], left[1:]) if compiles else (left, [])
+        events = [snapshot_event(one, namespace, uuid, start, pattern, position=position) for one in plain]
         parts.append(_block(np.frombuffer(b"".join(events), np.uint8), _offsets(events), start))
-        place += len(rest)
-    return EventBlock.join(parts) if parts else _block(np.empty(0, np.uint8), np.zeros(1, np.int64), start)
+    return EventBlock.join(parts[1:] or parts)
 
 
 def _offsets(events: Sequence[bytes]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -54,7 +56,10 @@ def _block(buffer: Any, offsets: Any, start: ClusterTime) -> EventBlock:
     return EventBlock(buffer, offsets, times, kinds, nowhere, nowhere, nowhere, nowhere)
 
 
-def _compiled(documents: Sequence[bytes], namespace: str, uuid: bytes, start: ClusterTime, position: int) -> EventBlock:
+def _compiled(
+    documents: Sequence[bytes], namespace: str, uuid: bytes, start: ClusterTime, position: int
+) -> tuple[EventBlock, bool]:
+    """The events of the documents up to one that is left to the plain way, and whether these are all."""
     from tailrace.kernel.snapshot_events import ChunkConstants, snapshot_events  # noqa: PLC0415  not without numba
 
     # The plain code makes the event of an empty document; its parts are what all others have in common.
@@ -70,8 +75,9 @@ def _compiled(documents: Sequence[bytes], namespace: str, uuid: bytes, start: Cl
         event[token.end : document.value_start],
         event[document.end : key.start],
     )
-    buffer, offsets = snapshot_events(b"".join(documents), len(documents), constants)
-    return _block(buffer, offsets, start)
+    raw = documents.buffer if isinstance(documents, RunOfDocuments) else b"".join(documents)
+    buffer, offsets, is_all = snapshot_events(raw, constants)
+    return _block(buffer, offsets, start), is_all
 
 
 def key_string(token: bytes) -> bytes:

@@ -21,6 +21,7 @@ from tailrace import raw_bson
 from tailrace.errors import SourceError
 from tailrace.event.keystring import encode_object
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.snapshot.documents import RunOfDocuments
 from tailrace.snapshot.places import Placement
 from tailrace.snapshot.state import HIGHEST, LOWEST, KeyRange
 from tailrace.source.connection import Connection
@@ -64,14 +65,16 @@ class ChunkReader:
         self._retry_seconds = retry_seconds
         self._connections: dict[int, Connection] = {}
 
-    def read(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int) -> ChunkRead:
+    def read(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int | None) -> ChunkRead:
         """The chunk at the beginning of ``wanted``: about ``size`` documents, at most so many of each member, read when
-        everything up to ``after`` was committed."""
-        to = self.bound(placement, wanted, after, size)
+        everything up to ``after`` was committed. ``None``: all of ``wanted``."""
+        to = wanted.to if size is None else self.bound(placement, wanted, after, size)
         after = max(after, placement.after)
         documents: list[bytes] = []
         for member, client in placement.members.items():
             found = self._documents(placement, client, KeyRange(wanted.at, to), after)
+            if len(placement.members) == 1 and not placement.chunks:
+                return ChunkRead(found, to)
             documents += [one for one in found if placement.owns(member, one)] if placement.chunks else found
         return ChunkRead(documents, to)
 
@@ -93,11 +96,11 @@ class ChunkReader:
 
     def _documents(
         self, placement: Placement, client: MongoClient[Any], within: KeyRange, after: ClusterTime
-    ) -> list[bytes]:
+    ) -> RunOfDocuments:
         found = self._find(placement, client, within, after)
-        if within.to == HIGHEST:
-            found += self._find(placement, client, None, after)
-        return found
+        if within.to != HIGHEST:
+            return found
+        return RunOfDocuments(found.buffer + self._find(placement, client, None, after).buffer)
 
     def _find(
         self,
@@ -106,13 +109,13 @@ class ChunkReader:
         within: KeyRange | None,
         after: ClusterTime,
         **options: Any,
-    ) -> list[bytes]:
+    ) -> RunOfDocuments:
         """Documents of a range, or without one that whose ``_id`` is MaxKey."""
         connection = self._to(client)
         database, _, name = placement.namespace.partition(".")
         collection = connection.majority(database, name)
 
-        def read() -> list[bytes]:
+        def read() -> RunOfDocuments:
             with connection.session_after(after) as session:
                 cursor = (
                     RawReplyCursor(collection, RawBSONDocument(HIGHEST), session=session)
@@ -120,13 +123,13 @@ class ChunkReader:
                     else KeyRangeCursor(collection, within.at, within.to, session=session, **options)
                 )
                 with closing(cursor):
-                    return [document for batch in cursor for document in raw_bson.split(batch)]
+                    return RunOfDocuments(b"".join(cursor))
 
         try:
             return connection.retrying(read)
         except SourceError as error:
             if error.code == _EMPTY_RANGE:
-                return []
+                return RunOfDocuments(b"")
             raise
 
     def ranges(self, placement: Placement, count: int) -> list[bytes]:

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -52,7 +52,7 @@ class SnapshotChunk:
     to: bytes
     namespace: str
     uuid: bytes
-    documents: tuple[bytes, ...]
+    documents: Sequence[bytes]
     start: ClusterTime
     key: Mapping[str, Any] | None
     in_order: bool = True
@@ -219,10 +219,15 @@ def places_of(client: MongoClient[Any] | Cluster, retry_seconds: float) -> Place
 
 
 def range_reader(
-    client: MongoClient[Any] | Cluster, start: ClusterTime, *, retry_seconds: float = RETRY_SECONDS
+    client: MongoClient[Any] | Cluster,
+    start: ClusterTime,
+    *,
+    whole: bool = False,
+    retry_seconds: float = RETRY_SECONDS,
 ) -> Callable[[str, bytes, KeyRange], Iterator[SnapshotChunk]]:
     """Reads ranges of ``_id`` that others have planned, each in chunks, for one thread: the collection's namespace and
-    UUID, and the range. Fewer chunks come if the collection is gone."""
+    UUID, and the range. Fewer chunks come if the collection is gone. ``whole``: each range is small enough to be one
+    chunk, and comes in several only if chunks of the collection move meanwhile."""
     worker = _Worker(
         places_of(client, retry_seconds),
         ChunkReader(retry_seconds=retry_seconds),
@@ -231,6 +236,7 @@ def range_reader(
         chunk_documents=CHUNK_DOCUMENTS,
         stopped=lambda: False,
         retry_seconds=retry_seconds,
+        whole=whole,
     )
 
     def read(namespace: str, uuid: bytes, wanted: KeyRange) -> Iterator[SnapshotChunk]:
@@ -271,7 +277,7 @@ def _chosen(places: Places, scope: Scope, selection: Selection | None) -> list[F
 
 
 class _Worker:
-    """Reads ranges, one after the other, in one thread."""
+    """Reads ranges, one after the other, in one thread. ``whole``: a range is small enough to be one chunk."""
 
     def __init__(
         self,
@@ -283,8 +289,10 @@ class _Worker:
         chunk_documents: int,
         stopped: Callable[[], bool],
         retry_seconds: float,
+        whole: bool = False,
     ) -> None:
         self._retry_seconds = retry_seconds
+        self._whole = whole
         self._places = places
         self._reader = reader
         self._start = start
@@ -295,32 +303,33 @@ class _Worker:
     def chunks(self, index: int, number: int, copy: CollectionCopy) -> Iterator[SnapshotChunk]:
         """The chunks of range ``number``; fewer where the collection is gone."""
         wanted = copy.ranges[number]
-        size = min(_FIRST_CHUNK, self._chunk_documents)
+        size = None if self._whole else min(_FIRST_CHUNK, self._chunk_documents)
         placement: Placement | None = None
         while not wanted.done and not self._stopped():
             found, placement = self._settled(copy, wanted, size, placement)
             if found is None or placement is None:
                 return
             found = not_given(found, wanted.behind)
-            self._throttle.spend(len(found.documents), self._stopped)
+            if not self._whole:
+                self._throttle.spend(len(found.documents), self._stopped)
             yield SnapshotChunk(
                 index,
                 number,
                 found.to,
                 copy.namespace,
                 copy.uuid,
-                tuple(found.documents),
+                found.documents,
                 self._start,
                 placement.key,
                 len(placement.members) < 2,
             )
             wanted = replace(wanted, at=found.to, done=found.to == wanted.to)
-            if found.documents:
+            if not self._whole and found.documents:
                 average = sum(map(len, found.documents)) / len(found.documents)
                 size = max(1, min(self._chunk_documents, int(CHUNK_BYTES / average)))
 
     def _settled(
-        self, copy: CollectionCopy, wanted: KeyRange, size: int, placement: Placement | None
+        self, copy: CollectionCopy, wanted: KeyRange, size: int | None, placement: Placement | None
     ) -> tuple[ChunkRead | None, Placement | None]:
         """The chunk, read while the collection stayed where it was."""
         database = copy.namespace.partition(".")[0]
@@ -336,7 +345,9 @@ class _Worker:
             if time.monotonic() > deadline or self._stopped():
                 break
             placement = now
-            size = max(1, size // 2)  # what takes less time is less often in the way of a move
+            size = (
+                self._chunk_documents if size is None else max(1, size // 2)
+            )  # what takes less time is less often in the way of a move
             time.sleep(min(_PAUSE_S * attempt, _PAUSE_MAX_S))
         raise SourceError(
             f"{copy.namespace} moved whenever a chunk of it was copied, for {self._retry_seconds:.0f} s",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -134,7 +134,7 @@ class TablesCopy:
         self.copied += len(documents)
         durable.step("tables.copied")
 
-    def documents(self, namespace: str, uuid: bytes) -> Iterator[tuple[bytes, ...]]:
+    def documents(self, namespace: str, uuid: bytes) -> Iterator[Sequence[bytes]]:
         """All documents of a collection, a chunk at a time."""
         return (chunk.documents for chunk in self._chunks(namespace, uuid, LOWEST))
 

@@ -53,7 +53,7 @@ def snapshot_slice_events(options: ReadOptions, slice_: SnapshotSlice, aside: As
 def chunk_events(options: ReadOptions, slice_: SnapshotSlice, chunk: PlannedChunk) -> EventBlock:
     """A chunk's events, in the order of their tokens. Usually that is the order of ``_id``; in collections with a
     collation and on clusters it need not be, and the events are sorted."""
-    read = range_reader(deployment(options.uri), slice_.start)
+    read = range_reader(deployment(options.uri), slice_.start, whole=True)
     blocks = [
         snapshot_block(part.documents, chunk.namespace, chunk.uuid, slice_.start, part.key, position=chunk.number)
         for part in read(chunk.namespace, chunk.uuid, chunk.range)
