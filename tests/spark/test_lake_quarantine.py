@@ -131,7 +131,9 @@ def test_documents_that_a_column_cannot_take(server: str) -> None:
     options = span(server, start, until, database="quarantined")
     (found,) = check(options, [event for event in every if event != bad], [bad], code=None)
     assert found.reason.startswith("a column cannot take it: ")
-    with pytest.raises(SinkError, match=rf"the event of quarantined\.c with the token {found.token} has no place"):
+    with pytest.raises(
+        SinkError, match=rf"the event of quarantined\.c with the token {found.token} does not fit the columns"
+    ):
         read(options, aside=None)
     for more in ({"documents": "bson"}, {"columns": "event,token"}):
         assert [bytes(row["event"]) for row in read({**options, **more}, aside=None)] == every
