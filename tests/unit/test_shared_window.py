@@ -358,23 +358,31 @@ def test_a_failure_that_is_over_is_told_before_what_came_after_it() -> None:
 
 def test_what_somebody_kills_concerns_those_who_wait_for_it() -> None:
     """A stream that had just been given its event was taken for one about to wait, and ended where PyMongo's is
-    resumed: the live test waited for longer than its waits had taken."""
+    resumed: the live test waited for longer than its waits had taken. So was one that had waited in vain and found its
+    event at the next call, without a wait, which needs a loaded machine."""
     shared = SharedTail(MongoClient("mongodb://localhost", connect=False), streams_min=1)
     reader: Any = object()
     shared._reader = reader
     shared.begun(reader, START)
     scope = Scope.parse("shop.orders")
-    for code in (237, 11601):
+    for code, before in ((237, 0), (11601, 237)):
         waits, between, served, idle = (shared.enter(scope, START) for _ in range(4))
+        found = shared.enter(Scope.parse("shop.items"), START)
         killed = OperationFailure("operation was interrupted", code)
-        for place in (waits, between, served):
+        for place in (waits, between, served, found):
             place.begin_wait()
             place._waited_from -= 60.0
         between.end_wait(brought=False)  # and comes back in a moment, which is shorter
         served.end_wait(brought=True)  # and is in its program's hands
+        found.end_wait(brought=False)
+        assert shared.received(reader, segment([entry(before + 1, "shop.items")], time_of(before)))
+        batch = shared.poll(found)  # and is given its event by a call that does not wait
+        assert batch is not None
+        assert batch.raw
         shared.failed(reader, killed)
         shared.promised(reader, time_of(code))
         assert shared.failure(waits) is killed
         assert shared.failure(between) is killed
         assert shared.failure(served) is None
+        assert shared.failure(found) is None
         assert shared.failure(idle) is None

@@ -148,10 +148,14 @@ class TailPlace:
         self.waiter = None
         self._waited_until = self._waited_from if brought else time.monotonic()
 
+    def note_given(self) -> None:
+        """Note that the stream has taken entries, so that its call ends, whether or not it waited for them."""
+        self._waited_from = self._waited_until
+
     @property
     def is_waited_at(self) -> bool:
-        """Whether the stream's thread waits for entries. It also counts as waiting if its last wait brought nothing and
-        less time has passed since then than that wait took: it is then about to wait again."""
+        """Whether the stream's thread waits for entries. It also counts as waiting if it has taken nothing since its
+        last wait and less time has passed since then than that wait took: it is then about to wait again."""
         if self.waiter is not None:
             return True
         return time.monotonic() - self._waited_until < self._waited_until - self._waited_from

@@ -179,6 +179,8 @@ class SharedTail:
             if not place.joined:
                 return None
             taken = self._window.take(place, _TAKE_BYTES)
+            if taken.segments:
+                place.note_given()
         return self._batch(taken, place.key)
 
     def wait(
