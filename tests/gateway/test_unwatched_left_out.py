@@ -18,6 +18,7 @@ from pymongo import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from tailrace.embedded import ReplicaSet
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.batch import entry_time
 from tailrace.source.mongod import MongodSource
 from tests.gateway.gateways import running_gateway
@@ -143,6 +144,16 @@ def test_definitions_and_transactions_come_through_the_filter(both: Sides) -> No
         stream.close()
 
 
+def nothing_is_promised_before_it_is_given(source: MongodSource, start: ClusterTime, namespace: str) -> None:
+    """Read with the namespace's filter up to its first entry, which lies behind all that was promised."""
+    promised = start
+    for batch in source.tail(start, await_ms=50, oplog_filter=bson.encode({"ns": namespace})):
+        if batch.raw:
+            assert entry_time(batch.raw) > promised
+            return
+        promised = batch.high_water
+
+
 def test_a_late_look_at_the_newest_entry_promises_nothing_that_is_still_to_come(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,12 +174,7 @@ def test_a_late_look_at_the_newest_entry_promises_nothing_that_is_still_to_come(
 
         start = source.newest()
         monkeypatch.setattr(source, "_newest", late)
-        promised = start
-        for batch in source.tail(start, await_ms=50, oplog_filter=bson.encode({"ns": collection.full_name})):
-            if batch.raw:
-                assert entry_time(batch.raw) > promised
-                break
-            promised = batch.high_water
+        nothing_is_promised_before_it_is_given(source, start, collection.full_name)
         assert written
 
 
@@ -218,10 +224,5 @@ def test_a_write_that_is_committed_late_is_not_promised_before_it_is_given(
 
         start = source.newest()
         monkeypatch.setattr(source, "_newest", late)
-        promised = start
-        for batch in source.tail(start, await_ms=50, oplog_filter=bson.encode({"ns": collection.full_name})):
-            if batch.raw:
-                assert entry_time(batch.raw) > promised
-                break
-            promised = batch.high_water
+        nothing_is_promised_before_it_is_given(source, start, collection.full_name)
         assert written
