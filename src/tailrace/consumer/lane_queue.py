@@ -95,6 +95,11 @@ class LaneQueue:
         return self._reader is reader
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing is taken any more: there will never be room."""
+        return self._closed
+
+    @property
     def is_empty(self) -> bool:
         return not self._items
 

@@ -2,7 +2,7 @@
 
 A reader begins at the least place of the lanes that follow it; what a lane has had already is left out. A lane whose
 queue is full holds the reader only as long as no other lane waits for events with nothing to do: then it is *left
-behind*, and read for again later (``LaneReaders``).
+behind*, and read for again later (``LaneReaders``). A lane that has gone, to another process for example, holds nobody.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ class LaneReader(threading.Thread):
     def _put(self, lane: int, item: Item) -> None:
         queue = self._queues[lane]
         while not queue.put(item, self) and not self._stopping.is_set():
-            if any(other.is_empty for number, other in self._queues.items() if number != lane):
-                self._queues = {number: other for number, other in self._queues.items() if number != lane}
+            others = {number: other for number, other in self._queues.items() if number != lane}
+            if queue.is_closed or any(other.is_empty for other in others.values()):
+                self._queues = others
                 return
             queue.wait_for_room(_LOOK_S)
 
