@@ -72,7 +72,7 @@ fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chun
 fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS="--cases n", ARGS=--atheris where it is installed
 	$(BIN)/python -m tests.gateway.fuzz --seed $(SEED) $(ARGS)
 
-kills: $(INSTALLED) ## SIGKILL at 50 random moments of all that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake"
+kills: $(INSTALLED) ## SIGKILL at 50 random moments of all that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake --version 5.0.4"
 	$(BIN)/python -m tests.kills --seed $(SEED) $(ARGS)
 
 simulate-consumers: $(INSTALLED) ## listeners under a seeded scheduler that pauses, kills and loses; SEEDS=a-b, ARGS="--seed n" replays

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
+from tailrace import raw_bson
 from tailrace.archive.layout import head, oplog_folder
 from tailrace.archive.source import ArchiveSource
 from tailrace.archive.verification import verify
@@ -37,7 +38,7 @@ from tailrace.tables.delta_commit import stated
 from tailrace.tables.names import folder_of
 from tests.differential.test_archive_live import entries_of
 from tests.kills.children import EVENTS, pairs
-from tests.kills.work import COLLECTIONS, DATABASE, LAST
+from tests.kills.work import COLLECTIONS, DATABASE, LAST, keeps_images
 from tests.snapshot.copies import Target, id_of, truth
 from tests.spark.streams import server_events
 from tests.tables.equality import in_collection, in_table
@@ -274,12 +275,66 @@ class Images(Part):
 
     def verdict(self, until: ClusterTime) -> Verdict:
         result = Verdict()
-        stage = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
         (_, token), *found = pairs(self.folder / EVENTS)
+        events = [event for event, _ in found]
         begun = ResumeToken.parse(token).cluster_time  # its mark stands before what happened then
+        with MongoClient[Any](self.uri) as client:
+            kept = keeps_images(client)
+            if not kept:
+                result.wrong += images_that_do_not_follow(client, events)
+        stage = {"fullDocument": "required", "fullDocumentBeforeChange": "required"} if kept else None
         expected = server_events(self.uri, (DATABASE, None), ClusterTime(begun - 1), until, stage=stage)
-        result.compare("events", expected, [event for event, _ in found])
+        result.compare("events", expected, events if kept else map(without_images, events))
         return result
+
+
+def without_images(event: bytes) -> bytes:
+    """The event as a server gives it that was asked for no images."""
+    update = RawBSONDocument(event)["operationType"] == "update"
+    left_out = {b"fullDocumentBeforeChange", *([b"fullDocument"] if update else [])}
+    kept = [one for one in raw_bson.elements(event) if one.name not in left_out]
+    return raw_bson.encode_document(*(event[one.start : one.end] for one in kept))
+
+
+def images_that_do_not_follow(client: MongoClient[Any], events: Iterable[bytes]) -> list[str]:
+    """Where no server keeps images to compare with: each document's image before a change is the one after the change
+    before, an update turns one into the other, and the last one is what the collection holds."""
+    last: dict[tuple[str, bytes], bytes | None] = {}
+    wrong = []
+    for event in events:
+        found = RawBSONDocument(event)
+        kind, name = found["operationType"], str(found["ns"]["coll"])
+        key = name, id_of(bytes(found["documentKey"].raw))
+        before, after = (_raw(found.get(field)) for field in ("fullDocumentBeforeChange", "fullDocument"))
+        if key in last and last[key] != before:
+            wrong.append(f"{name}: the image before a {kind} is not the one after the change before")
+        if kind == "update" and (before is None or after is None or not _turns_into(before, event, after)):
+            wrong.append(f"{name}: the description of an update does not turn one of its images into the other")
+        last[key] = after
+    for name in COLLECTIONS:
+        held = truth(client[DATABASE][name])
+        mine = {key: image for (coll, key), image in last.items() if coll == name}
+        if any(held.get(key) != image for key, image in mine.items()):
+            wrong.append(f"{name}: the last images are not what the collection holds")
+    return wrong
+
+
+def _raw(image: RawBSONDocument | None) -> bytes | None:
+    return None if image is None else bytes(image.raw)
+
+
+def _turns_into(before: bytes, event: bytes, after: bytes) -> bool:
+    """By the fields' values: the order of all fields is seen in the end, beside the collection's."""
+    document, description = bson.decode(before), bson.decode(event)["updateDescription"]
+    for path in description["removedFields"]:
+        document.pop(path, None)
+    for path, value in description["updatedFields"].items():
+        field, _, index = path.partition(".")
+        if index:  # the workload's only nested change is a push
+            document[field][int(index) :] = [value]
+        else:
+            document[field] = value
+    return document == bson.decode(after)
 
 
 class Snapshot(Images):

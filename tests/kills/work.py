@@ -22,11 +22,17 @@ _DOCUMENTS = 400
 _THREADS = 2
 
 
+def keeps_images(client: MongoClient[Any]) -> bool:
+    """Whether the server can keep images of its own: since 6.0."""
+    return bool(client.server_info()["versionArray"][0] >= 6)
+
+
 def prepare(client: MongoClient[Any]) -> None:
-    """What is there before anything reads it. The server keeps images of its own: ours are compared with them."""
+    """What is there before anything reads it. A server that can keeps images: ours are compared with them."""
     chosen = random.Random(0)
+    options: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}} if keeps_images(client) else {}
     for name in COLLECTIONS:
-        client[DATABASE].create_collection(name, changeStreamPreAndPostImages={"enabled": True})
+        client[DATABASE].create_collection(name, **options)
         client[DATABASE][name].insert_many(
             [{"_id": number, "n": number, "pad": chosen.randbytes(200)} for number in range(_DOCUMENTS)]
         )
