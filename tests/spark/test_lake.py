@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import read, verify
 from tailrace.spark.lake.failure import query_error
 from tailrace.spark.lake.stream import write_stream
+from tests.small_disk import small_disk
 from tests.spark.lake_driving import options_for
 from tests.spark.streams import newest, server_events
 
@@ -255,20 +254,6 @@ def test_a_fresh_checkpoint_goes_on_after_the_last_event_without_loss_or_repetit
         write_stream(spark, options, lake, checkpoint=tmp_path / "one")
 
 
-@contextmanager
-def small_disk(path: Path, size: str) -> Iterator[Path]:
-    path.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
 def test_a_full_disk_is_told_in_a_sentence_harms_nothing_and_the_stream_goes_on_when_there_is_room(
     spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
@@ -278,19 +263,19 @@ def test_a_full_disk_is_told_in_a_sentence_harms_nothing_and_the_stream_goes_on_
     options = options_for(replica_set.uri, database, start, columns="event,token", maxEventsPerTrigger="1000")
     with small_disk(tmp_path / "disk", "700k") as disk:
         with pytest.raises(Exception, match="No space left on device") as caught:
-            fill(spark, options, disk / "lake", checkpoint=tmp_path / "checkpoint")
+            fill(spark, options, disk.path / "lake", checkpoint=tmp_path / "checkpoint")
         told = query_error(caught.value)
         assert "no room left to write" in str(told)
         assert "make room and start again" in str(told)
-        held = list(lake_events(disk / "lake"))
+        held = list(lake_events(disk.path / "lake"))
         expected = server_events(replica_set.uri, (database, None), start, until)
         assert 0 < len(held) < len(expected)
         assert held == expected[: len(held)]
-        assert verify(disk / "lake").problems == []
-        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
-        fill(spark, options, disk / "lake", checkpoint=tmp_path / "checkpoint")
-        assert list(lake_events(disk / "lake")) == expected
-        assert verify(disk / "lake").problems == []
+        assert verify(disk.path / "lake").problems == []
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk.path)], check=True)
+        fill(spark, options, disk.path / "lake", checkpoint=tmp_path / "checkpoint")
+        assert list(lake_events(disk.path / "lake")) == expected
+        assert verify(disk.path / "lake").problems == []
 
 
 def test_an_error_of_the_source_reaches_the_caller_as_one_sentence(

@@ -13,8 +13,9 @@ import bson
 import pyarrow.parquet as pq
 import pytest
 
+from tailrace import durable
 from tailrace.cli.main import main
-from tailrace.errors import SinkError
+from tailrace.errors import SinkError, UsageError
 from tailrace.event.quarantined import QuarantinedEvent
 from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog
@@ -193,6 +194,156 @@ def test_what_is_in_quarantine_alone_is_shown_and_erased(tmp_path: Path, capsys:
     assert main(["lake", "erase", str(root), "--match", match]) == 0
     assert held(root) == [8]
     assert verify(root, full=True).problems == []
+
+
+def files_of(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "_quarantine").iterdir())
+
+
+def many(root: Path) -> str:
+    """Six micro-batches of one row and two events put aside. Gives the claim."""
+    claim = begun(root)
+    for number in range(6):
+        first = 3 * number
+        assert put(root, claim, number, [first], [first + 1, first + 2]) is not None
+    return claim
+
+
+MANY = [n for n in range(18) if n % 3]
+
+
+def test_compaction_merges_the_quarantines_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stayed as they were for ever: no test had compacted a lake with more than one."""
+    root = tmp_path / "lake"
+    claim = many(root)
+    names = files_of(root)
+    rows = [row for name in names for row in pq.read_table(root / "_quarantine" / name).to_pylist()]
+    assert main(["lake", "compact", str(root)]) == 0
+    assert "in the quarantine, 6 files became 1" in capsys.readouterr().out
+    (merged,) = files_of(root)
+    assert merged[:16] == names[0][:16], "it sorts where the first did"
+    assert pq.read_table(root / "_quarantine" / merged).to_pylist() == rows
+    assert (held(root), lake_status(root).quarantined) == (MANY, 12)
+    assert verify(root, full=True).problems == []
+    assert main(["lake", "compact", str(root)]) == 0
+    assert "quarantine" not in capsys.readouterr().out
+    assert put(root, claim, 6, [18], [19]) is not None
+    assert compact(root).aside_before == 2
+    assert erase(root, {"documentKey._id": 4}).quarantined == 1
+    assert held(root) == [n for n in (*MANY, 19) if n != 4]
+    large = (root / "_quarantine" / files_of(root)[0]).stat().st_size
+    assert put(root, claim, 7, [20], [21]) is not None
+    assert compact(root, target_bytes=large).aside_before == 0, "a large file is not merged again and again"
+    assert list((root / "_staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["merged", "noted", "placed", "replaced"])
+@pytest.mark.parametrize("goes_on", ["compact", "commit", "fresh checkpoint", "erase"])
+def test_killed_at_any_step_of_a_merge_an_event_is_there_once(step: str, goes_on: str, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    claim = many(root)
+    assert die_at(f"quarantine.{step}", 1, lambda: compact(root)) == -signal.SIGKILL
+    assert lake_status(root).quarantined == 12
+    assert verify(root).quarantined == 12
+    expected = MANY
+    if goes_on == "compact":
+        compact(root)
+    elif goes_on == "commit":
+        assert put(root, claim, 6, [18], [19]) is not None
+        expected = [*MANY, 19]
+    elif goes_on == "fresh checkpoint":
+        open_lake(root, tmp_path / "fresh", STREAM, LAKE_COLUMNS)
+    else:
+        assert erase(root, {"documentKey._id": 4}).quarantined == 1
+        expected = [n for n in MANY if n != 4]
+    assert (held(root), lake_status(root).quarantined) == (expected, len(expected))
+    open_lake(root, tmp_path / "last", STREAM, LAKE_COLUMNS)
+    assert verify(root, full=True).problems == []
+    assert (held(root), list((root / "_staging").iterdir())) == (expected, [])
+    assert not (root / "_tailrace" / "quarantine.json").exists()
+
+
+@pytest.mark.parametrize(
+    "note", ['{"name": "../x", "staged": "s", "replaces": []}', "[]", "{", '{"name": 1, "staged": 2, "replaces": 3}']
+)
+def test_a_damaged_note_of_a_merge_touches_nothing(note: str, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    many(root)
+    (root / "_tailrace" / "quarantine.json").write_text(note)
+    for run in (lambda: compact(root), lambda: erase(root, {"documentKey._id": 4}), lambda: lake_status(root)):
+        with pytest.raises(SinkError, match=r"quarantine\.json is damaged"):
+            run()
+    (root / "_tailrace" / "quarantine.json").unlink()
+    assert held(root) == MANY
+
+
+ANNAS = json.dumps({"fullDocument.who": "anna@example.com"})
+
+
+@pytest.mark.parametrize("what", ["erase", "expire"])
+def test_an_erasure_that_fails_half_way_says_so_and_is_finished_by_the_same_command(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind the lake's commit an error of the quarantine came out bare, and nobody was told what had gone. Every test
+    of a failing erasure had ended before the commit."""
+    root = tmp_path / "lake"
+    claim = begun(root)
+    assert put(root, claim, 0, range(1, 12), [20, 21]) is not None
+    assert put(root, claim, 1, range(30, 33), [40, 41]) is not None
+    command = ["lake", "erase", str(root), "--match", ANNAS]
+    if what == "expire":
+        command = ["lake", "expire", str(root), "--older-than", "0s"]
+
+    def fail(name: str) -> None:
+        if name == "quarantine.removed":
+            raise OSError(5, "Input/output error", "the disk")
+
+    durable.observe_steps(fail)
+    try:
+        assert main(command) == 1
+    finally:
+        durable.observe_steps(None)
+    said = capsys.readouterr().err
+    rows = 2 if what == "erase" else 14
+    assert f"{rows} events are erased from the lake, but not all that match from _quarantine" in said
+    assert "run the same again: it does the rest" in said
+    assert "Input/output error" in said
+    left = [n for n in [*range(1, 12), 30, 31, 32] if n % 10]
+    assert numbers_in(root) == (left if what == "erase" else [])
+    assert held(root) == ([21, 40, 41] if what == "erase" else [40, 41])
+    assert main(command) == 0
+    assert held(root) == ([21, 41] if what == "erase" else [])
+    assert verify(root, full=True).problems == []
+    assert list((root / "_staging").iterdir()) == []
+
+
+def test_a_damaged_quarantine_stops_an_erasure_before_anything_goes(tmp_path: Path) -> None:
+    """The lake's commit had been made by then."""
+    root = tmp_path / "lake"
+    claim = begun(root)
+    assert put(root, claim, 0, range(1, 12), [20, 21]) is not None
+    (path,) = (root / "_quarantine").iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    with pytest.raises(SinkError, match="cannot be read"):
+        erase(root, json.loads(ANNAS))
+    assert numbers_in(root) == list(range(1, 12))
+    path.write_bytes(content)
+    assert (erase(root, json.loads(ANNAS)).quarantined, held(root)) == (1, [21])
+
+
+def test_a_match_that_selects_all_of_the_quarantine_is_refused_where_there_is_nothing_else(tmp_path: Path) -> None:
+    """The guard counted rows alone."""
+    root = tmp_path / "lake"
+    claim = begun(root)
+    assert put(root, claim, 0, [], [7, 8]) is not None
+    with pytest.raises(UsageError, match="selects all 2 of them"):
+        erase(root, {"operationType": "insert"})
+    assert (held(root), list((root / "_staging").iterdir())) == ([7, 8], [])
+    assert erase(root, {"operationType": "insert"}, everything=True).quarantined == 2
+    assert put(root, claim, 1, [9, 11], [20]) is not None
+    assert erase(root, json.loads(ANNAS)).quarantined == 1, "the rows are others"
+    assert numbers_in(root) == [9, 11]
 
 
 def test_a_lake_without_a_quarantine_is_as_it_was(tmp_path: Path) -> None:

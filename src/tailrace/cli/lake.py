@@ -20,7 +20,7 @@ neither a running stream nor readers have to stop.
 
   status DIR     events, files, days, the last micro-batch and its lag
   verify DIR     check log, files, rows and order; exit status 1 if something is wrong
-  compact DIR    merge small files
+  compact DIR    merge small files, those of the quarantine too
   expire DIR     remove the files that were replaced longer ago than --keep; with --older-than 90d, first
                  take out all days that ended longer ago than that
   erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'
@@ -225,6 +225,8 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> 
         f"{result.files_before} files became {result.files_after} "
         f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
     )
+    if result.aside_before:
+        print(f"  in the quarantine, {_counted(result.aside_before, 'file')} became {result.aside_after:,}")
     return 0
 
 

@@ -24,6 +24,7 @@ from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import merged_name
 from tailrace.lake.manifest import Commit, FileEntry, Removal, StagedFile
 from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
+from tailrace.lake.quarantine_merge import merge_quarantine
 from tailrace.lake.retention import remove_replaced
 
 _READ_ROWS = 8192
@@ -31,12 +32,15 @@ _READ_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """How many files became how many, and the bytes they had before and after."""
+    """How many files became how many, and the bytes they had before and after; how many of the quarantine's files
+    became how many."""
 
     files_before: int = 0
     files_after: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    aside_before: int = 0
+    aside_after: int = 0
 
     def __add__(self, other: CompactionResult) -> CompactionResult:
         return CompactionResult(
@@ -44,12 +48,14 @@ class CompactionResult:
             self.files_after + other.files_after,
             self.bytes_before + other.bytes_before,
             self.bytes_after + other.bytes_after,
+            self.aside_before + other.aside_before,
+            self.aside_after + other.aside_after,
         )
 
 
 def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timedelta = RETENTION) -> CompactionResult:
-    """Merge all small files of the lake at ``path`` up to ``target_bytes``; a running stream and readers do not have to
-    stop.
+    """Merge all small files of the lake at ``path`` up to ``target_bytes``, those of its quarantine too; a running
+    stream and readers do not have to stop.
 
     Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is not a lake,
     LakeFullError, or SinkError where another compaction is running.
@@ -67,6 +73,8 @@ def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timed
             files = log.live_files()
         for group in _groups(files, policy.target_bytes):
             result += _merge(log, group)
+        aside_before, aside_after = merge_quarantine(log, policy.target_bytes)
+        result += CompactionResult(aside_before=aside_before, aside_after=aside_after)
         remove_replaced(log, policy.retention)
     return result
 

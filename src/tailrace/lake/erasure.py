@@ -30,7 +30,7 @@ from tailrace.expression.stages.pipeline import compile_stages
 from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog, Head, check_present
 from tailrace.lake.identity import metadata_of, read_identity
-from tailrace.lake.layout import cluster_time_of, merged_name
+from tailrace.lake.layout import QUARANTINE, cluster_time_of, merged_name
 from tailrace.lake.log_state import LogState
 from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile, with_erasure
 from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
@@ -67,8 +67,9 @@ def erase(
 
     With ``vacuum`` all replaced files leave the directory at once, and readers that have opened the lake before fail.
     A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, ``match``
-    cannot be used, or it selects every event of the lake and ``everything`` does not say that this is meant;
-    LakeFullError; SinkError where the lake is damaged.
+    cannot be used, or it selects every event of the lake (of its quarantine, if there are no others) and ``everything``
+    does not say that this is meant; LakeFullError; SinkError where the lake is damaged. An error behind the lake's
+    commit says what was erased by then; the same call does the rest.
     """
     matches = matcher_of(match, everything=everything)
     with erasable(path) as (log, known):
@@ -78,19 +79,21 @@ def erase(
             with log.locked() as head:
                 state = log.state()
                 work.search(state)
-                if 0 < work.rows == work.searched and not everything:
-                    _refuse_everything(work.rows)
-                if work.rows:
-                    erasure = Erasure(work.rows, len(work.gone))
-                    _commit(log, known, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
-                aside = _from_quarantine(log, head, lambda row: matches(row["event"]))
+                aside = _in_quarantine(log, head, lambda row: matches(row["event"]))
+                with _discarding(aside):
+                    if not everything:
+                        _check_not_everything(work, aside)
+                    if work.rows:
+                        erasure = Erasure(work.rows, len(work.gone))
+                        _commit(log, known, head, state, gone=tuple(work.gone), made=tuple(work.made), erasure=erasure)
+                _finish(log, aside, work.rows)
         except BaseException:
             work.discard()
             raise
-        removed = remove_replaced(log, timedelta(0)) if vacuum else 0
+        removed = _vacuum(log, work.rows, aside.rows) if vacuum else 0
         kept = sum(file.rows for file in work.made)
         found = ErasureReport(work.rows, kept, len(work.gone), work.searched, removed, _left(log))
-        return replace(found, first_token=work.first_token, last_token=work.last_token, quarantined=aside)
+        return replace(found, first_token=work.first_token, last_token=work.last_token, quarantined=aside.rows)
 
 
 def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> ErasureReport:
@@ -101,12 +104,14 @@ def drop_days(path: Path | str, before: date, *, vacuum: bool = False) -> Erasur
             state = log.state()
             gone = tuple(file for file in state.in_order if file.day < before.isoformat())
             rows = sum(file.rows for file in gone)
-            if gone:
-                erasure = Erasure(rows, len(gone), before.isoformat())
-                _commit(log, known, head, state, gone=gone, made=(), erasure=erasure)
-            aside = _from_quarantine(log, head, lambda row: _day_of(row["token"]) < before)
-        removed = remove_replaced(log, timedelta(0)) if vacuum else 0
-        found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log), quarantined=aside)
+            aside = _in_quarantine(log, head, lambda row: _day_of(row["token"]) < before)
+            with _discarding(aside):
+                if gone:
+                    erasure = Erasure(rows, len(gone), before.isoformat())
+                    _commit(log, known, head, state, gone=gone, made=(), erasure=erasure)
+            _finish(log, aside, rows)
+        removed = _vacuum(log, rows, aside.rows) if vacuum else 0
+        found = ErasureReport(rows, 0, len(gone), rows, removed, _left(log), quarantined=aside.rows)
         if not gone:
             return found
         return replace(found, first_token=gone[0].first_token, last_token=max(file.last_token for file in gone))
@@ -136,15 +141,58 @@ def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
         yield log, known
 
 
-def _from_quarantine(log: CommitLog, head: Head, goes: Callable[[dict[str, Any]], bool]) -> int:
-    """Take rows out of the quarantine. It has no versions: they are gone at once."""
+def _in_quarantine(log: CommitLog, head: Head, goes: Callable[[dict[str, Any]], bool]) -> quarantine.Removal:
+    """What is to be taken out of the quarantine: prepared before the lake's commit, so that a full disk or a damaged
+    file stops both."""
     newest = log.newest_batch(head)
     quarantine.settle(log.layout, newest)
-    return quarantine.take_out(log.layout, quarantine.files_of(log.layout, newest), goes)
+    return quarantine.Removal(log.layout, quarantine.files_of(log.layout, newest), goes)
+
+
+@contextmanager
+def _discarding(aside: quarantine.Removal) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        aside.discard()
+        raise
+
+
+def _finish(log: CommitLog, aside: quarantine.Removal, rows: int) -> None:
+    """Take the events out of the quarantine, behind the lake's commit. It has no versions: they are gone at once."""
+    with _half_done(f"{rows:,} events are erased from the lake, but not all that match from {QUARANTINE}"):
+        aside.carry_out()
+
+
+def _vacuum(log: CommitLog, rows: int, aside: int) -> int:
+    done = (
+        f"{rows:,} events are erased from the lake and {aside:,} from {QUARANTINE}, but not all replaced files removed"
+    )
+    with _half_done(done):
+        return remove_replaced(log, timedelta(0))
+
+
+@contextmanager
+def _half_done(done: str) -> Iterator[None]:
+    """Say what has happened already where the rest fails: nobody gets a report then."""
+    try:
+        yield
+    except (OSError, SinkError) as error:
+        kind = type(error) if isinstance(error, SinkError) else SinkError
+        cause = error.message if isinstance(error, SinkError) else error
+        raise kind(f"{done}: {cause}", hint="Remove the cause and run the same again: it does the rest") from error
 
 
 def _day_of(token: str) -> date:
     return datetime.fromtimestamp(cluster_time_of(token).seconds, UTC).date()
+
+
+def _check_not_everything(work: _Work, aside: quarantine.Removal) -> None:
+    """Refuse what would leave no rows, and in a lake without rows what would leave nothing in the quarantine."""
+    if 0 < work.rows == work.searched:
+        _refuse_everything(work.rows)
+    if work.searched == 0 and 0 < aside.rows == aside.searched:
+        _refuse_everything(aside.rows)
 
 
 def _refuse_everything(rows: int = 0) -> None:

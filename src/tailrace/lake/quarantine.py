@@ -3,21 +3,24 @@
 A task writes them to a file in ``_staging``. The commit of the micro-batch names that file, and what the commit names
 counts: after the commit the file is moved to ``_quarantine``. If a crash comes in between, the next program that
 commits to the lake or opens it moves the file; a file that no commit names is removed with the other leftovers. So an
-event is in quarantine exactly once, from the commit on that adds the events around it.
+event is in quarantine exactly once, from the commit on that adds the events around it. Compaction merges the files;
+what it is about to move stands in a note that the next program finishes, if a crash comes in between.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tailrace import durable
 from tailrace.errors import SinkError
-from tailrace.lake.layout import QUARANTINE, LakeLayout, cluster_time_of, is_quarantine
+from tailrace.lake.layout import QUARANTINE, LakeLayout, checked_quarantine_name, cluster_time_of, is_quarantine
 from tailrace.lake.manifest import Commit, StagedFile
 
 #: What may be done with an event that cannot be written: end the stream, or put the event aside.
@@ -25,6 +28,9 @@ ON_ERRORS: Final = ("fail", "quarantine")
 
 #: The beginning of the name of a file that waits for its commit.
 _WAITING: Final = "quarantine-"
+#: The note of a merge, beside the lake's other state, and the name of a merged file that waits for the note.
+_MERGE: Final = "quarantine.json"
+STAGED_MERGE: Final = re.compile(r"merge-quarantine-[0-9a-f]{32}")
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +110,9 @@ def check_waiting(layout: LakeLayout, files: Sequence[StagedFile]) -> None:
 
 
 def settle(layout: LakeLayout, commit: Commit | None) -> None:
-    """Move the files that ``commit`` names to their place, if they are not there yet. The caller holds the lock."""
+    """Move the files that ``commit`` names to their place, if they are not there yet, and finish a merge that a crash
+    has interrupted. The caller holds the lock."""
+    finish_merge(layout)
     names = [] if commit is None else [name for name in commit.quarantined if waiting(layout, name).exists()]
     if not names:
         return
@@ -118,6 +126,61 @@ def settle(layout: LakeLayout, commit: Commit | None) -> None:
     durable.step("commit.quarantine")
 
 
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A merge of files of the quarantine, noted before anything is moved: the file ``staged`` in ``_staging``, which is
+    whole and on the device, takes the place of those in ``replaces`` under ``name``."""
+
+    name: str
+    staged: str
+    replaces: tuple[str, ...]
+
+    def staged_at(self, layout: LakeLayout) -> Path:
+        return layout.staging / self.staged
+
+    def note(self, layout: LakeLayout) -> None:
+        """Write the note: from here on the files that are replaced do not count any more."""
+        known = {"name": self.name, "staged": self.staged, "replaces": list(self.replaces)}
+        durable.write_json(layout.state / _MERGE, known)
+        durable.step("quarantine.noted")
+
+    @classmethod
+    def noted(cls, layout: LakeLayout) -> Merge | None:
+        """The merge that is under way or was interrupted. Every name is checked before it becomes a path."""
+        path = layout.state / _MERGE
+        known = durable.read_json(path)
+        if known is None:
+            return None
+        name, staged, replaces = known.get("name"), known.get("staged"), known.get("replaces")
+        if not isinstance(replaces, list) or not isinstance(staged, str) or not STAGED_MERGE.fullmatch(staged):
+            raise SinkError(f"{path} is damaged: it does not name what is merged")
+        for one in (name, *replaces):
+            checked_quarantine_name(f"{QUARANTINE}/{one}", path)
+        return cls(str(name), staged, tuple(replaces))
+
+
+def finish_merge(layout: LakeLayout) -> None:
+    """Bring the merge that is noted to its end. Nothing in it needs room. The caller holds the lock."""
+    merge = Merge.noted(layout)
+    if merge is None:
+        return
+    folder, staged = layout.root / QUARANTINE, merge.staged_at(layout)
+    place = folder / merge.name
+    with durable.writing(place):
+        if staged.exists():
+            os.replace(staged, place)
+            durable.sync_directory(folder)
+        elif not place.exists():
+            raise SinkError(f"{staged} has gone, which was to take the place of files in {folder}")
+        durable.step("quarantine.placed")
+        for name in merge.replaces:
+            (folder / name).unlink(missing_ok=True)
+        durable.sync_directory(folder)
+        durable.step("quarantine.replaced")
+        (layout.state / _MERGE).unlink(missing_ok=True)
+        durable.sync_directory(layout.state)
+
+
 def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
     """The files of the quarantine, those of the newest micro-batch included that still wait. Takes no lock."""
     folder = layout.root / QUARANTINE
@@ -126,6 +189,11 @@ def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
         path = waiting(layout, name)
         if path.exists():
             found.setdefault(Path(name).name, path)
+    merge = Merge.noted(layout)
+    if merge is not None:
+        for name in merge.replaces:
+            found.pop(name, None)
+        found[merge.name] = merge.staged_at(layout) if merge.staged_at(layout).exists() else folder / merge.name
     return [found[name] for name in sorted(found)]
 
 
@@ -162,26 +230,61 @@ def _read(path: Path, read: Callable[[Path], Value]) -> Value:
         return read(path.parent.parent / QUARANTINE / path.name.removeprefix(_WAITING))
 
 
-def take_out(layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrite files without the rows that ``goes`` selects, each in one step. Returns how many went. The caller holds
-    the lock."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+class Removal:
+    """Rows to take out of the quarantine. What stays of each file is written beside it first, since that needs room;
+    ``carry_out`` only renames and removes. The caller holds the lock. Raises LakeFullError.
 
-    gone = 0
-    for path in paths:
-        table = pq.read_table(path)
+    ``rows`` go, of ``searched``.
+    """
+
+    def __init__(self, layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> None:
+        self.rows = self.searched = 0
+        self._changes: list[tuple[Path, Path | None]] = []
+        try:
+            for path in paths:
+                self._prepare(layout, path, goes)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _prepare(self, layout: LakeLayout, path: Path, goes: Callable[[dict[str, Any]], bool]) -> None:
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy, or remove it") from error
         left = [not goes(row) for row in table.to_pylist()]
+        self.searched += len(left)
         if all(left):
-            continue
-        gone += left.count(False)
-        with durable.writing(path):
-            if any(left):
-                beside = layout.staging / f"{_WAITING}{uuid.uuid4().hex}"
+            return
+        self.rows += left.count(False)
+        beside = layout.staging / f"{_WAITING}{uuid.uuid4().hex}" if any(left) else None
+        self._changes.append((path, beside))
+        if beside is not None:
+            with durable.writing(beside):
                 pq.write_table(table.filter(pa.array(left)), beside, compression="zstd", write_page_checksum=True)
                 durable.sync_file(beside)
-                os.replace(beside, path)
-            else:
-                path.unlink()
-            durable.sync_directory(path.parent)
-    return gone
+
+    def carry_out(self) -> None:
+        """Put what stays in the place of what was there, file by file. If it fails on the way, the files that are left
+        are as they were, and the same rows can be taken out again."""
+        try:
+            for path, beside in self._changes:
+                with durable.writing(path):
+                    if beside is None:
+                        path.unlink()
+                    else:
+                        os.replace(beside, path)
+                    durable.sync_directory(path.parent)
+                durable.step("quarantine.removed")
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove what was written beside the files."""
+        for _, beside in self._changes:
+            if beside is not None:
+                beside.unlink(missing_ok=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.lake import quarantine
-from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.commit_log import CommitLog, Head
 from tailrace.lake.identity import read_identity
-from tailrace.lake.layout import cluster_time_of
+from tailrace.lake.layout import QUARANTINE, cluster_time_of
 from tailrace.lake.manifest import Erasure, Gap
 from tailrace.oplog.cluster_time import ClusterTime
 
 #: Files below this are worth merging where many of them come together.
 SMALL_BYTES = 16 << 20
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,16 @@ def lake_status(path: Path | str) -> LakeStatus:
         replaced_bytes=sum(one.size for one in there),
         gaps=state.gaps,
         erasures=state.erasures,
-        quarantined=quarantine.rows_in(quarantine.files_of(log.layout, log.newest_batch(head))),
+        quarantined=_quarantined(log, head),
     )
+
+
+def _quarantined(log: CommitLog, head: Head) -> int:
+    """How many events are in the quarantine; its files may be replaced by others meanwhile."""
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):
+            return quarantine.rows_in(quarantine.files_of(log.layout, log.newest_batch(head)))
+    raise SinkError(f"the files in {log.layout.root / QUARANTINE} change all the time", hint="Try again")
 
 
 def _last_batch(log: CommitLog, number: int | None) -> tuple[datetime | None, int | None]:

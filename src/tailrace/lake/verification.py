@@ -71,7 +71,8 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             report.add(problem)
         state = log.state()
         present = set(log.layout.files_present())
-        aside = quarantine.files_of(log.layout, log.newest_batch(head))
+        # While the lock is held: a compaction or an erasure may replace these files.
+        _check_quarantine(quarantine.files_of(log.layout, log.newest_batch(head)), report)
     live = state.in_order
     report.gaps = state.gaps
     report.days = len({file.day for file in live})
@@ -89,7 +90,6 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             continue
         _check_file(root, file, report, lanes)
     report.erasures = state.erasures
-    _check_quarantine(aside, report)
     if head.last_token is not None and report.last_token != head.last_token and report.sound:
         erased = state.erasures and (report.last_token is None or report.last_token < head.last_token)
         if not erased:
@@ -102,12 +102,9 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
 def _check_quarantine(paths: Sequence[Path], report: LakeReport) -> None:
     try:
         report.quarantined = quarantine.rows_in(paths)
-        last = quarantine.last_token(paths)
+        report.last_token = quarantine.last_token(paths)  # it may be the last one that the log knows of
     except (OSError, pa.ArrowException) as error:
         report.add(f"the quarantine cannot be read: {error}")
-        return
-    # An event that was put aside may be the last one that the log knows of.
-    report.last_token = max(filter(None, (report.last_token, last)), default=None)
 
 
 def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeReport) -> None:
