@@ -141,16 +141,16 @@ def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
         yield log, known
 
 
-def _in_quarantine(log: CommitLog, head: Head, goes: Callable[[dict[str, Any]], bool]) -> quarantine.Removal:
+def _in_quarantine(log: CommitLog, head: Head, goes: Callable[[dict[str, Any]], bool]) -> quarantine.QuarantineRemoval:
     """What is to be taken out of the quarantine: prepared before the lake's commit, so that a full disk or a damaged
     file stops both."""
     newest = log.newest_batch(head)
     quarantine.settle(log.layout, newest)
-    return quarantine.Removal(log.layout, quarantine.files_of(log.layout, newest), goes)
+    return quarantine.QuarantineRemoval(log.layout, quarantine.files_of(log.layout, newest), goes)
 
 
 @contextmanager
-def _discarding(aside: quarantine.Removal) -> Iterator[None]:
+def _discarding(aside: quarantine.QuarantineRemoval) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -158,7 +158,7 @@ def _discarding(aside: quarantine.Removal) -> Iterator[None]:
         raise
 
 
-def _finish(log: CommitLog, aside: quarantine.Removal, rows: int) -> None:
+def _finish(log: CommitLog, aside: quarantine.QuarantineRemoval, rows: int) -> None:
     """Take the events out of the quarantine, behind the lake's commit. It has no versions: they are gone at once."""
     with _half_done(f"{rows:,} events are erased from the lake, but not all that match from {QUARANTINE}"):
         aside.carry_out()
@@ -187,7 +187,7 @@ def _day_of(token: str) -> date:
     return datetime.fromtimestamp(cluster_time_of(token).seconds, UTC).date()
 
 
-def _check_not_everything(work: _Work, aside: quarantine.Removal) -> None:
+def _check_not_everything(work: _Work, aside: quarantine.QuarantineRemoval) -> None:
     """Refuse what would leave no rows, and in a lake without rows what would leave nothing in the quarantine."""
     if 0 < work.rows == work.searched:
         _refuse_everything(work.rows)

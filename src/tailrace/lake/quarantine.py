@@ -127,7 +127,7 @@ def settle(layout: LakeLayout, commit: Commit | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class QuarantineMerge:
     """A merge of files of the quarantine, noted before anything is moved: the file ``staged`` in ``_staging``, which is
     whole and on the device, takes the place of those in ``replaces`` under ``name``."""
 
@@ -145,7 +145,7 @@ class Merge:
         durable.step("quarantine.noted")
 
     @classmethod
-    def noted(cls, layout: LakeLayout) -> Merge | None:
+    def noted(cls, layout: LakeLayout) -> QuarantineMerge | None:
         """The merge that is under way or was interrupted. Every name is checked before it becomes a path."""
         path = layout.state / _MERGE
         known = durable.read_json(path)
@@ -161,7 +161,7 @@ class Merge:
 
 def finish_merge(layout: LakeLayout) -> None:
     """Bring the merge that is noted to its end. Nothing in it needs room. The caller holds the lock."""
-    merge = Merge.noted(layout)
+    merge = QuarantineMerge.noted(layout)
     if merge is None:
         return
     folder, staged = layout.root / QUARANTINE, merge.staged_at(layout)
@@ -189,7 +189,7 @@ def files_of(layout: LakeLayout, newest: Commit | None) -> list[Path]:
         path = waiting(layout, name)
         if path.exists():
             found.setdefault(Path(name).name, path)
-    merge = Merge.noted(layout)
+    merge = QuarantineMerge.noted(layout)
     if merge is not None:
         for name in merge.replaces:
             found.pop(name, None)
@@ -230,7 +230,7 @@ def _read(path: Path, read: Callable[[Path], Value]) -> Value:
         return read(path.parent.parent / QUARANTINE / path.name.removeprefix(_WAITING))
 
 
-class Removal:
+class QuarantineRemoval:
     """Rows to take out of the quarantine. What stays of each file is written beside it first, since that needs room;
     ``carry_out`` only renames and removes. The caller holds the lock. Raises LakeFullError.
 

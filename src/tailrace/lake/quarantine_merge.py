@@ -1,7 +1,8 @@
 """Merge the quarantine's small files: a task writes one for each micro-batch in which it puts an event aside.
 
 The merged file is written without the lake's lock, while no other compaction and no erasure runs, so the files that it
-replaces stay as they are. Then, under the lock, what is to be moved is noted, and carried out (``quarantine.Merge``).
+replaces stay as they are. Then, under the lock, what is to be moved is noted, and carried out
+(``quarantine.QuarantineMerge``).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _ends(path: Path) -> tuple[str, str]:
 def _merge(log: CommitLog, group: Sequence[Path]) -> None:
     layout = log.layout
     time = group[0].name.partition("-")[0]
-    merge = quarantine.Merge(
+    merge = quarantine.QuarantineMerge(
         f"{time}-{uuid.uuid4().hex}.parquet",
         f"merge-quarantine-{uuid.uuid4().hex}",
         tuple(path.name for path in group),
@@ -79,7 +80,7 @@ def _merge(log: CommitLog, group: Sequence[Path]) -> None:
             merge.note(layout)
             quarantine.finish_merge(layout)
     except BaseException:
-        if quarantine.Merge.noted(layout) != merge:  # otherwise the next program finishes it
+        if quarantine.QuarantineMerge.noted(layout) != merge:  # otherwise the next program finishes it
             staged.unlink(missing_ok=True)
         raise
 
