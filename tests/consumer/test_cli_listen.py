@@ -246,9 +246,9 @@ def owners_of_lanes(commands: Commands) -> list[str]:
     return [lease.owner for lease in found if lease is not None and lease.owner is not None]
 
 
-def listen_in_two_processes(commands: Commands, *more: str) -> subprocess.Popen[str]:
+def listen_in_two_processes(commands: Commands, *more: str, handler: str = "politely") -> subprocess.Popen[str]:
     """Four lanes, two of them in each process."""
-    process = commands.listen("politely", "--partitions", "4", "--processes", "2", *more)
+    process = commands.listen(handler, "--partitions", "4", "--processes", "2", *more)
 
     def shared() -> bool:
         owners = owners_of_lanes(commands)
@@ -289,6 +289,25 @@ def test_when_one_process_is_killed_the_command_stops_the_others_and_says_so(com
     commands.until(lambda: len(commands.lines("done")) == 60, second)
     second.send_signal(signal.SIGINT)
     assert second.wait(120) == 0
+
+
+def test_a_supervisor_may_signal_each_process_too(commands: Commands) -> None:
+    """As systemd does, unless it is told otherwise. The second SIGTERM ended each in the middle of a change; only the
+    command itself had been told to stop."""
+    process = listen_in_two_processes(commands, handler="slowly")
+    commands.database.orders.insert_many([{"_id": number} for number in range(60)])
+    commands.until(lambda: len(commands.lines("begun")) == 4, process)
+    parts = {process_of(owner) for owner in owners_of_lanes(commands)}
+    process.send_signal(signal.SIGTERM)
+    for _ in parts:
+        line_with(process, "stopping")  # told by the command
+    for part in parts:
+        os.kill(part, signal.SIGTERM)
+    (commands.directory / "go").touch()
+    assert process.wait(120) == 0
+    assert len(commands.lines("done")) >= 4
+    assert sorted(commands.lines("done")) == sorted(commands.lines("begun"))
+    assert owners_of_lanes(commands) == []
 
 
 def test_processes_end_with_the_command_that_started_them(commands: Commands) -> None:

@@ -59,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="HOST:PORT",
         help="serve statistics to Prometheus (extra: metrics); with --processes the second one serves at PORT + 1, ...",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, is_part=False)
 
 
 def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
             hint="A lane is worked on by one process at a time: without a lane a process has nothing to do",
         )
     load_handler(args.handler)  # so that an error is reported once
-    parts = [argparse.Namespace(**{**vars(args), "processes": 1}) for _ in range(args.processes)]
+    parts = [argparse.Namespace(**{**vars(args), "processes": 1, "is_part": True}) for _ in range(args.processes)]
     if args.metrics is not None:
         host, port = address_of(args.metrics, "--metrics")
         for number, part in enumerate(parts):
@@ -172,7 +172,7 @@ def run_here(args: argparse.Namespace) -> int:
             full_document_before_change=args.full_document_before_change,
             show_expanded_events=args.show_expanded_events or None,
         )
-        with _metrics(args.metrics, listener), _stopping_on_signals(listener.stop):
+        with _metrics(args.metrics, listener), _stopping_on_signals(listener.stop, args.is_part):
             print(f"tailrace: listening as {listener.owner} on {args.resource}", file=sys.stderr, flush=True)
             if isinstance(listener, AsyncListener):
                 asyncio.run(listener.run())
@@ -226,11 +226,15 @@ def store_namespace(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C stop the listener; the second one ends it where it is."""
+def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[None]:
+    """SIGTERM and Ctrl-C stop the listener; the second one ends it where it is.
+
+    One of ``--processes`` takes no notice of further ones: the command tells it to stop, and a supervisor may too.
+    """
 
     def on_signal(number: int, _frame: object) -> None:
-        signal.signal(number, before[signal.Signals(number)])
+        # Not SIG_IGN, which programs that the handler starts would inherit.
+        signal.signal(number, (lambda *_: None) if is_part else before[signal.Signals(number)])
         print("tailrace: stopping: the change in hand is finished first", file=sys.stderr, flush=True)
         stop()
 
@@ -239,7 +243,8 @@ def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not is_part:
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -30,9 +30,7 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
         first = group.run()
     if group.times_told:
         codes = [process.exitcode or 0 for process in group.processes]
-        # One that was stopped before it had begun to listen for signals has nothing to finish.
-        early = -signal.SIGTERM if group.times_told == 1 else None
-        return max(0 if code == early else _status(code) for code in codes)
+        return max(_status_when_told(code, group.times_told) for code in codes)
     code = first.exitcode or 0
     if code < 0:
         name = signal.Signals(-code).name
@@ -41,21 +39,25 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
     return code
 
 
-def _status(code: int) -> int:
-    """As a shell has it."""
-    return _SIGNALLED - code if code < 0 else code
+def _status_when_told(code: int, times: int) -> int:
+    """What one process's exit code means for a command that was told to stop so many times."""
+    if times > 1 and code == -signal.SIGKILL:
+        code = -signal.SIGTERM  # we ended it, as the second SIGTERM ends a command with one process
+    elif times == 1 and code == -signal.SIGTERM:
+        code = 0  # it had not begun to listen for signals: there was nothing to finish
+    return _SIGNALLED - code if code < 0 else code  # as a shell has it
 
 
 class _ProcessGroup:
     """``on_signal`` is called while ``run`` is under way.
 
-    A process takes the first SIGTERM as a request, and the second one ends it: so each is asked once.
+    SIGTERM is a request to a process of a group, however often it comes: a supervisor may send it to all of them, as
+    systemd does, and not to this one alone. What ends them at once is SIGKILL, which is sent from here.
     """
 
     def __init__(self, processes: Sequence[SpawnProcess]) -> None:
         self.processes = processes
         self.times_told = 0
-        self._asked: set[SpawnProcess] = set()
 
     def run(self) -> SpawnProcess:
         """Start them and wait until all have ended; returns the one that ended first."""
@@ -63,26 +65,27 @@ class _ProcessGroup:
             for process in self.processes:
                 process.start()
         except BaseException:
-            self._ask_to_stop()  # Python waits for those that were started
+            self._stop()  # Python waits for those that were started
             raise
         if self.times_told:
-            self._ask_to_stop()  # those that had not started yet
+            self._stop()  # those that had not started yet
         ended = wait([process.sentinel for process in self.processes])
-        self._ask_to_stop()
+        self._stop()
         for process in self.processes:
             process.join()
         return next(process for process in self.processes if process.sentinel == ended[0])
 
     def on_signal(self) -> None:
         self.times_told += 1
-        if self.times_told > 1:
-            self._asked.clear()
-        self._ask_to_stop()
+        self._stop()
 
-    def _ask_to_stop(self) -> None:
+    def _stop(self) -> None:
         for process in self.processes:
-            if process.pid is not None and process not in self._asked:
-                self._asked.add(process)
+            if process.pid is None:
+                continue
+            if self.times_told > 1:
+                process.kill()
+            else:
                 process.terminate()
 
 
