@@ -29,7 +29,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway kills simulate-consumers record bench lock clean
+.PHONY: help demo test test-slow lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway kills simulate-consumers record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: style ## format and lint, then every test that is not slow, and types besi
 	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS) || result=$$?
 	wait $$types || result=$$?
 	exit $$result
+
+test-slow: $(INSTALLED) ## the long versions that are not in make test, in hours; ARGS="-k spark"
+	$(BIN)/python -m tests.prepare
+	$(BIN)/python -m pytest -m slow -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: style ## ruff (format and lint) and mypy --strict, without changing anything
 	$(BIN)/mypy --strict src

@@ -35,6 +35,8 @@ _ENDLESS_S: Final = 1.0
 _ENDLESS: Final = re.compile(r"tailrace (watch|run|listen|gateway|archive (?!status|verify))|python ")
 _ENDS: Final = re.compile(r"--(until|available-now|once|compact|verify|help)")
 _LIMIT_S: Final = 400.0
+#: The pages' sessions compile with C1 alone: they are too short for what the other compiler costs.
+_QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXTRAS: Final = frozenset(
     {"spark", "archive", "tables", "icu", "gateway", "embedded", "redis", "nats", "kafka", "dev"}
 )
@@ -48,6 +50,7 @@ class Interpreter:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.docs.interpreter"],
             cwd=ROOT,
+            env={**os.environ, "JDK_JAVA_OPTIONS": _QUICK_JAVA},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

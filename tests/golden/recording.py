@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import lzma
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ class Recording:
 def names() -> list[str]:
     """The recordings in the repository, ``<workload>_<server version>``."""
     return sorted(path.name.removesuffix(SUFFIX) for path in DATA.glob(f"*{SUFFIX}"))
+
+
+@cache
+def streams() -> dict[str, tuple[str, int]]:
+    """All streams: ``<recording>/<stream>`` to the recording's name and the stream's place in it. Every process of the
+    tests asks, several modules each, and unpacking all recordings takes a second."""
+    return {
+        f"{name}/{stream.name}": (name, index) for name in names() for index, stream in enumerate(load(name).streams)
+    }
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import bson
@@ -47,12 +48,18 @@ def entry_filter(query: bytes | None) -> Callable[[bytes], bool]:
     return lambda entry: compiled.apply(entry) is not None
 
 
+@lru_cache(maxsize=8)
+def _times(entries: tuple[bytes, ...]) -> list[ClusterTime]:
+    """Kept, since each of a recording's hundred streams is replayed several times."""
+    return [entry_time(entry) for entry in entries]
+
+
 class MemoryOplog:
     """Oplog entries, pre-images and current documents in memory, answering a pipeline's requests."""
 
     def __init__(self, entries: Sequence[bytes], pre_images: Iterable[bytes], documents: Documents) -> None:
         self.entries = entries
-        self.times = [entry_time(entry) for entry in entries]
+        self.times = _times(tuple(entries))
         self._by_time = dict(zip(self.times, entries, strict=True))
         self._pre_images = {
             _pre_image_key(stored): bytes(stored["preImage"].raw) for stored in map(RawBSONDocument, pre_images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -209,9 +210,8 @@ class MergedReplay:
 
     def _next_time(self, name: str, stride: int) -> ClusterTime:
         times = self._oplogs[name].times
-        position = self.merged.promised(name)
-        later = [time for time in times if time > position]
-        return later[min(stride, len(later)) - 1] if later else ClusterTime((1 << 63) - 1)
+        later = bisect_right(times, self.merged.promised(name))
+        return times[min(later + stride, len(times)) - 1] if later < len(times) else ClusterTime((1 << 63) - 1)
 
 
 def random_choice(seed: int) -> Callable[[Sequence[str]], str]:

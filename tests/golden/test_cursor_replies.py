@@ -31,11 +31,7 @@ pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 
 HERE = Path(__file__).parent
 GAPS: dict[str, str] = tomllib.loads((HERE / "known_gaps.toml").read_text())["gaps"]
-STREAMS = {
-    f"{name}/{stream.name}": (name, index)
-    for name in recording.names()
-    for index, stream in enumerate(recording.load(name).streams)
-}
+STREAMS = recording.streams()
 #: In the raw recording: how many documents a getMore asked for where the aggregate asked for another number.
 _GET_MORE_SIZES = {"batch0 then 2": 2, "resume mid": None}
 _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")

@@ -24,11 +24,7 @@ from tests.golden.replay import OurStream, memory_of
 pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 
 GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["gaps"]
-STREAMS = {
-    f"{name}/{stream.name}": (name, index)
-    for name in recording.names()
-    for index, stream in enumerate(recording.load(name).streams)
-}
+STREAMS = recording.streams()
 
 
 @pytest.mark.parametrize("name", STREAMS)

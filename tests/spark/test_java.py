@@ -21,7 +21,9 @@ print(use_java())
 import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # without an archive of classes a session costs 20 s as it is
+spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+         .config("spark.driver.extraJavaOptions", options).getOrCreate())
 print("runs on", spark._jvm.System.getProperty("java.version"))
 print("sum", spark.range(100).mapInArrow(lambda batches: batches, "id long").selectExpr("sum(id) s").first().s)
 spark.stop()

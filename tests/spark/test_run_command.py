@@ -76,6 +76,8 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
 
         client[database].orders.update_many({}, {"$set": {"seen": True}})
     until = newest(replica_set.uri)
+    # The flag wins over the file's trigger; no test had given both.
+    pipeline_file(tmp_path, database, f"{SPARK}archive: {{path: kept}}\ntrigger: {{every: 1 second}}\n")
     code, out, err = finished(
         tailrace("run", str(path), "--available-now", "--progress", "none", TEST_URI=replica_set.uri)
     )
@@ -97,11 +99,22 @@ def test_run_follows_the_stream_until_sigterm_and_goes_on_with_available_now(
     code, out, _ = finished(tailrace("run", str(path), "--compact", TEST_URI=replica_set.uri))
     assert (code, out.startswith("2 files became 1")) == (0, True)
     assert len(list(lake_events(lake))) == 200
+    assert_no_other_stream_is_taken(pipeline_file(tmp_path, "second"), replica_set.uri)
+    assert verify(lake).sound
+    pipeline_file(tmp_path, database)
     for file in files(lake):
         Path(file).unlink()
     code, out, _ = finished(tailrace("run", str(path), "--verify", TEST_URI=replica_set.uri))
     assert code == 1
     assert "missing in the directory" in out
+
+
+def assert_no_other_stream_is_taken(path: Path, uri: str) -> None:
+    """A lake of another stream is told in one sentence."""
+    code, _, err = finished(tailrace("run", str(path), "--available-now", TEST_URI=uri))
+    assert code == 1
+    assert "belongs to another stream" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.spark
@@ -170,24 +183,6 @@ def test_what_is_wrong_is_told_in_one_sentence_without_starting_spark(replica_se
         assert "Traceback" not in err
         assert "verysecret" not in err
         assert time.monotonic() - began < 60
-
-
-@pytest.mark.spark
-@pytest.mark.mongod
-def test_a_lake_of_another_stream_is_told_in_one_sentence(replica_set: ReplicaSet, tmp_path: Path) -> None:
-    # The flag wins over the file's trigger; no test had given both.
-    more = SPARK + "trigger: {every: 1 second}\n"
-    path = pipeline_file(tmp_path, "first", more)
-    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
-        client["first"].orders.insert_one({})
-    code, _, err = finished(tailrace("run", str(path), "--available-now", TEST_URI=replica_set.uri))
-    assert code == 0, err
-    pipeline_file(tmp_path, "second")
-    code, _, err = finished(tailrace("run", str(path), "--available-now", TEST_URI=replica_set.uri))
-    assert code == 1
-    assert "belongs to another stream" in err
-    assert "Traceback" not in err
-    assert verify(tmp_path / "lake").sound
 
 
 @pytest.mark.spark

@@ -200,8 +200,9 @@ def lake_rows(lake: Path) -> list[dict[str, Any]]:
     return [row for file in files(lake) for row in pq.read_table(file, columns=["event", "token"]).to_pylist()]
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpoint(
-    spark: SparkSession, replica_set: ReplicaSet, db: Any, tmp_path: Path
+    spark: SparkSession, replica_set: ReplicaSet, db: Any, tmp_path: Path, kills: int
 ) -> None:
     names = ["a", "b"]
     fill(db, names)
@@ -211,7 +212,7 @@ def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpo
     rng = random.Random()
 
     def run() -> None:
-        for number in range(2):
+        for number in range(kills):
             with lake_driver(options, lake) as process:
                 wait_for_commits(process, lake, 2 * number + 2)
                 time.sleep(rng.uniform(0, 1))
