@@ -66,10 +66,6 @@ _DATA_AT: Final = 15
 
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
-_NOT_DONE: Final = 115
-_OPTIMIZER: Final = b"Failed to optimize pipeline :: caused by :: "
-#: The version whose error messages the engine has word for word.
-_MEASURED: Final = (6, 0)
 
 _log = logging.getLogger("tailrace.gateway")
 
@@ -154,7 +150,7 @@ class Engine:
         #: The error that streams get once the gateway stops.
         self.stopping: TailraceError | None = None
         #: Major and minor version of the server.
-        self.version = _MEASURED
+        self.version = (6, 0)
         self.streams: dict[int, ServedStream] = {}
         self.clock = ServerClock()
 
@@ -199,7 +195,8 @@ class Engine:
         finally:
             self._opening -= 1
         cursor = _cursor_of(reply)
-        if self._is_left(cursor.code, reply):
+        if _is_left(cursor.code):
+            self.metrics.fallbacks["refused"] += 1
             opening.close()
             return None
         if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
@@ -321,14 +318,6 @@ class Engine:
         self._keep(self._client, self._shared)
         return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room)
 
-    def _is_left(self, code: int | None, reply: bytes) -> bool:
-        """Whether the server is to answer a command that the engine refuses with ``code``: the server supports what the
-        engine does not; versions other than the measured one word their errors differently; and the words around an
-        error of its optimizer depend on the stage."""
-        if code is None or code in RESUMABLE_CODES:
-            return False
-        return code == _NOT_DONE or self.version != _MEASURED or _OPTIMIZER in reply
-
     def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:
         if client not in self._kept:
             self._kept[client] = shared, Keeper(client, shared)
@@ -433,6 +422,13 @@ class _Cursor(NamedTuple):
 #: The cursors of replies to a getMore that hold no event, and one.
 _NOTHING: Final = _Cursor(0, "", 0, None)
 _ONE_EVENT: Final = _Cursor(0, "", 1, None)
+
+
+def _is_left(code: int | None) -> bool:
+    """Whether the server is to answer an aggregate that the engine refuses with ``code``. Any that has a fault may have
+    a second one, and which of them is told depends on the order of the server's checks; besides, the server supports
+    some of what the engine does not. An error after which drivers resume is about the stream, not about the command."""
+    return code is not None and code not in RESUMABLE_CODES
 
 
 def _kernel_works_on(size: int) -> bool:

@@ -23,7 +23,9 @@ from tailrace.gateway.upstream import Address, Channel, Upstream
 from tailrace.source.uri import ConnectionString
 
 _BUFFER: Final = 1 << 16
-_BACKLOG: Final = 1024
+#: Clients that wait to be accepted; the system bounds it (``net.core.somaxconn``, 4,096). It forgets some of those
+#: beyond the bound: such a client believes that it is connected, and is cut off at what it sends next.
+_BACKLOG: Final = 65_535
 #: How long the parts of a gateway may take to close.
 _CLOSE_S: Final = 2.0
 
