@@ -60,3 +60,39 @@ def test_workers_load_the_installed_pyspark_and_are_forked_with_the_kernel(spark
     assert row is not None
     assert row.place == pyspark.__file__
     assert row.loaded
+
+
+_HITS = "from tailrace.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
+
+
+def test_a_damaged_cache_of_compiled_code_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:
+    """Each task failed in the import of a kernel module; tests of the cache had whole ones, and no worker."""
+    cache = str(tmp_path)
+    for _ in range(2):
+        filled = subprocess.run(
+            [sys.executable, "-c", _HITS], env={**os.environ, "NUMBA_CACHE_DIR": cache}, capture_output=True, check=True
+        )
+    assert filled.stdout.strip() == b"1"
+    for file in tmp_path.rglob("*.nbi"):
+        os.truncate(file, 500)
+
+    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from numba.core import config
+
+        usual, config.CACHE_DIR = config.CACHE_DIR, cache
+        known = sys.modules.pop("tailrace.kernel.runs", None)
+        try:
+            from tailrace.kernel.runs import copy_runs
+
+            misses = sum(copy_runs.stats.cache_misses.values())
+        finally:
+            config.CACHE_DIR = usual
+            if known is not None:
+                sys.modules["tailrace.kernel.runs"] = known
+        for _ in batches:
+            yield pa.record_batch({"process": [os.getpid()], "misses": [misses]})
+
+    row = spark.range(1).coalesce(1).mapInArrow(load, "process long, misses long").first()
+    assert row is not None
+    assert row.process != os.getpid()
+    assert row.misses == 1

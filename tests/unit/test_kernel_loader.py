@@ -7,6 +7,7 @@ saw it, since all of them waited for that thread before they looked.
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -123,5 +124,18 @@ def test_a_stamp_whose_cache_is_gone_says_nothing(tmp_path: Path, content: str) 
     assert not kernel_loader._is_compiled(stamp)
     stamp.write_text(f"{tmp_path}\n")
     assert not kernel_loader._is_compiled(stamp)
-    (tmp_path / "transform.it.nbi").touch()
+    (tmp_path / "transform.it.nbi").write_bytes(pickle.dumps("index"))
     assert kernel_loader._is_compiled(stamp)
+
+
+@pytest.mark.parametrize("name", ["transform.it.nbi", "transform.it.1.nbc", "columns.it.nbi"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_cache_with_a_file_cut_short_is_compiled_elsewhere(tmp_path: Path, name: str, size: int) -> None:
+    """The thread that reads would have met the damage. Tests had caches that are whole, or none."""
+    stamp = tmp_path / "stamp"
+    stamp.write_text(f"{tmp_path}\n")
+    for each in ("transform.it.nbi", "transform.it.1.nbc", "columns.it.nbi"):
+        (tmp_path / each).write_bytes(pickle.dumps("x" * 200))
+    assert kernel_loader._is_compiled(stamp)
+    os.truncate(tmp_path / name, size)
+    assert not kernel_loader._is_compiled(stamp)

@@ -79,6 +79,24 @@ def test_where_no_cache_can_be_written_each_process_compiles_for_itself() -> Non
     assert python(nowhere + EVENT) == "[2]"
 
 
+RUNS = "from tailrace.kernel.runs import copy_runs; print(sum(copy_runs.stats.cache_hits.values()))"
+
+
+def test_a_damaged_cache_counts_as_empty(tmp_path: Path) -> None:
+    """Every process failed until somebody deleted the cache: no test had damaged one."""
+    assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+    for pattern in ("*.nbi", "*.nbc"):
+        for file in tmp_path.rglob(pattern):
+            os.truncate(file, 500)
+        assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0", pattern
+    assert python(RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "1", "what was compiled again is kept"
+
+
+def test_a_damaged_cache_that_cannot_be_mended_does_not_stop_a_process(tmp_path: Path) -> None:
+    fails = "import numba.core.caching as c; c.IndexDataCacheFile._save_index = lambda *_: 1 / 0;"
+    assert python(fails + RUNS, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+
+
 def test_a_package_in_a_zip_file_is_compiled_once_wherever_the_file_lies(tmp_path: Path) -> None:
     """Spark puts --py-files into another directory for each application, and all was compiled anew: the tests of it had
     one run each, and called what took three minutes a slow machine."""

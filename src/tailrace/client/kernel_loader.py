@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -194,12 +195,23 @@ def is_missing() -> bool:
 
 
 def _is_compiled(stamp: Path) -> bool:
-    """Whether the cache that the stamp names still holds compiled code: caches are deleted too."""
+    """Whether the cache that the stamp names still holds compiled code, whole as far as one byte tells: caches are
+    deleted, and files that were cut short would be compiled again by the thread that reads."""
     try:
         cache = stamp.read_text().strip()
-        return bool(cache) and any(Path(cache).glob("transform.*.nbi"))
+        if not cache or not any(Path(cache).glob("transform.*.nbi")):
+            return False
+        return all(_is_whole(file) for file in Path(cache).glob("*.nb[ci]"))
     except (OSError, ValueError):
         return False
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file ends as pickles do."""
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - 1))
+        return opened.read() == pickle.STOP
 
 
 def _stamp() -> Path | None:

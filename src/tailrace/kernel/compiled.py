@@ -1,13 +1,17 @@
-"""How the kernel's functions are compiled, and where numba is met: nowhere else is it imported by name.
+"""Compiles the kernel's functions with numba and caches the result. No other module asks numba to compile.
 
-Only the entry points are cached on disk. Their inner functions are compiled into them, so one file holds each entry
-point whole and a warm start compiles nothing. numba checks the cache against the entry point's own source file alone;
-``fingerprint`` therefore goes into every entry point as a constant, and a change in any module of this package that the
-entry point's module imports compiles it anew.
+There are two kinds of functions. ``entry_point`` marks those that Python calls; ``inner`` marks those that only
+compiled code calls. Inner functions are compiled into the entry points that use them, so only entry points are cached:
+one file holds an entry point whole, and a process that finds it compiles nothing.
 
-The directory is numba's affair: ``NUMBA_CACHE_DIR`` where the process that starts us sets it (this package does no I/O
-of its own), otherwise beside the source or the user's cache directory. Where none can be written, and where the source
-lies in a zip file, each process compiles for itself.
+numba takes a cached entry point for current as long as the source file of that entry point has not changed. It does not
+look at the modules of the inner functions. So each entry point contains ``fingerprint`` of its module as a constant: a
+change in any kernel module that it imports changes the constant, and the entry point is compiled anew.
+
+Where the cache lies is numba's choice: in ``NUMBA_CACHE_DIR`` if the process that starts us sets it (this package does
+no I/O of its own), else beside the source, else in the user's cache directory. For source in a zip file see
+``tailrace.kernel.zip_cache``. Where no directory can be written, each process compiles for itself. A cache that is
+damaged counts as empty.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from importlib.resources import files
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.errors import NumbaError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,10 +33,10 @@ _IMPORT = re.compile(r"^from tailrace\.kernel(?:\.(\w+)| import ([\w, ]+))", re.
 
 
 def fingerprint(module: str) -> int:
-    """A checksum of a module of this package and of all that it imports from it, so that no cached code outlives a
-    change in what it was built from.
+    """A checksum over the source of a kernel module and of every kernel module that it imports, directly or not.
 
-    Never 0: entry points compare it with 0, only to make it a part of themselves.
+    Never 0. An entry point compares it with 0; the comparison has no other use than to make the checksum a part of the
+    entry point.
     """
     package = files("tailrace.kernel")
     sources: dict[str, bytes] = {}
@@ -50,16 +55,17 @@ def fingerprint(module: str) -> int:
     return checksum or 1
 
 
-#: Python never calls these, so the wrappers that it would need are not compiled (a quarter of the time to compile).
+#: Python never calls inner functions, so the wrappers for such calls are left out: a quarter of the time to compile.
 _INNER: dict[str, Any] = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def _once() -> dict[str, Any]:
-    """numba's option to optimise an inner function only where an entry point takes it in.
+    """Options by which numba optimises an inner function once, as a part of its entry point.
 
-    By itself numba optimises every function together with all that it calls, and makes machine code of it, once more on
-    each level. That is a third of the time to compile, half of it where calls go ten levels deep. The hooks are numba's
-    own affair: where a version does not have them, everything is compiled as it would be.
+    Without them numba optimises each function together with everything that it calls, and makes machine code of the
+    result: once for every level of calls. This takes a third of the time to compile, and half of it where calls are ten
+    levels deep. The hooks are private to numba. In a version that lacks one of them these options are empty, and numba
+    compiles in its usual way.
     """
     try:
         from numba.core.codegen import JITCodeLibrary  # noqa: PLC0415
@@ -70,7 +76,7 @@ def _once() -> dict[str, Any]:
         return {}
 
     class Codegen:
-        """Without the slots for Python objects, which compiled code of integers has no use for."""
+        """A code generator that makes no slots for Python objects: functions of integers need none."""
 
         def __init__(self, codegen: Any) -> None:
             self._codegen = codegen
@@ -119,28 +125,43 @@ _INNER |= _once()
 
 
 def inner(function: F) -> F:
-    """A function that only compiled code calls; compiled into its callers when they are.
+    """A function that only compiled code calls. It is compiled together with each entry point that uses it.
 
-    Compiled code knows no keyword-only parameters, so a few of these take more than five.
+    Compiled code knows no keyword-only parameters, so a few of these take more than five parameters.
     """
     return cast(F, numba.njit(**_INNER)(function))
 
 
+def _empty_cache(function: Callable[..., Any]) -> None:
+    """Write an empty index for the function, so that no process reads the damaged one again. Raises where there is no
+    cache, or where it cannot be written."""
+    dispatcher: Any = numba.njit(nogil=True, cache=True)(function)
+    dispatcher._cache.flush()
+
+
 def entry_point(signature: str) -> Callable[[F], F]:
-    """A function that Python calls, with one signature, compiled when its module is imported."""
+    """A function that Python calls, with one signature. It is compiled, or loaded from the cache, when its module is
+    imported."""
+
+    uncached = numba.njit(signature, nogil=True)
+    cached = numba.njit(signature, nogil=True, cache=True)
 
     def compile_(function: F) -> F:
         try:
-            return cast(F, numba.njit(signature, nogil=True, cache=True)(function))
-        except RuntimeError as error:
-            # numba's words when neither the source's directory nor the user's cache can be written.
-            if "no locator available" not in str(error):
-                raise
-        return cast(F, numba.njit(signature, nogil=True)(function))
+            return cast(F, cached(function))
+        except NumbaError:
+            raise  # the function cannot be compiled
+        except Exception:  # noqa: BLE001  no cache can be written, or it cannot be read: a damaged pickle raises anything
+            pass
+        try:
+            _empty_cache(function)
+            return cast(F, cached(function))
+        except Exception:  # noqa: BLE001
+            return cast(F, uncached(function))
 
     def without_collecting(function: F) -> F:
-        """numba keeps most of what it makes for a function until the end, and the collector goes through it again and
-        again: a tenth of the time."""
+        """Compile with the garbage collector off. numba keeps most of its objects until a function is done, and
+        searching them again and again takes a tenth of the time to compile."""
         was_on = gc.isenabled()
         gc.disable()
         try:

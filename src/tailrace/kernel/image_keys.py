@@ -1,5 +1,8 @@
-"""The keys of documents in the image state, in compiled code: ``tailrace.images.key.state_key`` for the common types of
-``_id``. All others are left to it, and so is an ``_id`` that does not come first.
+"""Keys of documents in the image state, made in compiled code for all events of a batch at once.
+
+The keys are those of ``tailrace.images.key.state_key``: the collection's UUID, then the ``_id``. Only the common types
+of ``_id`` are done here: ObjectId, string, and integers of 32 and 64 bits, and only where ``_id`` is the first field of
+the document key. For all others the caller asks ``state_key``.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.memory import copy, load8, load32, load64, store8, store32, store64, store64_big_endian
 from tailrace.kernel.scan import INT32, INT64, OBJECT_ID, STRING, load_signed32
 
-#: A longer ``_id`` is left to ``state_key``.
+#: ``state_key`` makes the key of a longer ``_id``.
 _VALUE_MAX: Final = 256
 _UUID_SIZE: Final = 16
-#: What a key has beside the bytes of ``_id``, at most.
+#: The most bytes that a key has besides those of ``_id``.
 _ROOM: Final = 32
 _ID: Final = int.from_bytes(b"_id\0", "little")
 _VALUE: Final = 9  # where the value of a document's first element ``_id`` begins
@@ -37,7 +40,8 @@ _SLOTS = 7
 
 @inner
 def _put_value(out: int, key: int, size: int) -> int:
-    """The value of ``_id`` in the document key ``key``; the address behind it, or 0 where it is left."""
+    """Write the ``_id`` of the document key at ``key``, of ``size`` bytes, to ``out``. Returns the address behind what
+    was written; 0 for an ``_id`` that is not done here."""
     if size < _VALUE + 5 or load32(key + 5) != _ID:
         return 0
     type_ = load8(key + 4)
@@ -75,7 +79,7 @@ def _checksum(start: int, end: int, table: int) -> int:
 def _make_keys(sources: int) -> Callable[[int], int]:
     @entry_point("int64(int64)")
     def make(job: int) -> int:
-        """Write the keys one behind the other; a key that is left has no bytes."""
+        """Write the keys one after another; a key that is not made here has no bytes. Returns the bytes written."""
         if sources == 0:
             return 0
         out, base, events = load64(job + _OUT), load64(job + _OUT), load64(job + _EVENTS)
@@ -109,8 +113,11 @@ _TABLE_OF_BYTES: Final = _table()
 
 
 def image_keys(made: KernelBatch) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """The keys of the batch's events one behind the other, where each ends, and the CRC-32 of each. A key without bytes
-    is left to ``state_key``."""
+    """The keys of a batch's events.
+
+    Returns the keys one after another, the offset where each key ends (int64), and the CRC-32 of each key, its UUID
+    included (uint32). A key without bytes was not made: ``state_key`` makes it.
+    """
     records = np.ascontiguousarray(made.records)
     count = len(records)
     sizes = np.minimum(made.column(event_record.KEY_END) - made.column(event_record.KEY_START), _VALUE_MAX)

@@ -1,10 +1,10 @@
-"""Compiled code of a package that lies in a zip file, as ``spark-submit --py-files`` gives it to executors.
+"""A cache of compiled code for a package that is imported from a zip file, as ``spark-submit --py-files`` delivers it.
 
-numba keeps such code under the zip file's path. Spark puts the file into a new directory for each application and each
-executor, so all of it was compiled anew each time, and what was kept was never used again. Here it is kept by what the
-source says, and each machine compiles it once.
+By itself numba caches such code under the path of the zip file. Spark copies the file to a new directory for each
+application and each executor, so nothing cached is ever found again. This module caches by a checksum of the source
+instead of by path: each machine compiles the kernel once.
 
-This is a module of its own because a change in ``compiled`` has every entry point compiled anew.
+It is separate from ``tailrace.kernel.compiled`` because every change of that module recompiles all entry points.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from numba.core import caching, config
 from tailrace.kernel.compiled import fingerprint
 
 _OURS = "/tailrace/kernel/"
-#: numba's affair, and private in some versions.
+#: numba's class for files in a zip archive; its name is private in some versions.
 _ZIPPED: Any = getattr(caching, "ZipCacheLocator", None) or getattr(caching, "_ZipCacheLocator", None)
 
 
 class _BySource(_ZIPPED or object):  # type: ignore[misc]
-    """In ``NUMBA_CACHE_DIR`` where that is set, else in the user's own cache of numba."""
+    """Tells numba where to cache a function: in ``NUMBA_CACHE_DIR`` if set, else in numba's directory in the user's
+    cache. The directory is named after the checksum of the source, which also tells whether a file is current."""
 
     def __init__(self, function: Any, path: str) -> None:
         super().__init__(function, path)
@@ -51,8 +52,8 @@ class _BySource(_ZIPPED or object):  # type: ignore[misc]
 
 
 def keep_by_source() -> None:
-    """From now on the kernel's code is kept so, where its source lies in a zip file. For use before the kernel's
-    modules are imported; does nothing with a numba that has no place for it."""
+    """From now on cache the kernel's code by its source if that lies in a zip file. Call this before any kernel module
+    is imported. Does nothing under a version of numba that offers no hook for it."""
     classes = getattr(getattr(caching, "CacheImpl", None), "_locator_classes", None)
     if _ZIPPED is not None and isinstance(classes, list) and _BySource not in classes:
         classes.insert(0, _BySource)
