@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, TypeAlias
 
-from tailrace.errors import TailraceError
 from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.shard import ChangeStreamPipeline
+from tailrace.pipeline.task import relayed
 from tailrace.plan.request import Answer, Emit, Request, Running
 
 #: Events as they are finished, and what must be answered meanwhile.
@@ -20,53 +20,41 @@ _JOINED_BYTES: Final = 1 << 17
 def of_plain_stages(running: Running, pipeline: ChangeStreamPipeline) -> Blocks:
     """The plain stages' events as blocks; their requests pass through. Of a shard's part, only the events that are the
     user's."""
-    answer: Answer = None
-    failure: TailraceError | None = None
-    while True:
-        try:
-            given = running.send(answer) if failure is None else running.throw(failure)
-        except StopIteration:
-            return
-        answer = failure = None
+
+    def block(given: Emit | Request) -> Blocks:
         if isinstance(given, Emit):
             events = [event for event in given.events if not event.bypasses] if pipeline.shard_part else given.events
             if events:
                 yield EventBlock.of(events)
-            continue
-        try:
-            answer = yield given
-        except TailraceError as error:
-            failure = error
+
+    return relayed(running, block)
 
 
 def joined(blocks: Blocks) -> Blocks:
-    """The same with small blocks joined to larger ones, so that a command among writes does not cut them up."""
+    """The same with small blocks joined to larger ones, so that a command among writes does not cut them up. All that
+    was made is given before a request and before an error."""
     pending: list[EventBlock] = []
     size = 0
-    answer: Answer = None
-    failure: TailraceError | None = None
-    while True:
-        try:
-            given = blocks.send(answer) if failure is None else blocks.throw(failure)
-        except StopIteration:
-            break
-        except Exception:
-            if pending:
-                yield EventBlock.join(pending)
-            raise
-        answer = failure = None
+
+    def all_pending() -> Blocks:
+        nonlocal pending, size
+        if pending:
+            block = EventBlock.join(pending)
+            pending, size = [], 0
+            yield block
+
+    def gathered(given: EventBlock | Request) -> Blocks:
+        nonlocal size
         if isinstance(given, EventBlock):
             pending.append(given)
             size += given.size
             if size < _JOINED_BYTES:
-                continue
-        if pending:
-            yield EventBlock.join(pending)
-            pending, size = [], 0
-        if not isinstance(given, EventBlock):
-            try:
-                answer = yield given
-            except TailraceError as error:
-                failure = error
-    if pending:
-        yield EventBlock.join(pending)
+                return
+        yield from all_pending()
+
+    try:
+        yield from relayed(blocks, gathered)
+    except Exception:
+        yield from all_pending()
+        raise
+    yield from all_pending()

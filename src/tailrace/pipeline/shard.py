@@ -21,6 +21,7 @@ from tailrace.pipeline.document_key import CatalogKeys
 from tailrace.pipeline.pushdown import plan_pushdown
 from tailrace.pipeline.quarantine import Aside, process
 from tailrace.pipeline.router import RouterPipeline, compiled, must_search
+from tailrace.pipeline.task import relayed
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Emit, NeedEntries, OplogBatch, Running
 from tailrace.stage.add_post_image import AddPostImage
@@ -224,19 +225,13 @@ class ChangeStreamPipeline:
         yield from self._run_pieces(self.unwind.operations(commit, parse_entry(member), index, part))
 
     def _run_pieces(self, pieces: Generator[NeedEntries | list[OplogEntry], Answer, object]) -> Running:
-        answer: Answer = None
-        while True:
-            try:
-                piece = pieces.send(answer)
-            except StopIteration:
-                return
+        def events(piece: NeedEntries | list[OplogEntry]) -> Running:
             if isinstance(piece, list):
-                answer = None
                 yield from self._run_piece(piece)
                 if self.invalidated:
-                    return
-            else:
-                answer = yield piece
+                    pieces.close()  # what follows is not looked at
+
+        return relayed(pieces, events)
 
     def _run_piece(self, piece: list[OplogEntry]) -> Running:
         if self.catalog_keys is not None:

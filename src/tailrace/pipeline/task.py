@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from tailrace.errors import TailraceError, invariant
 from tailrace.event.event_block import EventBlock
 from tailrace.plan.request import Answer, Emit, Request
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 
 #: What the stages and the kernel do with a batch: blocks and lists of events as they are finished, and requests.
 Working: TypeAlias = Generator["EventBlock | Emit | Request", Answer, None]
@@ -23,6 +26,31 @@ class Need:
 
     participant: str
     request: Request
+
+
+def relayed(
+    steps: Generator[_Given, Answer, object], in_place_of: Callable[[_Given], Generator[_Made, Answer, None]]
+) -> Generator[_Made | Request, Answer, None]:
+    """What ``steps`` yields, made into something else on the way.
+
+    Each request passes as it is, after what ``in_place_of`` gives for it, and its answer or its refusal reaches the
+    step that asked. In the place of everything else goes what ``in_place_of`` gives. The one loop of its kind: a stage
+    that could be refused an answer by one driver and not by another would end streams at different events.
+    """
+    answer: Answer = None
+    failure: TailraceError | None = None
+    while True:
+        try:
+            given = steps.send(answer) if failure is None else steps.throw(failure)
+        except StopIteration:
+            return
+        answer = failure = None
+        yield from in_place_of(given)
+        if isinstance(given, Request):
+            try:
+                answer = yield given
+            except TailraceError as error:
+                failure = error
 
 
 class Task:
