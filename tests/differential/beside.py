@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import ConnectionFailure, OperationFailure
 
 import tailrace
 
@@ -115,8 +115,13 @@ class Streams:
         assert all(each == kinds["pymongo"] for each in kinds.values()), outcomes
         return kinds["pymongo"]
 
-    def events(self, number: int) -> list[Any]:
-        """The next events' ``n``, the same of all. An error that leaves the stream open is followed by another call."""
+    def events(self, number: int, *, told_late: bool = False) -> list[Any]:
+        """The next events' ``n``, the same of all. No call may fail on the way.
+
+        ``told_late``  a shared read may have failed once more between two calls; the next call of those that share it
+                       then says so, and leaves the stream open
+        """
+        may_fail = [stream for name, stream in self.streams.items() if told_late and name.startswith("shared")]
 
         def collect(stream: Any) -> list[Any]:
             found: list[Any] = []
@@ -124,9 +129,10 @@ class Streams:
             while len(found) < number and time.monotonic() < deadline:
                 try:
                     event = stream.try_next()
-                except PyMongoError:
-                    if not stream.alive:
+                except ConnectionFailure:
+                    if stream not in may_fail or not stream.alive:
                         raise
+                    may_fail.remove(stream)
                     continue
                 if event is not None:
                     found.append(event["fullDocument"]["n"])
