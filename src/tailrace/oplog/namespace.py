@@ -30,6 +30,13 @@ _NOT_IN_DATABASE_NAMES: Final = frozenset('/\\ "')
 _REMEMBERED_MAX: Final = 10_000
 
 
+_ENDING_OPERATIONS: Final[dict[ScopeKind, frozenset[str]]] = {
+    "collection": frozenset({"drop", "rename"}),
+    "database": frozenset({"dropDatabase"}),
+    "cluster": frozenset(),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What a change stream watches: one collection, one database, or the whole cluster."""
@@ -49,6 +56,11 @@ class Scope:
     @classmethod
     def of_collection(cls, database: str, collection: str) -> Scope:
         return cls("collection", database, collection)
+
+    @property
+    def ending_operations(self) -> frozenset[str]:
+        """The types of the events that end a stream of this scope: an ``invalidate`` follows them."""
+        return _ENDING_OPERATIONS[self.kind]
 
     @classmethod
     def parse(cls, text: str | None) -> Scope:

@@ -406,7 +406,7 @@ def _find(
 ) -> list[bytes]:
     """The documents that match; see ``_read``."""
     runs = _read(connection, namespace, query, after, limit=limit, count=count)
-    return [document for run in runs for document in _split(run)]
+    return [document for run in runs for document in raw_bson.split(run)]
 
 
 def _read(
@@ -431,15 +431,6 @@ def _read(
         closing(RawReplyCursor(collection, query, session=session, **options)) as cursor,
     ):
         return list(cursor)
-
-
-def _split(run: bytes) -> Iterator[bytes]:
-    """The documents of a reply's run, whose lengths the reading of the reply has checked."""
-    length, pos, size = _BSON_LENGTH.unpack_from, 0, len(run)
-    while pos < size:
-        end = pos + length(run, pos)[0]
-        yield run[pos:end]
-        pos = end
 
 
 def _find_by_command(

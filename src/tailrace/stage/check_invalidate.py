@@ -26,14 +26,16 @@ class CheckInvalidate(ShardStage):
 
     def __init__(self, plan: Plan, *, goes_on: bool = False) -> None:
         self._goes_on = goes_on
-        self._kind = plan.options.scope.kind
+        # By its type alone, whatever the filter lets through: the server does not look at the name again, so the drop
+        # of "c\n", which its pattern takes for "c" too, ends the stream on "c" (6.0.27).
+        self._ending = plan.options.scope.ending_operations
         start = plan.start_token
         self._started_after = start if start is not None and start.from_invalidate else None
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
             out.append(event)
-            if not self._invalidates(event):
+            if event.operation_type not in self._ending:
                 continue
             invalidate = self._invalidate_event(event)
             started_after, self._started_after = self._started_after, None
@@ -44,13 +46,6 @@ class CheckInvalidate(ShardStage):
             elif invalidate.token == started_after:
                 invalidate.swallow = True
                 out.append(invalidate)
-
-    def _invalidates(self, event: ChangeEvent) -> bool:
-        if self._kind == "collection":
-            # Whatever the filter lets through: the server does not look at the name again, so the drop of "c\n", which
-            # its pattern takes for "c" too, ends the stream on "c" (6.0.27).
-            return event.operation_type in ("drop", "rename")
-        return self._kind == "database" and event.operation_type == "dropDatabase"
 
     def _invalidate_event(self, cause: ChangeEvent) -> ChangeEvent:
         """The invalidate: the cause's token with fromInvalidate set, its times, and nothing else."""

@@ -78,6 +78,7 @@ class EntryTest:
         self._sessions = [document_test(node) for node in sessions]
         self._plan = plan
         self._scope = plan.options.scope.kind
+        self._ending = plan.options.scope.ending_operations
         self._known = known_of_writes(plan)
 
     @property
@@ -142,8 +143,8 @@ class EntryTest:
             return encode_document(*parts), self._with_wall_time(entry, known)
         fields = first_elements(entry.o)
         name = next((name for name in COMMANDS if name in fields), None)
-        if name is None or self.invalidates(name):
-            return None
+        if name is None or COMMANDS[name] in self._ending:
+            return None  # what ends the stream must be seen by it
         operation_type = COMMANDS[name]
         known = _OF_EVERY_COMMAND
         parts = [_text(b"operationType", operation_type), *self._of_the_commit(entry)]
@@ -158,12 +159,6 @@ class EntryTest:
         else:
             return None
         return encode_document(*parts), self._with_wall_time(entry, known)
-
-    def invalidates(self, command: bytes) -> bool:
-        """Whether a command of this name, when it is in scope, ends the stream: that the stream must see."""
-        if self._scope == "collection":
-            return command in (b"drop", b"renameCollection")
-        return self._scope == "database" and command == b"dropDatabase"
 
     def _of_the_commit(self, entry: OplogEntry, *, in_transaction: bool | None = None) -> list[bytes]:
         """The fields that a transaction's operations share with the entry that commits it."""

@@ -163,7 +163,7 @@ class _OplogFilter:
 
     def asked_of_command(self, name: bytes) -> Filter:
         """What the ``$match`` asks of the command that ``name`` stands for; nothing where it ends the stream."""
-        if self._invalidates(name):
+        if COMMANDS[name] in self._scope.ending_operations:
             return True
         constant = v.object_of([(b"operationType", v.string(COMMANDS[name]))])[1]
         rules: dict[bytes, Rule] = {b"clusterTime": moved_to(b"ts")}
@@ -171,11 +171,6 @@ class _OplogFilter:
             rules[b"ns"] = command_namespace(name, self._scope)
         terms = Terms(constant, _NEVER_IN_COMMANDS | {b"operationType"}, rules)
         return terms.rewrite(self._node)
-
-    def _invalidates(self, command: bytes) -> bool:
-        if self._scope.kind == "collection":
-            return command in (b"drop", b"renameCollection")
-        return self._scope.kind == "database" and command == b"dropDatabase"
 
     # ── transactions and no-ops ──────────────────────────────────────────────────────────────────────────────────────
 
