@@ -6,11 +6,14 @@ look-up that fails for one document alone. Replay: ``make fuzz SEED=4013 OPS=200
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import bson
 import pytest
@@ -18,15 +21,23 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from tailrace.cli import replay
+from tailrace.cli.stream_arguments import Until
 from tailrace.errors import ServerError
+from tailrace.event.event_block import EventBlock
+from tailrace.gateway.engine import INLINE_BYTES, Engine
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.kernel import KernelUse
+from tailrace.pipeline.merge import MergedStream
 from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.drive import answers_of, drive
+from tailrace.spark.planning.input_partition import OplogSlice
+from tailrace.spark.reading.slice_reader import slice_events
+from tailrace.spark.source.options import parse
 from tests.golden.cursors import Cursors, MemorySource, batch_of
 from tests.golden.replay import MemoryOplog
 
@@ -154,3 +165,85 @@ def test_where_look_ups_fail_for_many_events_each_is_asked_for_a_few_times(kept:
     assert given == [number for number in range(1, count + 1) if number % kept == 0]
     assert aside == [number for number in range(1, count + 1) if number % kept]
     assert source.asked <= 4 * count
+
+
+class _Oplog(_Refusing):
+    """A source of five updates as workers, replays and merges read it."""
+
+    batch = OplogBatch(b"".join(map(_update, range(1, 6))), ClusterTime.of(9, 5))
+
+    def read(self, after: ClusterTime, until: ClusterTime, **options: Any) -> Iterator[OplogBatch]:
+        yield self.batch
+
+    def tail(self, after: ClusterTime, **options: Any) -> Iterator[OplogBatch]:
+        yield self.batch
+
+    def oldest(self) -> tuple[ClusterTime, bool]:
+        return ClusterTime.of(1, 1), True
+
+
+_LOOKS_UP: Final = {"fullDocument": "updateLookup"}
+
+
+def _of_a_worker(source: _Oplog) -> Iterator[EventBlock]:
+    """A slice of Spark's."""
+    options = parse({"uri": "mongodb://nowhere", "database": "d", "collection": "c", **_LOOKS_UP})
+    slice_ = OplogSlice(ClusterTime.of(9, 0), ClusterTime.of(9, 5), "6.0.27", 2)
+    return slice_events(options, slice_, cast(Any, source))
+
+
+def _of_a_replay(source: _Oplog) -> Iterator[EventBlock]:
+    plan = build_plan(StreamOptions.parse(Scope.of_collection("d", "c"), _LOOKS_UP))
+    return replay._blocks(plan, cast(Any, source), Until())
+
+
+def _of_a_merge(source: _Oplog) -> Iterator[EventBlock]:
+    """One shard with the updates, and one whose oplog says that it has nothing."""
+    plan = build_plan(StreamOptions.parse(Scope.of_collection("d", "c"), _LOOKS_UP)).start_at(ClusterTime.of(1, 1))
+    stream = MergedStream(plan, ("a", "b"))
+    stream.promise("b", ClusterTime.of(10, 1))
+    stream.feed("a", source.batch)
+    return drive(stream, answers_of(cast(Any, source)))
+
+
+@pytest.mark.parametrize("events", [_of_a_worker, _of_a_replay, _of_a_merge])
+@pytest.mark.parametrize("refused", [1, 4])
+def test_every_reader_gives_the_events_before_a_refused_look_up(
+    events: Callable[[_Oplog], Iterator[EventBlock]], refused: int
+) -> None:
+    """Only a stream driven by hand and a cursor had been tried."""
+    given: list[int] = []
+    code = None
+    try:
+        for block in events(_Oplog(refused)):
+            given += [bson.decode(event)["documentKey"]["_id"] for event in block.events()]
+    except ServerError as error:
+        code = error.code
+    assert (given, code) == (list(range(1, refused)), 201)
+
+
+@pytest.mark.parametrize("size", [0, INLINE_BYTES + 1], ids=["inline", "in a thread"])
+def test_the_gateways_driver_throws_a_refusal_into_the_cursor(size: int) -> None:
+    """A reply that is full before the refused look-up is given; the next one is the error. As the cursor of the tests,
+    which has a driver of its own."""
+    at = MemorySource(MemoryOplog([_update(number) for number in range(1, 6)], (), _Refusing(4).documents))
+    cursors = Cursors(at)
+    stage = {"startAtOperationTime": Timestamp(9, 1), **_LOOKS_UP}
+    reply = cursors.aggregate(
+        "d", {"aggregate": "c", "pipeline": [{"$changeStream": stage}], "cursor": {"batchSize": 0}}
+    )
+
+    class Answering:
+        async def answer(self, action: Any) -> Any:
+            return at(action)
+
+    async def get_more() -> dict[str, Any]:
+        command = {"getMore": Int64(reply["cursor"]["id"]), "collection": "c", "batchSize": 2}
+        acting = cursors.registry.run("d", bson.encode(command), at.now_ms)
+        with ThreadPoolExecutor(1) as pool:
+            engine = cast(Any, SimpleNamespace(_work_pool=pool, version="6.0.27"))
+            return bson.decode(await Engine._carried_out(engine, acting, cast(Any, Answering()), size))
+
+    first, second = asyncio.run(get_more()), asyncio.run(get_more())
+    assert [event["documentKey"]["_id"] for event in first["cursor"]["nextBatch"]] == [1, 2]
+    assert (second["ok"], second["code"]) == (0, 201)
