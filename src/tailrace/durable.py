@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,26 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno in NOT_WRITABLE:
             raise SinkError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from error
         raise
+
+
+def reserve(path: Path, size: int) -> None:
+    """Give the file at ``path``, which is made if it is missing, real room for its first ``size`` bytes. Without that a
+    process that writes to a mapped page of it is killed (SIGBUS) where there is no room. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+
+
+def has_no_room(directory: Path) -> bool:
+    """Whether a file of 1 MB finds no room in ``directory``: for those who hear of a write only that it has failed."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, 1 << 20)
+    except OSError as error:
+        return error.errno in NO_ROOM
+    return False
 
 
 def sync_file(path: Path) -> None:

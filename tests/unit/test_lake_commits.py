@@ -9,17 +9,21 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tailrace import durable
 from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.lake import commit_log
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.committer import abort_batch
+from tailrace.lake.compaction import compact
 from tailrace.lake.identity import open_lake
 from tailrace.lake.layout import cluster_time_of
 from tailrace.lake.manifest import Gap
-from tailrace.lake.part_writer import FileLimits
+from tailrace.lake.part_writer import FileLimits, PartWriter
+from tailrace.lake.status import lake_status
 from tailrace.spark.lake import verify
 from tests.unit.lake_events import COLUMNS, STREAM, batch, begin, make, numbers_in, planned_for, put, stage, token
 
@@ -366,3 +370,37 @@ def test_lake_errors_survive_the_way_between_processes() -> None:
     error = pickle.loads(pickle.dumps(durable.LakeFullError("no room", hint="make some")))
     assert isinstance(error, TailraceError)
     assert str(error) == "no room. make some"
+
+
+#: Microseconds since 1970: the last moment of the year 9999 and the first behind it, the first moment of the year 1 and
+#: the last before it, and the latest and the earliest that the column holds in whole milliseconds.
+FAR_TIMES = [
+    253_402_300_799_999_000,
+    253_402_300_800_000_000,
+    -62_135_596_800_000_000,
+    -62_135_596_800_001_000,
+    9_223_372_036_854_775_000,
+    -9_223_372_036_854_775_000,
+]
+
+
+@pytest.mark.parametrize("last", FAR_TIMES)
+def test_wall_times_of_any_year_are_kept(last: int, root: Path, checkpoint: Path) -> None:
+    """A pipeline may put any date there. Beyond the year 9999 the bounds of a file ended the commit; no test of the
+    lake had written such a date."""
+    columns = [*COLUMNS, {"name": "wall_time", "type": "timestamp", "nullable": True, "metadata": {}}]
+    claim = open_lake(root, checkpoint, STREAM, columns).claim
+    begin(checkpoint)
+    times = [1_795_219_200_000_000, None, *FAR_TIMES, last]
+    for number in range(2):
+        rows = range(number * 10, number * 10 + len(times))
+        column = pa.array(times, pa.timestamp("us", tz="UTC"))
+        files = PartWriter(root, str(number)).write_all([batch(rows).append_column("wall_time", column)])
+        assert put(root, claim, number, files) is not None
+    assert lake_status(root).rows == 2 * len(times)
+    compact(root)
+    assert verify(root, full=True).problems == []
+    table = DeltaTable(root).to_pyarrow_dataset().to_table().sort_by("token")
+    assert table.column("wall_time").cast(pa.int64()).to_pylist() == 2 * times
+    (file,) = CommitLog(root).live_files()
+    assert "wall_time" not in json.loads(file.stats)["maxValues"], "no bounds, rather than wrong ones"

@@ -16,10 +16,13 @@ from typing import Any, Final
 
 import lmdb
 
+from tailrace import durable
 from tailrace.errors import TailraceError
 
 #: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
+#: LMDB's lock file, which it maps into memory.
+_LOCK_BYTES: Final = 8192
 _ABSENT: Final = b"\0"
 _SEQUENCE: Final = 4
 #: Records of earlier versions, with one document each, have sequence numbers below this one.
@@ -51,7 +54,11 @@ class ImageBucket:
             raise _os_error(error, directory) from error
         try:
             self._take_lock()
+            durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
             self._env = self._open(map_bytes)
+        except OSError as error:
+            os.close(self._lock)
+            raise _os_error(error, directory) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -83,7 +90,9 @@ class ImageBucket:
 
     def _failed(self, error: Exception) -> ImageStateError:
         text = str(error)
-        if os.strerror(errno.ENOSPC) in text or isinstance(error, lmdb.DiskError):
+        full = os.strerror(errno.ENOSPC) in text or isinstance(error, lmdb.DiskError)
+        # Of a write that was cut short LMDB says no more than that.
+        if full or (os.strerror(errno.EIO) in text and durable.has_no_room(self.directory)):
             return ImageStateError(f"the disk of {self.directory} is full", hint="Make room, and start again")
         if isinstance(error, lmdb.MapFullError):
             return ImageStateError(

@@ -433,7 +433,10 @@ def _layout(path: Path, buckets: int) -> dict[str, Any]:
     found = durable.read_json(path / "layout.json")
     if found is None:
         found = {"format": _FORMAT, "buckets": buckets, "folder": "generation-1"}
-        durable.write_json(path / "layout.json", found)
+        try:
+            durable.write_json(path / "layout.json", found)
+        except durable.LakeFullError as error:
+            raise ImageStateError(f"the disk of {path} is full", hint="Make room, and start again") from error
     if found.get("format") != _FORMAT:
         raise ImageStateError(
             f"the images in {path} are of format {found.get('format')}, and this version knows {_FORMAT}",

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
+from tailrace import durable
 from tailrace.durable import LakeFullError
 from tailrace.errors import SinkError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
@@ -28,6 +29,8 @@ from tailrace.tables.names import state_key
 
 #: Address space in bytes, not disk space: the file grows as it is written.
 _MAP_BYTES: Final = 1 << 40
+#: LMDB's lock file, which it maps into memory.
+_LOCK_BYTES: Final = 8192
 _FORMAT: Final = 1
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
@@ -117,7 +120,9 @@ class TableState:
         self._path = directory
         with _clear_errors(directory):
             if not readonly:
-                directory.mkdir(parents=True, exist_ok=True)
+                with durable.writing(directory):
+                    directory.mkdir(parents=True, exist_ok=True)
+                    durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
             elif not (directory / "data.mdb").exists():
                 raise SinkError(f"{directory} does not exist", hint="Give the directory of the tables")
             self._environment = lmdb.open(
@@ -343,6 +348,8 @@ def _clear_errors(path: Path) -> Iterator[None]:
         ) from error
     except lmdb.Error as error:
         text = str(error)
-        if "No space left" in text or "File too large" in text or "quota" in text.lower():
+        full = "No space left" in text or "File too large" in text or "quota" in text.lower()
+        # Of a write that was cut short LMDB says no more than that.
+        if full or ("Input/output error" in text and durable.has_no_room(path)):
             raise LakeFullError(f"no room left to write {path}: {text}", hint="Make room and start again") from error
         raise SinkError(f"cannot use {path}: {text}") from error

@@ -1,0 +1,82 @@
+"""The first copy of tables, and the exact images' state, on a disk with no room and with little: each says so in a
+sentence and goes on when there is room.
+
+Without any room the process was killed (SIGBUS: a mapped file lacked its page), and a write that was cut short was told
+as an input/output error: the disks of these tests had been a limit on files, or an error that was made up.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.embedded import ReplicaSet
+from tests.small_disk import PAGE, small_disk
+from tests.tables.equality import in_collection, in_table
+
+DATABASE = "tables_full_disk"
+
+
+def write(uri: str, root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tailrace", "tables", "write", uri, str(root), f"{DATABASE}.*", "--once"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.mongod
+@pytest.mark.parametrize(
+    "rooms", [(0, 20), pytest.param((1, 2, 3, 5, 8, 12, 30, 40, 50, 60, 70), marks=pytest.mark.slow)]
+)
+def test_tables_say_that_there_is_no_room_and_go_on(
+    replica_set: ReplicaSet, tmp_path: Path, rooms: tuple[int, ...]
+) -> None:
+    chosen = random.Random(1)
+    with MongoClient[Any](replica_set.uri) as client, small_disk(tmp_path / "disk", "8m") as disk:
+        collection = client[DATABASE]["c"]
+        collection.drop()
+        collection.insert_many([{"_id": number, "pad": chosen.randbytes(300)} for number in range(300)])
+        for pages in rooms:
+            root = disk.path / str(pages)
+            disk.leave(pages * PAGE)
+            full = write(replica_set.uri, root)
+            disk.make_room()
+            assert full.returncode == 1, (pages, full.stderr)
+            assert "no room left to write" in full.stderr, pages
+            good = write(replica_set.uri, root)
+            assert good.returncode == 0, (pages, good.stderr)
+            assert in_table(root, collection.full_name) == in_collection(collection)
+        client.drop_database(DATABASE)
+
+
+_IMAGES = """
+import sys
+from tailrace.images.state import ImageState
+from tests.unit.test_image_state import keys
+with ImageState.open(sys.argv[1], buckets=2, map_bytes=64 << 20) as state:
+    for number in range(0 if state.position is None else state.position + 1, int(sys.argv[2])):
+        with state.batch(number) as batch:
+            batch.put((name, b"%d" % number * 900) for name in keys(40 + number))
+        print(number, flush=True)
+    assert set(state.get(keys(40 + state.position))) == {b"%d" % state.position * 900}
+"""
+
+
+def test_the_state_of_exact_images_says_that_there_is_no_room_and_goes_on(tmp_path: Path) -> None:
+    def run(until: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", _IMAGES, str(disk.path / "images"), str(until)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        for pages in (0, 25, 60):
+            disk.leave(pages * PAGE)
+            full = run(1000)
+            assert full.returncode == 1, (pages, full.stderr)
+            assert "is full. Make room, and start again" in full.stderr, (pages, full.stderr)
+            disk.make_room()
+            good = run(12)
+            assert good.returncode == 0, (pages, good.stderr)
