@@ -271,3 +271,60 @@ def test_a_driver_killed_within_the_commit_loses_nothing_and_writes_nothing_twic
         assert sorted(bson.decode(row["event"])["documentKey"]["_id"] for row in rows) == list(range(0, 300, 3))
         assert verify(lake, full=True).problems == []
         client.drop_database("quarantined")
+
+
+def test_an_image_that_required_asks_for_is_missing_on_an_older_server(server: str) -> None:
+    """5.0 and 4.4 say 51770 where 6.0 says 47; only 47 had been met."""
+    older = not server_is_new(server)
+    with pymongo.MongoClient[dict[str, Any]](server) as client:
+        db = client["quarantined"]
+        db.plain.drop()
+        start = newest(server)
+        db.plain.insert_many([{"_id": number} for number in range(3)])
+        db.plain.update_one({"_id": 1}, {"$set": {"n": 1}})
+        db.plain.delete_one({"_id": 2})
+        until = newest(server)
+        client.drop_database("quarantined")
+    scope = ("quarantined", None)
+    inserts = server_events(server, scope, start, until, pipeline=({"$match": {"operationType": "insert"}},))
+    changes = server_events(
+        server, scope, start, until, pipeline=({"$match": {"operationType": {"$in": ["update", "delete"]}}},)
+    )
+    options = span(server, start, until, database="quarantined", collection="plain", columns="event,token")
+    check({**options, "fullDocumentBeforeChange": "required"}, inserts, changes, code=51770 if older else 47)
+
+
+def test_a_look_up_that_meets_a_view_by_now(server: str) -> None:
+    """166 on 6.0: the collection has gone, and a view has its name. Older servers find nothing, and so do we."""
+    with pymongo.MongoClient[dict[str, Any]](server) as client:
+        db = client["quarantined"]
+        db.c.drop()
+        start = newest(server)
+        db.c.insert_many([{"_id": number} for number in range(4)])
+        db.c.update_many({"_id": {"$lt": 2}}, {"$set": {"n": 1}})
+        db.other.insert_one({"_id": 1})
+        until = newest(server)
+        db.c.drop()
+        db.create_collection("c", viewOn="other", pipeline=[])
+        scope = ("quarantined", None)
+        inserts = server_events(server, scope, start, until, pipeline=({"$match": {"operationType": "insert"}},))
+        updates = server_events(server, scope, start, until, pipeline=({"$match": {"operationType": "update"}},))
+        assert (len(inserts), len(updates)) == (5, 2)
+        options = span(server, start, until, database="quarantined", columns="event,token", fullDocument="updateLookup")
+        try:
+            if server_is_new(server):
+                check(options, inserts, updates, code=166)
+                with pytest.raises(AssertionError, match="166"):  # the server's own stream ends there
+                    server_events(server, scope, start, until, stage={"fullDocument": "updateLookup"})
+            else:
+                every = server_events(server, scope, start, until, stage={"fullDocument": "updateLookup"})
+                aside: list[QuarantinedEvent] = []
+                assert [bytes(row["event"]) for row in read(options, aside=aside)] == every
+                assert (len(every), aside) == (7, [])
+        finally:
+            client.drop_database("quarantined")
+
+
+def server_is_new(uri: str) -> bool:
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        return bool(client.server_info()["versionArray"][0] >= 6)
