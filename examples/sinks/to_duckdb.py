@@ -42,4 +42,6 @@ def main(uri: str, database: str, file: str, checkpoint: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -99,4 +99,6 @@ def main(uri: str, namespace: str, url: str, index: str, checkpoint: str) -> Non
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 6:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -59,4 +59,6 @@ def main(uri: str, database: str, collection: str, dsn: str, checkpoint: str) ->
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 6:
+        sys.exit(__doc__)
     main(*sys.argv[1:])
