@@ -11,13 +11,21 @@ what comes behind them in that collection is not compared, and the collection is
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import queue
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import bson
+from bson.codec_options import CodecOptions
+from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
@@ -29,7 +37,42 @@ from tests.differential.test_exact_images_live import NAME, write
 
 #: Updates become slower as their documents grow, so each collection takes so many rounds of them.
 _ROUNDS = 60
-_UPDATES = ("update", "replace")
+_UPDATES = (b"\x02operationType\x00\x07\x00\x00\x00update\x00", b"\x02operationType\x00\x08\x00\x00\x00replace\x00")
+#: The document key of the last document that is written.
+_END = b"\x03documentKey\x00" + bson.encode({"_id": "end"})
+_RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
+_SHOWN_EVERY = 10_000
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was compared. ``failed``: in how many collections the server's own stream failed; ``difference``: the first,
+    in words."""
+
+    collections: int = 0
+    events: int = 0
+    updates: int = 0
+    bytes: int = 0
+    failed: int = 0
+    difference: str = ""
+
+    def __add__(self, other: Compared) -> Compared:
+        if other.difference:
+            return self
+        return Compared(
+            self.collections + other.collections,
+            self.events + other.events,
+            self.updates + other.updates,
+            self.bytes + other.bytes,
+            self.failed + other.failed,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.events} events, {self.updates} updates, {self.bytes} bytes equal, {self.collections} collections, "
+            f"in {self.failed} the server's stream failed"
+        )
 
 
 def main() -> int:
@@ -37,30 +80,60 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=100_000, help="end when so many were compared")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first collection")
+    parser.add_argument("--processes", type=int, default=3, help="that write and compare beside each other")
     options = parser.parse_args()
     begun = time.monotonic()
-    number, events, updates, size, failed = options.first, 0, 0, 0, 0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ReplicaSet(1, oplog_size_mb=2000) as deployment,
-        MongoClient[Any](deployment.uri, document_class=RawBSONDocument) as client,
-    ):
-        while updates < options.updates:
+    total, shown, difference = Compared(), 0, ""
+    with ReplicaSet(1, oplog_size_mb=4000) as deployment:
+        with MongoClient[Any](deployment.uri) as client:  # nobody needs each write on disk before the next
+            client.admin.command("setDefaultRWConcern", 1, defaultWriteConcern={"w": 1})
+        for part in compared(deployment.uri, options):
+            difference = difference or part.difference
+            total += part
+            if difference or total.updates >= options.updates:
+                break
+            if total.updates >= shown + _SHOWN_EVERY:
+                shown = total.updates
+                print(f"{total}, {time.monotonic() - begun:.0f} s", flush=True)
+    print(difference, end="")
+    print(f"seed {options.seed}: {total}, {time.monotonic() - begun:.0f} s")
+    return 1 if difference else 0
+
+
+def compared(uri: str, options: argparse.Namespace) -> Iterator[Compared]:
+    """One collection after another, by several processes; without an end."""
+    context = multiprocessing.get_context("spawn")
+    found: multiprocessing.Queue[Compared] = context.Queue()
+    numbers = [range(options.first + place, 1 << 31, options.processes) for place in range(options.processes)]
+    workers = [context.Process(target=work, args=(uri, options.seed, own, found), daemon=True) for own in numbers]
+    for worker in workers:
+        worker.start()
+    try:
+        while True:
+            try:
+                yield found.get(timeout=_PATIENCE_S)
+            except queue.Empty:
+                if not all(worker.is_alive() for worker in workers):
+                    raise RuntimeError("a process has died: see above") from None
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def work(uri: str, seed: int, numbers: range, found: multiprocessing.Queue[Compared]) -> None:
+    with tempfile.TemporaryDirectory() as folder, MongoClient[Any](uri, document_class=RawBSONDocument) as client:
+        for number in numbers:
             made = client[NAME].create_collection(f"c{number}", changeStreamPreAndPostImages={"enabled": True})
-            rng = docs.UniqueNames(options.seed * 1_000_000 + number)
-            (expected, fails), found = both(deployment.uri, made, rng, Path(folder, str(number)))
-            if expected != found[: len(expected)] or (not fails and len(found) != len(expected)):
-                return told(number, expected, found)
+            rng = docs.UniqueNames(seed * 1_000_000 + number)
+            images = Path(folder, str(number))
+            (expected, fails), mine = both(uri, made, rng, images)
+            part = Compared(1, len(expected), sum(map(_is_update, expected)), sum(map(len, expected)), int(fails))
+            if expected != mine[: len(expected)] or (not fails and len(mine) != len(expected)):
+                part = replace(part, difference=told(number, expected, mine))
+            found.put(part)
             made.drop()
-            number, events, failed = number + 1, events + len(expected), failed + fails
-            updates += sum(RawBSONDocument(event)["operationType"] in _UPDATES for event in expected)
-            size += sum(map(len, expected))
-            if number % 5 == 0:
-                print(f"{updates} updates, {number - options.first} collections", flush=True)
-    print(f"seed {options.seed}: {events} events, {updates} updates, {size} bytes equal, ", end="")
-    print(f"{number - options.first} collections, in {failed} the server's stream failed, ", end="")
-    print(f"{time.monotonic() - begun:.0f} s")
-    return 0
+            shutil.rmtree(images)
 
 
 def both(uri: str, made: Any, rng: docs.UniqueNames, images: Path) -> tuple[tuple[list[bytes], bool], list[bytes]]:
@@ -71,36 +144,48 @@ def both(uri: str, made: Any, rng: docs.UniqueNames, images: Path) -> tuple[tupl
             token = mine.resume_token
             write(made, rng, _ROUNDS)
             made.insert_one({"_id": "end"})
-            found, _ = read(mine)
-    required = {"full_document": "required", "full_document_before_change": "required", "resume_after": token}
-    with made.watch(**required) as own:
-        expected, fails = read(own)
+            found: list[bytes] = []
+            with suppress(PyMongoError):  # a replacement whose field "$v" is no int32 ends both streams
+                while not found or _END not in found[-1]:
+                    found.append(next(mine).raw)
+    stage = {"fullDocument": "required", "fullDocumentBeforeChange": "required", "resumeAfter": token}
+    expected, fails = own_events(made, stage)
     if fails:  # once more and one at a time: a reply that fails takes all of its events with it
-        with made.watch(**required, batch_size=1) as own:
-            expected, fails = read(own)
+        expected, fails = own_events(made, stage, batchSize=1)
     return (expected, fails), found
 
 
-def read(stream: Any) -> tuple[list[bytes], bool]:
-    """The events up to the end of what was written, and whether the stream fails before."""
+def own_events(made: Any, stage: dict[str, Any], **size: int) -> tuple[list[bytes], bool]:
+    """The server's events up to the end of what was written, and whether its stream fails before."""
     found: list[bytes] = []
     try:
-        for event in stream:
-            found.append(bytes(event.raw))
-            if event["operationType"] == "insert" and event["documentKey"]["_id"] == "end":
-                return found, False
+        pipeline = [{"$changeStream": stage}]
+        reply = made.database.command("aggregate", made.name, pipeline=pipeline, cursor=size, codec_options=_RAW)
+        batch = reply["cursor"]["firstBatch"]
+        while True:
+            for event in batch:
+                found.append(event.raw)
+                if _END in event.raw:
+                    made.database.command("killCursors", made.name, cursors=[reply["cursor"]["id"]])
+                    return found, False
+            more = {"getMore": Int64(reply["cursor"]["id"]), "collection": made.name, **size}
+            reply = made.database.command(more, codec_options=_RAW)
+            batch = reply["cursor"]["nextBatch"]
     except PyMongoError:
-        pass
-    return found, True
+        return found, True
 
 
-def told(number: int, expected: list[bytes], found: list[bytes]) -> int:
-    print(f"collection {number}: {len(expected)} events of the server, {len(found)} of ours")
+def _is_update(event: bytes) -> bool:
+    return any(kind in event for kind in _UPDATES)
+
+
+def told(number: int, expected: list[bytes], found: list[bytes]) -> str:
+    """The first difference, in words."""
+    text = f"collection {number}: {len(expected)} events of the server, {len(found)} of ours\n"
     for place, (theirs, mine) in enumerate(zip(expected, found, strict=False)):
         if theirs != mine:
-            print(f"event {place}\n  server {bson.decode(theirs)!r}\n  ours   {bson.decode(mine)!r}")
-            break
-    return 1
+            return f"{text}event {place}\n  server {bson.decode(theirs)!r}\n  ours   {bson.decode(mine)!r}\n"
+    return text
 
 
 if __name__ == "__main__":
