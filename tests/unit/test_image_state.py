@@ -197,6 +197,20 @@ def test_a_dropped_collection_goes_when_it_can_no_longer_be_needed(tmp_path: Pat
         assert [key for key, _ in state.documents(other)] == [theirs]
 
 
+def test_a_dropped_collection_that_is_written_again_stays(tmp_path: Path) -> None:
+    """A shard may lose a collection and get it back. Its documents went; a replica set never has a UUID twice."""
+    other = bytes(16)
+    mine, theirs = keys(1)[0], state_key(other, bson.encode({"_id": 0}))
+    with opened(tmp_path, undo_bytes=2_000) as state:
+        write(state, 1, {mine: b"1", theirs: b"2"})
+        state.drop(UUID)
+        write(state, 2, {mine: b"3"})
+    with opened(tmp_path, undo_bytes=2_000) as state:
+        for number in range(3, 30):
+            write(state, number, {theirs: b"x" * 500})
+        assert state.get([mine]) == [b"3"]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

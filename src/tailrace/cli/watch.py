@@ -74,7 +74,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--images",
         metavar="DIR",
-        help="where the stream keeps what exact images are computed from (--full-document exact); of a replica set",
+        help="where the stream keeps what exact images are computed from (--full-document exact)",
     )
     parser.add_argument(
         "--archive",

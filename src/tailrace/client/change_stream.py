@@ -514,7 +514,7 @@ def collections_read(plan: Plan) -> Iterator[tuple[str, str]]:
     """What a stream reads beside the oplog, as far as that is known before its first event: where the images are kept,
     and the collection whose current documents are looked up."""
     options = plan.options
-    if plan.reads_logged_images:
+    if plan.reads_logged_images or plan.exact_images:
         pass
     elif options.full_document in ("whenAvailable", "required") or options.full_document_before_change != "off":
         yield "config", "system.preimages"

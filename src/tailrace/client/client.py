@@ -65,7 +65,7 @@ def connect(  # noqa: PLR0917  PyMongo's order
                         (docs/design/tail.md)
     ``archive``  engine "oplog", a replica set: the directory of its archive (``tailrace archive``), from which a stream
                  begins that starts before the oplog does
-    ``images``   engine "oplog", a replica set: the directory where streams keep what they compute exact images from
+    ``images``   engine "oplog": the directory where streams keep what they compute exact images from
                  (``full_document="exact"``; docs/reference/exact-images.md)
     ``kwargs``   PyMongo's client options (``serverSelectionTimeoutMS``, ``tls``, ``event_listeners``, ...)
 

@@ -168,17 +168,20 @@ class WatchedDeployment:
         )
 
     def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:
-        if readers.cluster is not None:
-            raise refused(
-                "exact images are supported for one replica set only", ConfigurationError, "Watch its shards one by one"
-            )
-        live = MongodSource(readers.client, waits=False)
         try:
-            from tailrace.client.exact_stream import open_exact  # noqa: PLC0415  not without lmdb
+            from tailrace.client.exact_sharded import ExactShardedStream  # noqa: PLC0415  not without lmdb
+            from tailrace.client.exact_stream import open_exact  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise refused(
                 f"exact images need the package {error.name}", ConfigurationError, "Install tailrace[images]"
             ) from None
+        if readers.cluster is not None:
+            if self._archive is not None:
+                raise refused(
+                    "exact images of a cluster are not computed from an archive", ConfigurationError, "Leave out one"
+                )
+            return ExactShardedStream(readers.cluster, readers.client, request, self.profile, self._images)
+        live = MongodSource(readers.client, waits=False)
         if self._archive is None:
             return open_exact(live, self._images, request, self.profile)
         return _open_with_archive(

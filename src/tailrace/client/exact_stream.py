@@ -23,9 +23,7 @@ class ExactChangeStream(OplogChangeStream):
     """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
 
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
-        # Before 6.0 the server does not have all of its images; exact ones do not need them.
-        plain = replace(options, full_document="default", full_document_before_change="off")
-        return replace(build_plan(plain, profile), options=options, exact_images=True)
+        return exact_plan(options, profile)
 
     def _begun(self, plan: Plan) -> Plan:
         oldest = self._source.oldest()
@@ -35,6 +33,22 @@ class ExactChangeStream(OplogChangeStream):
         plan.confirm_history(*oldest)
         source.begin(plan.read_after, self._source.client)
         return plan
+
+
+def exact_plan(options: StreamOptions, profile: ServerProfile) -> Plan:
+    """The plan of a stream whose images are computed here."""
+    # Before 6.0 the server does not have all of its images; exact ones do not need them.
+    plain = replace(options, full_document="default", full_document_before_change="off")
+    return replace(build_plan(plain, profile), options=options, exact_images=True)
+
+
+def state_folder(folder: str | Path | None) -> Path:
+    """The directory for the state of exact images. Raises UsageError if there is none."""
+    if folder is None:
+        raise refused(
+            "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"
+        )
+    return Path(folder)
 
 
 def open_exact(
@@ -47,12 +61,9 @@ def open_exact(
 ) -> ExactChangeStream:
     """Open a stream with exact images over a replica set. ``folder`` holds their state. With ``recover``, ``live`` has
     an archive behind it, from which a lost state is rebuilt."""
-    if folder is None:
-        raise refused(
-            "exact images need a directory for their state", ConfigurationError, "Give connect(images=DIRECTORY)"
-        )
+    directory = state_folder(folder)
     known = profile or profile_for(live.server_version)
-    source = ExactSource(live, folder, request.scope, known, kernel=kernel_loader.is_ready, recover=recover)
+    source = ExactSource(live, directory, request.scope, known, kernel=kernel_loader.is_ready, recover=recover)
     try:
         answers_as_one: Any = source
         return ExactChangeStream(answers_as_one, request, profile)

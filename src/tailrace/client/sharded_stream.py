@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.explain import explain
 from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
 from tailrace.pipeline.stream import LATER, Later, Need
+from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import (
@@ -31,6 +33,7 @@ from tailrace.plan.request import (
     NeedEntries,
     NeedPreImages,
     NeedShard,
+    PreImageKey,
     Request,
 )
 from tailrace.source.drive import answer_request, drive
@@ -60,9 +63,13 @@ class _ShardAnswers:
         self.worker = worker
         self.asked: Need | None = None
         self.failed = False
+        #: Of the batch that the shard's part works on, where they are computed.
+        self.images: Mapping[PreImageKey | tuple[bytes, int, int], bytes] | None = None
 
     def answer(self, need: Need) -> Answer | Later:
         """The answer to a need, which a thread finds out: ``LATER`` until it has. Raises TailraceError."""
+        if self.images is not None and isinstance(need.request, NeedPreImages):
+            return [self.images.get(PreImageKey(*key)) for key in need.request.keys]
         if self.asked is not need:
             self.asked = need
             self.worker.submit(partial(self.answers.answer, need.request))
@@ -91,6 +98,7 @@ class ShardedChangeStream(BlockChangeStream):
     ``profile``  of the server version whose events to make; ``None``: that of the oldest shard
     ``shared``   what it reads of the shards together with other streams
     ``archive``  of the cluster: a start that lies before a shard's oplog is read from it
+    ``on_close`` called once the stream has closed
     """
 
     def __init__(
@@ -102,15 +110,17 @@ class ShardedChangeStream(BlockChangeStream):
         shared: SharedReads | None = None,
         *,
         archive: ArchivedShards | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         with telling_refusals(request):
             profile = profile or profile_for(cluster.server_version())
             options = checked_options(request, profile)
             StreamSession(request.session).check_snapshot(cluster.server_version)
             refuse_view_in(cluster, options.scope)
-            plan = build_plan(options, profile)
-            view = cluster.open_view()
+            plan = self._planned(options, profile)
+            view = self._viewed(cluster, plan)
             plan, begun = _begun(cluster, plan, view, archive)
+            self._confirm(begun)
         self._archive = archive
         self._cluster = cluster
         self._merged = _merged(plan, begun)
@@ -118,7 +128,7 @@ class ShardedChangeStream(BlockChangeStream):
         self._parts: dict[str, _ShardAnswers] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment, shared=archive or shared)
-        super().__init__(client, request, self._merged, partial(_close, self._source, self._parts))
+        super().__init__(client, request, self._merged, partial(_close, self._source, self._parts, on_close))
         for member in begun.members:
             self._read(*member)
         if begun.config_after is not None:
@@ -127,6 +137,16 @@ class ShardedChangeStream(BlockChangeStream):
             self._commands.clocks = lambda: [known_clock(each) for each in cluster.clients]
         self._failures = ShardFailures(client, request, self._commands)
         self._failures.opened(self._token_given())
+
+    def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
+        return build_plan(options, profile)
+
+    def _viewed(self, cluster: Cluster, plan: Plan) -> OpenView:
+        """The cluster as the stream is opened; a stream without a start begins there."""
+        return cluster.open_view()
+
+    def _confirm(self, begun: Beginning) -> None:
+        """Raises where a shard cannot be read from the stream's start."""
 
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
@@ -192,6 +212,7 @@ class ShardedChangeStream(BlockChangeStream):
             if batch is None:
                 self._look_for_failure(name, part)
             else:
+                part.images = batch.images  # what came before is worked on to its end
                 self._merged.feed(name, batch)
                 has_fed = True
         return has_fed
@@ -317,10 +338,11 @@ class _Answers:
         return answer_request(request, self._source, self._owners)
 
 
-def _close(source: ShardedSource, parts: dict[str, _ShardAnswers]) -> None:
+def _close(source: ShardedSource, parts: dict[str, _ShardAnswers], on_close: Callable[[], None]) -> None:
     for part in parts.values():
         part.close()
     source.close()
+    on_close()
 
 
 def _begun(cluster: Cluster, plan: Plan, view: OpenView, archive: ArchivedShards | None) -> tuple[Plan, Beginning]:

@@ -21,16 +21,20 @@ from tailrace.stage.oplog_match import CRUD, OplogMatch
 from tailrace.stage.unwind_transaction import EntriesAt, UnwindTransaction, is_chain_member, operations_of
 
 _UUID_SIZE: Final = 16
+#: How the kernel, which passes them over, is spared a batch with copies of a chunk migration: the element, set to true.
+_MIGRATED: Final = b"\x08fromMigrate\x00\x01"
 
 
 class ImageFolder:
-    """Keeps a state at the end of what was read of one oplog. Copies and deletes of chunk migrations are not changes.
+    """Keeps a state at the end of what was read of one oplog.
 
     ``scope``    the state holds the documents of these collections
     ``profile``  the server's, by which it says which entries are transactions
     ``kernel``   whether to use compiled code (``tailrace.images.fast``), called with the size of each batch in bytes
     ``share``    (k, n): of n workers, each with a state of its own, this is number k and takes its part of the
                  documents
+    ``of_shard`` the state holds what lies on one shard: copies and deletes of chunk migrations change it too. Otherwise
+                 they are left out
     """
 
     def __init__(
@@ -41,12 +45,14 @@ class ImageFolder:
         *,
         kernel: Callable[[int], bool] = lambda size: False,
         share: tuple[int, int] = (0, 1),
+        of_shard: bool = False,
     ) -> None:
         self._state = state
         self._scope = scope
         self._kernel = kernel
         self._share = share
-        self._match = OplogMatch(StreamOptions(scope), profile)
+        self._of_shard = of_shard
+        self._match = OplogMatch(StreamOptions(scope, show_migration_events=of_shard), profile)
         self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=profile.multi_op_is_no_transaction)
 
     def fold(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
@@ -55,7 +61,7 @@ class ImageFolder:
 
         Raises ImageMismatchError if an entry does not fit the document in the state; the state is then unchanged.
         """
-        if self._kernel(len(batch.raw)):
+        if self._kernel(len(batch.raw)) and not (self._of_shard and _MIGRATED in batch.raw):
             from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
 
             operations = fast.operations_of(batch.raw, self._scope, self._share)
@@ -80,6 +86,8 @@ class ImageFolder:
                     if before is not None and entry.operation != "i":
                         images[PreImageKey(key[:_UUID_SIZE], entry.image_time, entry.image_index)] = before
                     documents[key] = _after(entry, before)
+                    if entry.operation == "i" and key[:_UUID_SIZE] in dropped:
+                        dropped.remove(key[:_UUID_SIZE])  # a collection that comes back to this shard
             changes.put(documents.items())
         for uuid in dropped:
             self._state.drop(uuid)

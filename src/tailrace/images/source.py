@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,8 @@ class ExactSource:
     ``kernel``   whether the compiled code is ready
     ``scope``    of the stream. A directory belongs to one scope of one replica set, and to one stream at a time
     ``recover``  whether a new state for a stream that begins at some time is made of all that the source holds before
+    ``of_shard`` the source is one shard of a cluster, and the state what lies on it; a new one may begin with ``tail``
+    ``reads``    whether ``tail`` was called; ``ended`` is set once it has released the state
 
     Raises UsageError for a directory of another scope or deployment, ImageStateError if it cannot be used.
     """
@@ -46,8 +49,12 @@ class ExactSource:
         *,
         kernel: Callable[[int], bool] = lambda size: False,
         recover: bool = False,
+        of_shard: bool = False,
     ) -> None:
         self._source = source
+        self._of_shard = of_shard
+        self.ended = threading.Event()
+        self.reads = False
         self._recover = recover
         self._kernel = kernel
         self._directory = Path(directory)
@@ -95,20 +102,8 @@ class ExactSource:
             return after
         return self._source.operation_time() if after is None else after
 
-    def tail(self, after: ClusterTime, **options: Any) -> Generator[OplogBatch, None, None]:
-        """See OplogSource. The filter is not used, since the state needs every change in scope. The state stays open
-        while this runs."""
-        options.pop("oplog_filter", None)
-        try:
-            folder = self._at(after)
-            for batch in self._source.tail(after, **options):
-                self._images = folder.fold(batch, self._source.entries) if batch.raw else {}
-                yield batch
-        finally:
-            self.release()
-
-    def _at(self, after: ClusterTime) -> ImageFolder:
-        """Bring the state to ``after``: undo batches first, then apply what the oplog holds."""
+    def take_back(self, after: ClusterTime) -> None:
+        """Undo what the state has behind ``after``. Raises ImageStateError if it cannot."""
         self.state.undo_until(int(after))
         position = self.state.position
         if position is None or position < SEED_BATCHES:
@@ -116,8 +111,29 @@ class ExactSource:
                 f"the images in {self._directory} begin later than {after}",
                 hint="Begin the stream later, or with a new directory",
             )
-        folder = ImageFolder(self.state, self._scope, self._profile, kernel=self._kernel)
-        for batch in self._source.read(ClusterTime(position), after, batch_bytes_max=_BATCH_BYTES):
+
+    def tail(self, after: ClusterTime, **options: Any) -> Generator[OplogBatch, None, None]:
+        """See OplogSource. The filter is not used, since the state needs every change in scope. The state stays open
+        while this runs."""
+        options.pop("oplog_filter", None)
+        self.reads = True
+        try:
+            if self._of_shard and self.state.position is None:
+                self.begin(after, self._source.client)
+            folder = self._at(after)
+            for batch in self._source.tail(after, **options):
+                self._images = folder.fold(batch, self._source.entries) if batch.raw else {}
+                yield batch._replace(images=self._images)
+        finally:
+            self.release()
+            self.ended.set()
+
+    def _at(self, after: ClusterTime) -> ImageFolder:
+        """Bring the state to ``after``: undo batches first, then apply what the oplog holds."""
+        self.take_back(after)
+        folder = ImageFolder(self.state, self._scope, self._profile, kernel=self._kernel, of_shard=self._of_shard)
+        position = ClusterTime(self.state.position or 0)
+        for batch in self._source.read(position, after, batch_bytes_max=_BATCH_BYTES):
             if batch.raw:
                 folder.fold(batch, self._source.entries)
         return folder
@@ -127,6 +143,11 @@ class ExactSource:
         state, self._state = self._state, None
         if state is not None:
             state.close()
+
+    def release_unread(self) -> None:
+        """``release``, if ``tail`` does not and never did. From any thread."""
+        if not self.reads:
+            self.release()
 
     def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
         """The documents before operations of the batch that was read last."""

@@ -38,6 +38,7 @@ _POSITION: Final = b"position"
 _FLOOR: Final = b"floor"
 _BATCH: Final = b"batch/"
 _DROPPED: Final = b"dropped/"
+_UUID_SIZE: Final = 16
 _REBUCKET_AT_A_TIME: Final = 5_000
 _ERASED_AT_A_TIME: Final = 20_000
 
@@ -258,6 +259,7 @@ class ImageState:
         kept to undo them."""
         count = len(self._buckets)
         documents = _by_bucket(self._recent.documents, count)
+        returned = self._returned()
         batches = [(batch.number, _by_bucket(batch.before, count)) for batch in self._recent.batches]
         sizes = dict.fromkeys((number for number, _ in batches), 0)
         for place in reversed(range(count)):
@@ -268,8 +270,16 @@ class ImageState:
             for number, before in batches:
                 sizes[number] += bucket.keep(number, before[place])
             bucket.put(documents[place])
-            bucket.commit([] if place else _meta_of(sizes))
+            bucket.commit([] if place else [*_meta_of(sizes), *((key, None) for key in returned)])
+        self._dropped = [key for key in self._dropped if key not in returned]
         return list(sizes.items())
+
+    def _returned(self) -> set[bytes]:
+        """The records of dropped collections of which the recent batches hold documents."""
+        if not self._dropped:
+            return set()
+        written = {key[:_UUID_SIZE] for key, document in self._recent.documents.items() if document is not None}
+        return {key for key in self._dropped if key[-_UUID_SIZE:] in written}
 
     def _trim(self) -> None:
         """Delete the undo data of the oldest batches, down to three quarters of ``undo_bytes``."""
@@ -303,8 +313,9 @@ class ImageState:
         self._batches, self._floor = self._batches[count:], floor
 
     def drop(self, uuid: bytes) -> None:
-        """Drop a collection, whose UUID never comes again. Its documents are deleted once the current batches can no
-        longer be undone."""
+        """Drop a collection. Its documents are deleted once the current batches can no longer be undone, unless one of
+        it is written until then: a shard may lose a collection and get it back under its UUID. What was there before
+        then stays, and no entry names it."""
         self.flush()
         key = _DROPPED + (self._position or 0).to_bytes(8, "big") + uuid
         self._buckets[0].begin()

@@ -7,7 +7,7 @@ answer in bulk, from a server, an archive or a test's dictionary. ``tailrace.sou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -37,10 +37,13 @@ class OplogBatch(NamedTuple):
     ``raw``         the entries' BSON, one after the other (what one reply of the server carries); may be empty
     ``high_water``  nothing at or before this cluster time will ever appear that was not given already: the time of the
                     last entry read, matching or not
+    ``images``      the documents before the entries' operations, where whoever reads the entries computes them
+                    (exact images); ``None``: they are asked for
     """
 
     raw: bytes
     high_water: ClusterTime
+    images: Mapping[PreImageKey | tuple[bytes, int, int], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

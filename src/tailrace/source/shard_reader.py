@@ -96,7 +96,7 @@ class ShardReader:
             if not self._batches:
                 return None
             batch = self._batches.popleft()
-            self._queued_bytes -= len(batch.raw)
+            self._queued_bytes -= _size(batch)
             self._changed.notify_all()
             return batch
 
@@ -159,7 +159,7 @@ class ShardReader:
                 self.last_entry_s = time.monotonic()
             if batch.raw or batch.high_water > self._read_up_to:
                 self._batches.append(batch)
-                self._queued_bytes += len(batch.raw)
+                self._queued_bytes += _size(batch)
                 self._read_up_to = batch.high_water
                 self._changed.notify_all()
             while self._queued_bytes > QUEUE_BYTES_MAX and not self._closed:
@@ -181,3 +181,8 @@ class ShardReader:
             if not self._closed:
                 self.failure = error
                 self._changed.notify_all()
+
+
+def _size(batch: OplogBatch) -> int:
+    """The bytes that a batch keeps in memory."""
+    return len(batch.raw) + sum(map(len, (batch.images or {}).values()))

@@ -1,0 +1,128 @@
+"""Streams of a cluster whose images are computed here: each shard's oplog passes through a state of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+from pymongo import MongoClient
+
+from tailrace.client import kernel_loader
+from tailrace.client.exact_stream import exact_plan, state_folder
+from tailrace.client.request import WatchRequest
+from tailrace.client.sharded_stream import ShardedChangeStream
+from tailrace.errors import TailraceError, UsageError, on_shard
+from tailrace.images.source import ExactSource
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.pipeline.merge import CONFIG_SHARDS
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan
+from tailrace.plan.profile import ServerProfile
+from tailrace.source.membership import Beginning
+from tailrace.source.mongod import MongodSource
+from tailrace.source.promise import AskedLately
+from tailrace.source.topology import Cluster, OpenView
+
+#: How long a shard that was removed and added again is waited for: its last reader still has the state.
+_RELEASE_S: Final = 10.0
+
+
+class ExactShards:
+    """What one stream reads of each shard, with a state for each in ``folder``: by the shard's name, and below that by
+    its replica set's, since another may get the name. A ``tailrace.source.sharded.SharedReads``.
+
+    Raises UsageError if ``folder`` has the state of a replica set.
+    """
+
+    def __init__(self, folder: Path, scope: Scope) -> None:
+        if (folder / "layout.json").exists():
+            raise UsageError(
+                f"the images in {folder} belong to a replica set, and this is a cluster",
+                hint="Give each stream a directory of its own",
+            )
+        self._folder = folder
+        self._scope = scope
+        self.profile: ServerProfile | None = None
+        self._sources: dict[Path, ExactSource] = {}
+
+    def begin(self, name: str, client: MongoClient[Any], after: ClusterTime | None) -> None:
+        """Bring a shard's state to where the stream begins: after ``after``, or at any time from now on (``None``)."""
+        try:
+            source = self._opened(name, client)
+            source.begin(after, client)
+            if after is not None:
+                source.take_back(after)
+        except TailraceError as error:
+            raise on_shard(error, name) from None
+
+    def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
+        """A source that tries for ever. The state of a shard that joins the cluster later begins with it."""
+        if name == CONFIG_SHARDS:
+            return MongodSource(client, retry_seconds=math.inf)
+        return cast(MongodSource, self._opened(name, client))  # it answers as one
+
+    def asked(self, client: MongoClient[Any]) -> AskedLately:
+        """Only the stream asks for promises."""
+        return AskedLately()
+
+    def _opened(self, name: str, client: MongoClient[Any]) -> ExactSource:
+        live = MongodSource(client, retry_seconds=math.inf)
+        directory = self._folder / f"shard-{quote(name, safe='')}" / quote(live.name, safe="")
+        found = self._sources.get(directory)
+        if found is not None and not found.reads:
+            return found
+        if found is not None:
+            found.interrupt()
+            found.ended.wait(_RELEASE_S)
+        assert self.profile is not None
+        source = self._sources[directory] = ExactSource(
+            live, directory, self._scope, self.profile, kernel=kernel_loader.is_ready, of_shard=True
+        )
+        return source
+
+    def release(self) -> None:
+        """Close the states that no reader has. A reader closes its own when it ends."""
+        for source in self._sources.values():
+            source.release_unread()
+
+
+class ExactShardedStream(ShardedChangeStream):
+    """Like its parent, but images come from the shards' states, for any version of the servers."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        client: MongoClient[Any],
+        request: WatchRequest,
+        profile: ServerProfile | None,
+        folder: str | Path | None,
+    ) -> None:
+        shards = self._exact = ExactShards(state_folder(folder), request.scope)
+        try:
+            super().__init__(cluster, client, request, profile, shards, on_close=shards.release)
+        except BaseException:
+            shards.release()
+            raise
+
+    def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
+        self._exact.profile = profile
+        return exact_plan(options, profile)
+
+    def _viewed(self, cluster: Cluster, plan: Plan) -> OpenView:
+        view = cluster.open_view()
+        if plan.read_after is not None:
+            return view
+        # Each shard's documents are copied as they are at a time of its own. The stream begins when all of them are.
+        self._begin((name, cluster.client(name), None) for name in view.shards)
+        return cluster.open_view()
+
+    def _confirm(self, begun: Beginning) -> None:
+        self._begin(begun.members)
+
+    def _begin(self, members: Iterable[tuple[str, MongoClient[Any], ClusterTime | None]]) -> None:
+        for name, client, after in members:
+            self._exact.begin(name, client, after)

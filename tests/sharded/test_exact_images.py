@@ -1,0 +1,150 @@
+"""Exact images of a cluster while its chunks move: beside the shards' own (6.0), and as a chain on older servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+import tailrace
+from tailrace import raw_bson
+from tailrace.embedded import ShardedCluster
+from tailrace.errors import UsageError
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.sharded import native
+from tests.sharded.random_workload import RandomWorkload
+
+pytestmark = pytest.mark.mongod
+
+EXACT: dict[str, Any] = {"full_document": "exact", "full_document_before_change": "exact"}
+REQUIRED = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
+
+
+def read_until(stream: Any, end: Timestamp) -> list[bytes]:
+    """The events up to the stream's having passed ``end``."""
+    events: list[bytes] = []
+    while native.token(bson.encode({"_id": stream.resume_token})).cluster_time < ClusterTime.from_timestamp(end):
+        event = stream.try_next()
+        if event is not None:
+            events.append(bytes(event.raw))
+    until = ClusterTime.from_timestamp(end)
+    return [event for event in events if native.token(event).cluster_time <= until]
+
+
+def own_events(cluster: ShardedCluster, database: str, start: Timestamp, end: Timestamp) -> list[bytes]:
+    return native.union(cluster, database, "orders", start, end, for_merge=False, **REQUIRED)
+
+
+def test_images_are_the_shards_own_while_chunks_move(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    """First from the collection's beginning; then from the present, where other shards hold copies that moved away."""
+    first = RandomWorkload(sharded_cluster, 31, 120, adds_shard=False, removes_shard=False, database="exact_moving")
+    start = first.prepare()
+    ran = first.run(start)
+    expected = own_events(sharded_cluster, first.database, start, ran.end)
+    assert len(expected) > 150
+    assert ran.counts["moves"] >= 5
+    ours: dict[str, Any] = {"document_class": RawBSONDocument}
+    with tailrace.connect(sharded_cluster.uri, images=tmp_path / "past", **ours) as client:
+        orders = client[first.database]["orders"]
+        for _ in range(2):  # the states go back, and give the same
+            with orders.watch(**EXACT, start_at_operation_time=start) as stream:
+                assert read_until(stream, ran.end) == expected
+        token = RawBSONDocument(expected[100])["_id"]
+        with orders.watch(**EXACT, resume_after=token) as stream:
+            assert read_until(stream, ran.end) == expected[101:]
+
+
+def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    """Documents lie on every shard, some of them copies that a moved chunk has left behind; they move on meanwhile."""
+    router, database = sharded_cluster.router, "exact_now"
+    shards = list(sharded_cluster.shards)
+    namespace = f"{database}.orders"
+    router.create_database(database, shards[0])
+    router.shard_collection(namespace, {"region": 1, "_id": 1})
+    router.coll_mod(namespace, changeStreamPreAndPostImages={"enabled": True})
+    for region in "gnt":
+        router.split(namespace, {"region": region})
+    documents = [{"_id": number, "region": "agnt"[number % 4], "n": 0, "pad": "x" * 50} for number in range(200)]
+    router.insert_many(namespace, documents)
+    router.move_chunk(namespace, {"region": "g"}, to=shards[1])
+    failures: list[BaseException] = []
+
+    def write(place: int) -> None:
+        try:
+            for turn in range(1, 4):
+                for document in documents[place::2]:
+                    key = {"region": document["region"], "_id": document["_id"]}
+                    router.update_one(namespace, key, {"$set": {"n": turn}, "$push": {"turns": turn}})
+        except BaseException as error:  # noqa: BLE001  raised below
+            failures.append(error)
+
+    with (
+        tailrace.connect(sharded_cluster.uri, images=tmp_path, document_class=RawBSONDocument) as client,
+        client[database]["orders"].watch(**EXACT, max_await_time_ms=50) as stream,
+    ):
+        begun = native.token(bson.encode({"_id": stream.resume_token})).cluster_time.to_timestamp()
+        threads = [threading.Thread(target=write, args=(place,)) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for turn, region in enumerate("gngtan"):
+            router.move_chunk(namespace, {"region": region}, to=shards[(turn + 2) % 3])
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        end = router.fence()
+        found = read_until(stream, end)
+    expected = own_events(sharded_cluster, database, begun, end)
+    assert len(expected) == 600
+    assert found == expected
+
+
+@pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
+def test_servers_without_images(
+    start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
+) -> None:
+    """Each image is what the change before has left, on whatever shard that was; the last is stored."""
+    cluster = start_sharded_cluster(3, version=version)
+    workload = RandomWorkload(cluster, 37, 80, database="exact_moving")
+    start = workload.prepare()
+    ran = workload.run(start)
+    with (
+        tailrace.connect(cluster.uri, images=tmp_path, document_class=RawBSONDocument) as client,
+        client[workload.database]["orders"].watch(**EXACT, start_at_operation_time=start) as stream,
+    ):
+        events = [RawBSONDocument(event) for event in read_until(stream, ran.end)]
+    # By region and _id: of a transaction that moves a document to another shard the insert may come first.
+    left: dict[tuple[str, int], bytes] = {}
+    for event in events:
+        image = event["fullDocument" if event["operationType"] == "insert" else "fullDocumentBeforeChange"]
+        key = image["region"], image["_id"]
+        before = left.pop(key, None)
+        if event["operationType"] != "insert":
+            assert event["fullDocumentBeforeChange"].raw == before, event
+        if event["operationType"] != "delete":
+            left[key] = stored(event["fullDocument"].raw)
+    assert len(events) > 100
+    found = cluster.router.find(f"{workload.database}.orders")
+    assert sorted(map(bson.encode, found)) == sorted(left.values())
+
+
+def stored(document: bytes) -> bytes:
+    """As the server stores it: ``_id`` first. A replacement's event has it where the client put it."""
+    elements = sorted(raw_bson.elements(document), key=lambda element: element.name != b"_id")
+    return raw_bson.encode_document(*(document[element.start : element.end] for element in elements))
+
+
+def test_a_directory_belongs_to_one_kind_of_deployment(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    (tmp_path / "layout.json").write_text("{}")
+    with (
+        tailrace.connect(sharded_cluster.uri, images=tmp_path) as client,
+        pytest.raises(UsageError, match="belong to a replica set"),
+    ):
+        client["any"]["orders"].watch(**EXACT)
+    with tailrace.connect(sharded_cluster.uri) as client, pytest.raises(UsageError, match=r"connect\(images=DIRECTORY"):
+        client["any"]["orders"].watch(**EXACT)
