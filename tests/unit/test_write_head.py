@@ -17,7 +17,8 @@ from bson.timestamp import Timestamp
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
-from tailrace.oplog.write_head import namespace_of_write, time_of_write
+from tailrace.oplog.entry import _read_fields
+from tailrace.oplog.write_head import fields_of_write, namespace_of_write, time_of_write
 from tests.property import random_entries
 
 _SESSION = {"lsid": {"id": Binary(bytes(16), 4), "uid": bytes(32)}, "txnNumber": Int64(7)}
@@ -84,4 +85,46 @@ def test_damaged_and_random_entries_give_what_the_walk_gives_or_nothing() -> Non
             except OplogFormatError:
                 pytest.fail(f"{buffer!r}: the walk finds it corrupt")
             assert value == (raw_bson.encode_string(found) if name == b"ns" else found), buffer
+    assert known > 1000
+
+
+def _in_order(names: str, **changes: Any) -> bytes:
+    fields = {**_SESSION, **bson.decode(entry("u", prevOpTime={"ts": Timestamp(0, 0), "t": Int64(-1)}, **changes))}
+    return bson.encode({name: fields[name] for name in names.split()})
+
+
+#: The fields in the order in which servers write them: an update and a delete of 6.0, a write of no session, and those
+#: of 5.0 and 4.4.
+_ORDERS = (
+    "lsid txnNumber op ns ui o o2 stmtId ts t v wall prevOpTime",
+    "lsid txnNumber op ns ui o stmtId ts t v wall prevOpTime",
+    "op ns ui o o2 ts t v wall",
+    "lsid txnNumber op ns ui o o2 ts t v wall stmtId prevOpTime",
+    "lsid txnNumber op ns ui o ts t wall v stmtId prevOpTime",
+)
+
+
+@pytest.mark.parametrize("names", _ORDERS)
+def test_all_fields_of_a_servers_write_are_found_at_one_go(names: str) -> None:
+    raw = _in_order(names)
+    assert fields_of_write(raw) == _read_fields(raw)
+
+
+def test_all_fields_of_damaged_and_random_entries_are_those_of_the_walk_or_left_to_it() -> None:
+    rng = random.Random(13)
+    whole = [_in_order(names) for names in _ORDERS]
+    known = 0
+    for number in range(6000):
+        raw = bytearray(rng.choice(whole) if number % 3 else random_entries.entry(rng, number + 1))
+        for _ in range(rng.randrange(3) if number % 3 else 0):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+        if rng.random() < 0.1:
+            del raw[rng.randrange(len(raw)) :]
+        if rng.random() < 0.1:
+            raw += bytes(rng.randrange(3))
+        buffer = bytes(raw)
+        found = fields_of_write(buffer)
+        if found is not None:
+            known += 1
+            assert found == _read_fields(buffer), buffer
     assert known > 1000

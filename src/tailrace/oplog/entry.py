@@ -13,6 +13,7 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.write_head import fields_of_write
 from tailrace.raw_bson import ARRAY, BINARY, BOOL, DATE, INT32, INT64, OBJECT, STRING, TIMESTAMP, Element
 
 #: What each field that we read must be; another type means that this is no oplog entry as any server writes it.
@@ -123,7 +124,7 @@ def parse_entry(raw: bytes) -> OplogEntry:
     Raises ``OplogFormatError`` with the entry's position when the bytes are corrupt, a field has a type that no server
     writes, or ``op`` or ``ts`` is missing.
     """
-    fields = _read_fields(raw)
+    fields = fields_of_write(raw) or _read_fields(raw)
     time_bytes = fields.get(b"ts")
     if time_bytes is None:
         raise OplogFormatError("an oplog entry has no 'ts' (timestamp) field", position="an entry without a time")
@@ -150,7 +151,8 @@ def parse_operation(raw: bytes, position: str) -> OplogEntry:
 
 
 def _read_fields(raw: bytes) -> dict[bytes, bytes]:
-    """The value bytes of the fields in ``_FIELD_TYPES``, types checked. The hottest loop of the plain path."""
+    """The value bytes of the fields in ``_FIELD_TYPES``, types checked. The hottest loop of the plain path,
+    where an entry is not as servers write most of them."""
     wanted = _FIELD_TYPES
     end_of = raw_bson.value_end
     fixed = raw_bson.FIXED_SIZES

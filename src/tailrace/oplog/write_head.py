@@ -1,4 +1,4 @@
-"""The namespace and the time of a write's entry, found at one go where it begins as servers write it.
+"""The namespace and the time of a write's entry, or all its fields, found at one go where it is as servers write it.
 
 At the end of an oplog most entries come alone, and each is asked for these. What is given is what a walk over the
 elements finds; ``None``: walk.
@@ -20,6 +20,15 @@ _NAMESPACE: Final = re.compile(_TO_NAMESPACE)
 _TO_DOCUMENT: Final = re.compile(_TO_NAMESPACE + rb"\x05ui\x00\x10\x00\x00\x00\x04.{16}\x03o\x00")
 _TIME: Final = re.compile(rb"(?s)(?:\x10stmtId\x00.{4})?\x11ts\x00(.{8})")
 _KEY: Final = b"\x03o2\x00"
+#: The same up to the document, and what follows the documents, on 6.0, 5.0 and 4.4; an op time has one size.
+_HEAD_FIELDS: Final = re.compile(
+    rb"(?s).{4}(?:\x03lsid\x00(\x48\x00\x00\x00.{68})\x12txnNumber\x00(.{8}))?"
+    rb"\x02op\x00(\x02\x00\x00\x00[idu]\x00)\x02ns\x00(.{4}[^\x00]*\x00)\x05ui\x00(\x10\x00\x00\x00\x04.{16})\x03o\x00"
+)
+_TAIL_FIELDS: Final = re.compile(
+    rb"(?s)(?:\x10stmtId\x00.{4})?\x11ts\x00(.{8})\x12t\x00.{8}(?:\x12v\x00.{8})?\x09wall\x00(.{8})(?:\x12v\x00.{8})?"
+    rb"(?:\x10stmtId\x00.{4})?(?:\x03prevOpTime\x00(\x1c\x00\x00\x00.{24}))?\x00\Z"
+)
 _SIZE: Final = struct.Struct("<i")
 
 
@@ -45,6 +54,34 @@ def time_of_write(raw: bytes, start: int = 0) -> bytes | None:
         return None
     time = _TIME.match(raw, at)
     return time[1] if time is not None and _ends_behind(raw, start, time.end()) else None
+
+
+def fields_of_write(raw: bytes) -> dict[bytes, bytes] | None:
+    """The values of the fields of an insert, update or delete that the stages read, by name."""
+    head = _HEAD_FIELDS.match(raw)
+    if head is None or _SIZE.unpack_from(raw)[0] != len(raw):
+        return None
+    session, number, operation, namespace, uuid = head.groups()
+    at = head.end()
+    end = _behind(raw, at)
+    if end < 0 or _SIZE.unpack_from(namespace)[0] != len(namespace) - 4:
+        return None
+    found = {b"op": operation, b"ns": namespace, b"ui": uuid, b"o": raw[at:end]}
+    if raw.startswith(_KEY, end):
+        at = end + len(_KEY)
+        end = _behind(raw, at)
+        if end < 0:
+            return None
+        found[b"o2"] = raw[at:end]
+    tail = _TAIL_FIELDS.match(raw, end)
+    if tail is None:
+        return None
+    found[b"ts"], found[b"wall"], previous = tail.groups()
+    if session is not None:
+        found[b"lsid"], found[b"txnNumber"] = session, number
+    if previous is not None:
+        found[b"prevOpTime"] = previous
+    return found
 
 
 def _behind(raw: bytes, start: int) -> int:
