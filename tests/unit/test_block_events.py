@@ -14,7 +14,9 @@ from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.client.block_events import BlockEvents
+from tailrace.event.change_event import ChangeEvent
 from tailrace.event.event_block import EventBlock
+from tailrace.oplog.cluster_time import ClusterTime
 
 RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument, tz_aware=True)
 PLAIN: CodecOptions[Any] = CodecOptions()
@@ -132,3 +134,25 @@ def test_threads_that_take_events_at_once_lose_none_and_get_none_twice(options: 
     finally:
         sys.setswitchinterval(interval)
     assert sorted(number for mine in found for number in mine) == list(range(count))
+
+
+def _event_of_stages(replaced_by: bytes | None) -> ChangeEvent:
+    made = ChangeEvent("insert", ClusterTime(9 << 32), bson.encode({"_data": "82"}))
+    made.namespace = (b"shop", b"orders")
+    made.replaced_by = replaced_by
+    return made
+
+
+@pytest.mark.parametrize("replaced_by", [None, bson.encode({"n": 1}), bson.encode({"_id": {"_data": "83"}, "n": 1})])
+def test_a_block_of_one_event_is_as_a_longer_one(replaced_by: bytes | None) -> None:
+    made = _event_of_stages(replaced_by)
+    one, two = EventBlock.of([made]), EventBlock.of([made, made])
+    assert (len(one), one.size) == (1, two.size // 2)
+    assert one.event(0) == two.event(0)
+    assert one.events() == two.events()[:1]
+    assert one.token(0) == two.token(0)
+    for same in (one, pickle.loads(pickle.dumps(one)), one.cut(0, 1)):
+        for field in EventBlock.__slots__:
+            length = 2 if field == "offsets" else 1 if field != "buffer" else one.size
+            assert getattr(same, field).tolist() == getattr(two, field)[:length].tolist(), field
+    assert EventBlock.join([one, one]).events() == two.events()
