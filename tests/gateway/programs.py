@@ -24,7 +24,7 @@ _MONGOSH_PACKAGES = {"mongosh": "2.12.0"}
 _GO_SOURCES = Path("/usr/share/gocode")
 #: Debian's driver for Java.
 _JAVA_DRIVER = Path("/usr/share/java/mongo-java-driver.jar")
-_LIMIT_S = 400
+_LIMIT_S = 900
 
 
 class Unavailable(Exception):  # noqa: N818  the reason for a skip
