@@ -46,7 +46,7 @@ test: style ## format and lint, then every test that is not slow, and types besi
 	wait $$types || result=$$?
 	exit $$result
 
-test-slow: $(INSTALLED) ## the long versions that are not in make test, in hours; ARGS="-k spark"
+test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare
 	$(BIN)/python -m pytest -m slow -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
