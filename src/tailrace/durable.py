@@ -68,8 +68,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Give the file at ``path``, which is made if it is missing, real room for its first ``size`` bytes. Without that a
-    process that writes to a mapped page of it is killed (SIGBUS) where there is no room. Raises OSError."""
+    """Reserve disk space for the first ``size`` bytes of the file at ``path``, and create the file if it is missing.
+
+    Without this, a process that writes to a mapped page of the file is killed (SIGBUS) if the disk is full. Raises
+    OSError.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -78,7 +81,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def has_no_room(directory: Path) -> bool:
-    """Whether a file of 1 MB finds no room in ``directory``: for those who hear of a write only that it has failed."""
+    """Whether ``directory`` has no room for a file of 1 MB. For callers that are told only that a write has failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, 1 << 20)

@@ -213,7 +213,7 @@ MANY = [n for n in range(18) if n % 3]
 
 
 def test_compaction_merges_the_quarantines_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They stayed as they were for ever: no test had compacted a lake with more than one."""
+    """They were never merged: no test had compacted a lake with more than one."""
     root = tmp_path / "lake"
     claim = many(root)
     names = files_of(root)
@@ -284,8 +284,8 @@ ANNAS = json.dumps({"fullDocument.who": "anna@example.com"})
 def test_an_erasure_that_fails_half_way_says_so_and_is_finished_by_the_same_command(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Behind the lake's commit an error of the quarantine came out bare, and nobody was told what had gone. Every test
-    of a failing erasure had ended before the commit."""
+    """After the lake's commit, an error of the quarantine did not say what had been erased already. In every test of a
+    failing erasure it had failed before the commit."""
     root = tmp_path / "lake"
     claim = begun(root)
     assert put(root, claim, 0, range(1, 12), [20, 21]) is not None
@@ -305,8 +305,8 @@ def test_an_erasure_that_fails_half_way_says_so_and_is_finished_by_the_same_comm
         durable.observe_steps(None)
     said = capsys.readouterr().err
     rows = 2 if what == "erase" else 14
-    assert f"{rows} events are erased from the lake, but not all that match from _quarantine" in said
-    assert "run the same again: it does the rest" in said
+    assert f"{rows} events were erased from the lake, but not all selected ones from _quarantine" in said
+    assert "repeat the erasure: it does the rest" in said
     assert "Input/output error" in said
     left = [n for n in [*range(1, 12), 30, 31, 32] if n % 10]
     assert numbers_in(root) == (left if what == "erase" else [])
@@ -318,7 +318,7 @@ def test_an_erasure_that_fails_half_way_says_so_and_is_finished_by_the_same_comm
 
 
 def test_a_damaged_quarantine_stops_an_erasure_before_anything_goes(tmp_path: Path) -> None:
-    """The lake's commit had been made by then."""
+    """It was found only after the lake's commit."""
     root = tmp_path / "lake"
     claim = begun(root)
     assert put(root, claim, 0, range(1, 12), [20, 21]) is not None
@@ -333,7 +333,7 @@ def test_a_damaged_quarantine_stops_an_erasure_before_anything_goes(tmp_path: Pa
 
 
 def test_a_match_that_selects_all_of_the_quarantine_is_refused_where_there_is_nothing_else(tmp_path: Path) -> None:
-    """The guard counted rows alone."""
+    """The check counted only rows."""
     root = tmp_path / "lake"
     claim = begun(root)
     assert put(root, claim, 0, [], [7, 8]) is not None

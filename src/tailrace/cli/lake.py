@@ -20,7 +20,7 @@ neither a running stream nor readers have to stop.
 
   status DIR     events, files, days, the last micro-batch and its lag
   verify DIR     check log, files, rows and order; exit status 1 if something is wrong
-  compact DIR    merge small files, those of the quarantine too
+  compact DIR    merge small files, also those of the quarantine
   expire DIR     remove the files that were replaced longer ago than --keep; with --older-than 90d, first
                  take out all days that ended longer ago than that
   erase DIR --match '{"ns.coll": "customers", "documentKey._id": 5}'

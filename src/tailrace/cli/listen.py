@@ -227,9 +227,10 @@ def store_namespace(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[None]:
-    """SIGTERM and Ctrl-C stop the listener; the second one ends it where it is.
+    """SIGTERM and Ctrl-C stop the listener; a second signal ends it at once.
 
-    One of ``--processes`` takes no notice of further ones: the command tells it to stop, and a supervisor may too.
+    A process of ``--processes`` (``is_part``) ignores further signals: the command tells it to stop, and a supervisor
+    may do the same.
     """
 
     def on_signal(number: int, _frame: object) -> None:

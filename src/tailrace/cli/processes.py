@@ -40,19 +40,19 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
 
 
 def _status_when_told(code: int, times: int) -> int:
-    """What one process's exit code means for a command that was told to stop so many times."""
+    """The command's exit status for one process's exit code. ``times``: how often the command was told to stop."""
     if times > 1 and code == -signal.SIGKILL:
         code = -signal.SIGTERM  # we ended it, as the second SIGTERM ends a command with one process
     elif times == 1 and code == -signal.SIGTERM:
-        code = 0  # it had not begun to listen for signals: there was nothing to finish
+        code = 0  # it had not set its signal handlers yet: there was nothing to finish
     return _SIGNALLED - code if code < 0 else code  # as a shell has it
 
 
 class _ProcessGroup:
     """``on_signal`` is called while ``run`` is under way.
 
-    SIGTERM is a request to a process of a group, however often it comes: a supervisor may send it to all of them, as
-    systemd does, and not to this one alone. What ends them at once is SIGKILL, which is sent from here.
+    For a process of the group SIGTERM is only a request, however often it comes: a supervisor may send it to each of
+    them, as systemd does, and not only to the command. To end them at once, the command sends SIGKILL.
     """
 
     def __init__(self, processes: Sequence[SpawnProcess]) -> None:

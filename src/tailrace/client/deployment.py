@@ -178,7 +178,9 @@ class WatchedDeployment:
         if readers.cluster is not None:
             if self._archive is not None:
                 raise refused(
-                    "exact images of a cluster are not computed from an archive", ConfigurationError, "Leave out one"
+                    "exact images of a sharded cluster cannot be computed from an archive",
+                    ConfigurationError,
+                    "Leave out archive or images",
                 )
             return ExactShardedStream(readers.cluster, readers.client, request, self.profile, self._images)
         live = MongodSource(readers.client, waits=False)

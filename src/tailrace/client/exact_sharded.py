@@ -1,4 +1,4 @@
-"""Streams of a cluster whose images are computed here: each shard's oplog passes through a state of its own."""
+"""Streams of a sharded cluster with exact images: each shard's oplog passes through an image state of its own."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import AskedLately
 from tailrace.source.topology import Cluster, OpenView
 
-#: How long a shard that was removed and added again is waited for: its last reader still has the state.
+#: Seconds to wait, when a shard was removed and added again, for its last reader to release the state.
 _RELEASE_S: Final = 10.0
 
 
 class ExactShards:
-    """What one stream reads of each shard, with a state for each in ``folder``: by the shard's name, and below that by
-    its replica set's, since another may get the name. A ``tailrace.source.sharded.SharedReads``.
+    """The sources of one stream, one for each shard, each with an image state in ``folder``. A state's directory has
+    the shard's name and, below that, the name of its replica set, since another replica set may get the shard's name. A
+    ``tailrace.source.sharded.SharedReads``.
 
     Raises UsageError if ``folder`` has the state of a replica set.
     """
@@ -41,7 +42,7 @@ class ExactShards:
     def __init__(self, folder: Path, scope: Scope) -> None:
         if (folder / "layout.json").exists():
             raise UsageError(
-                f"the images in {folder} belong to a replica set, and this is a cluster",
+                f"the images in {folder} belong to a replica set, and this is a sharded cluster",
                 hint="Give each stream a directory of its own",
             )
         self._folder = folder
@@ -60,13 +61,14 @@ class ExactShards:
             raise on_shard(error, name) from None
 
     def source(self, name: str, client: MongoClient[Any]) -> MongodSource:
-        """A source that tries for ever. The state of a shard that joins the cluster later begins with it."""
+        """A source that retries without limit. For a shard that joins the cluster later, the state begins with this
+        source."""
         if name == CONFIG_SHARDS:
             return MongodSource(client, retry_seconds=math.inf)
-        return cast(MongodSource, self._opened(name, client))  # it answers as one
+        return cast(MongodSource, self._opened(name, client))  # it has the same methods
 
     def asked(self, client: MongoClient[Any]) -> AskedLately:
-        """Only the stream asks for promises."""
+        """Not shared: only this stream asks for promises."""
         return AskedLately()
 
     def _opened(self, name: str, client: MongoClient[Any]) -> ExactSource:
@@ -85,7 +87,7 @@ class ExactShards:
         return source
 
     def release(self) -> None:
-        """Close the states that no reader has. A reader closes its own when it ends."""
+        """Close the states that no reader has open. A reader closes its own when it ends."""
         for source in self._sources.values():
             source.release_unread()
 
@@ -116,7 +118,7 @@ class ExactShardedStream(ShardedChangeStream):
         view = cluster.open_view()
         if plan.read_after is not None:
             return view
-        # Each shard's documents are copied as they are at a time of its own. The stream begins when all of them are.
+        # Each shard's documents are copied as they are at a time of its own. The stream begins once all are copied.
         self._begin((name, cluster.client(name), None) for name in view.shards)
         return cluster.open_view()
 

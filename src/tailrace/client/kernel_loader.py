@@ -195,8 +195,8 @@ def is_missing() -> bool:
 
 
 def _is_compiled(stamp: Path) -> bool:
-    """Whether the cache that the stamp names still holds compiled code, whole as far as one byte tells: caches are
-    deleted, and files that were cut short would be compiled again by the thread that reads."""
+    """Whether the cache that the stamp names still holds compiled code. Caches may be deleted and files cut short, and
+    then the thread that reads would have to compile. Only the last byte of each file is checked."""
     try:
         cache = stamp.read_text().strip()
         if not cache or not any(Path(cache).glob("transform.*.nbi")):

@@ -63,7 +63,7 @@ class _ShardAnswers:
         self.worker = worker
         self.asked: Need | None = None
         self.failed = False
-        #: Of the batch that the shard's part works on, where they are computed.
+        #: Pre-images of the batch that the shard's part works on, if they are computed here (exact images).
         self.images: Mapping[PreImageKey | tuple[bytes, int, int], bytes] | None = None
 
     def answer(self, need: Need) -> Answer | Later:
@@ -142,11 +142,11 @@ class ShardedChangeStream(BlockChangeStream):
         return build_plan(options, profile)
 
     def _viewed(self, cluster: Cluster, plan: Plan) -> OpenView:
-        """The cluster as the stream is opened; a stream without a start begins there."""
+        """The cluster as the stream finds it when it opens. A stream without a start begins there."""
         return cluster.open_view()
 
     def _confirm(self, begun: Beginning) -> None:
-        """Raises where a shard cannot be read from the stream's start."""
+        """Raises TailraceError if a shard cannot be read from the stream's start."""
 
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
@@ -212,7 +212,7 @@ class ShardedChangeStream(BlockChangeStream):
             if batch is None:
                 self._look_for_failure(name, part)
             else:
-                part.images = batch.images  # what came before is worked on to its end
+                part.images = batch.images  # the batch before it is done
                 self._merged.feed(name, batch)
                 has_fed = True
         return has_fed

@@ -96,7 +96,7 @@ class LaneQueue:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is taken any more: there will never be room."""
+        """Whether the queue takes nothing any more: it will never have room."""
         return self._closed
 
     @property

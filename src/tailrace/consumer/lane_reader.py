@@ -2,7 +2,8 @@
 
 A reader begins at the least place of the lanes that follow it; what a lane has had already is left out. A lane whose
 queue is full holds the reader only as long as no other lane waits for events with nothing to do: then it is *left
-behind*, and read for again later (``LaneReaders``). A lane that has gone, to another process for example, holds nobody.
+behind*, and read for again later (``LaneReaders``). A lane that was given away, for example to another process, does
+not hold the reader.
 """
 
 from __future__ import annotations

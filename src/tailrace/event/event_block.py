@@ -78,7 +78,7 @@ class EventBlock:
     @classmethod
     def of(cls, events: Sequence[ChangeEvent]) -> EventBlock:
         """The block of events that the plain stages made."""
-        if len(events) == 1:  # as most that a waiting stream gives
+        if len(events) == 1:  # as most blocks of a waiting stream have
             return _OneEvent(events[0])
         times = [event.cluster_time for event in events]
         numbers = [_NUMBER.get(event.operation_type, 0) for event in events]
@@ -221,8 +221,8 @@ class EventBlock:
 
 
 class _OneEvent(EventBlock):
-    """A block of one event. Its arrays are made when somebody asks for one: who sends an event on by itself needs none,
-    and they cost as much as a quarter of all else that is done for an event."""
+    """A block of one event. Its arrays are made only when one of them is asked for: sending a single event on needs
+    none, and they cost a quarter of everything else that is done for an event."""
 
     __slots__ = ("_bson", "_event")
 
@@ -234,7 +234,7 @@ class _OneEvent(EventBlock):
         object.__setattr__(self, "_bson", event.to_bson())
 
     def __getattr__(self, name: str) -> Any:
-        """Called where a field has no value yet."""
+        """Called if a field has no value yet."""
         if name not in EventBlock.__slots__:
             raise AttributeError(name)
         number = _NUMBER.get(self._event.operation_type, 0)

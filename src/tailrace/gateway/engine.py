@@ -425,9 +425,10 @@ _ONE_EVENT: Final = _Cursor(0, "", 1, None)
 
 
 def _is_left(code: int | None) -> bool:
-    """Whether the server is to answer an aggregate that the engine refuses with ``code``. Any that has a fault may have
-    a second one, and which of them is told depends on the order of the server's checks; besides, the server supports
-    some of what the engine does not. An error after which drivers resume is about the stream, not about the command."""
+    """Whether the server is to answer an aggregate that the engine refuses with ``code``. A command with a fault may
+    have a second one, and which of them is reported depends on the order of the server's checks. Besides, the server
+    supports some of what the engine does not. An error after which drivers resume is about the stream, not the
+    command."""
     return code is not None and code not in RESUMABLE_CODES
 
 

@@ -15,8 +15,8 @@ class GatewayMetrics:
     ``lag_seconds``  how far, in cluster time, the slowest stream is behind what was read
     ``trouble``      1 while the deployment cannot be read, else 0
     ``errors``       how often an error was answered, by the server's code
-    ``fallbacks``    how often a stream could not be served from the shared read, by reason: ``slow``, it read for
-                     itself; ``refused``, the engine refused it, and the server was left to answer
+    ``fallbacks``    how often a stream could not be served from the shared read, by reason: ``slow`` (it read for
+                     itself) or ``refused`` (the engine refused it and left the answer to the server)
     """
 
     connections: int = 0

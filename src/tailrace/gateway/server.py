@@ -23,8 +23,8 @@ from tailrace.gateway.upstream import Address, Channel, Upstream
 from tailrace.source.uri import ConnectionString
 
 _BUFFER: Final = 1 << 16
-#: Clients that wait to be accepted; the system bounds it (``net.core.somaxconn``, 4,096). It forgets some of those
-#: beyond the bound: such a client believes that it is connected, and is cut off at what it sends next.
+#: How many clients may wait to be accepted. The system lowers this to its own limit (``net.core.somaxconn``, 4,096) and
+#: drops some clients beyond it: such a client believes that it is connected, and is cut off when it sends something.
 _BACKLOG: Final = 65_535
 #: How long the parts of a gateway may take to close.
 _CLOSE_S: Final = 2.0

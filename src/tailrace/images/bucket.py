@@ -91,7 +91,7 @@ class ImageBucket:
     def _failed(self, error: Exception) -> ImageStateError:
         text = str(error)
         full = os.strerror(errno.ENOSPC) in text or isinstance(error, lmdb.DiskError)
-        # Of a write that was cut short LMDB says no more than that.
+        # LMDB says no more than that about a write that was cut short.
         if full or (os.strerror(errno.EIO) in text and durable.has_no_room(self.directory)):
             return ImageStateError(f"the disk of {self.directory} is full", hint="Make room, and start again")
         if isinstance(error, lmdb.MapFullError):

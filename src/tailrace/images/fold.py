@@ -21,7 +21,8 @@ from tailrace.stage.oplog_match import CRUD, OplogMatch
 from tailrace.stage.unwind_transaction import EntriesAt, UnwindTransaction, is_chain_member, operations_of
 
 _UUID_SIZE: Final = 16
-#: How the kernel, which passes them over, is spared a batch with copies of a chunk migration: the element, set to true.
+#: The element that marks entries of a chunk migration. The kernel skips such entries, so a batch that has one is left
+#: to the plain stages.
 _MIGRATED: Final = b"\x08fromMigrate\x00\x01"
 
 
@@ -33,7 +34,7 @@ class ImageFolder:
     ``kernel``   whether to use compiled code (``tailrace.images.fast``), called with the size of each batch in bytes
     ``share``    (k, n): of n workers, each with a state of its own, this is number k and takes its part of the
                  documents
-    ``of_shard`` the state holds what lies on one shard: copies and deletes of chunk migrations change it too. Otherwise
+    ``of_shard`` the state holds one shard's documents: copies and deletes of chunk migrations change it too. Otherwise
                  they are left out
     """
 

@@ -34,7 +34,8 @@ class ExactSource:
     ``kernel``   whether the compiled code is ready
     ``scope``    of the stream. A directory belongs to one scope of one replica set, and to one stream at a time
     ``recover``  whether a new state for a stream that begins at some time is made of all that the source holds before
-    ``of_shard`` the source is one shard of a cluster, and the state what lies on it; a new one may begin with ``tail``
+    ``of_shard`` the source is one shard of a cluster, and the state holds its documents; a new state may begin with
+    ``tail``
     ``reads``    whether ``tail`` was called; ``ended`` is set once it has released the state
 
     Raises UsageError for a directory of another scope or deployment, ImageStateError if it cannot be used.
@@ -103,7 +104,7 @@ class ExactSource:
         return self._source.operation_time() if after is None else after
 
     def take_back(self, after: ClusterTime) -> None:
-        """Undo what the state has behind ``after``. Raises ImageStateError if it cannot."""
+        """Undo what the state holds from after ``after``. Raises ImageStateError if it cannot."""
         self.state.undo_until(int(after))
         position = self.state.position
         if position is None or position < SEED_BATCHES:
@@ -145,7 +146,8 @@ class ExactSource:
             state.close()
 
     def release_unread(self) -> None:
-        """``release``, if ``tail`` does not and never did. From any thread."""
+        """Release the state if ``tail`` was never called: ``tail`` releases it itself. May be called from any
+        thread."""
         if not self.reads:
             self.release()
 

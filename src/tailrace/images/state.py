@@ -314,8 +314,8 @@ class ImageState:
 
     def drop(self, uuid: bytes) -> None:
         """Drop a collection. Its documents are deleted once the current batches can no longer be undone, unless one of
-        it is written until then: a shard may lose a collection and get it back under its UUID. What was there before
-        then stays, and no entry names it."""
+        them is written before that: a shard may lose a collection and get it back under its UUID. The old documents
+        then stay, and no entry names them."""
         self.flush()
         key = _DROPPED + (self._position or 0).to_bytes(8, "big") + uuid
         self._buckets[0].begin()

@@ -31,8 +31,8 @@ def of_plain_stages(running: Running, pipeline: ChangeStreamPipeline) -> Blocks:
 
 
 def joined(blocks: Blocks) -> Blocks:
-    """The same with small blocks joined to larger ones, so that a command among writes does not cut them up. All that
-    was made is given before a request and before an error."""
+    """The same with small blocks joined to larger ones, so that a command among writes does not cut them up. Finished
+    blocks are given before any request or error."""
     pending: list[EventBlock] = []
     size = 0
 

@@ -32,8 +32,8 @@ _READ_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """How many files became how many, and the bytes they had before and after; how many of the quarantine's files
-    became how many."""
+    """The number of files before and after, and their bytes. ``aside_before`` and ``aside_after`` count the
+    quarantine's files."""
 
     files_before: int = 0
     files_after: int = 0
@@ -54,7 +54,7 @@ class CompactionResult:
 
 
 def compact(path: Path | str, *, target_bytes: int = 128 << 20, retention: timedelta = RETENTION) -> CompactionResult:
-    """Merge all small files of the lake at ``path`` up to ``target_bytes``, those of its quarantine too; a running
+    """Merge all small files of the lake at ``path`` up to ``target_bytes``, also those of its quarantine. A running
     stream and readers do not have to stop.
 
     Files that were replaced longer than ``retention`` ago are removed. Raises UsageError where ``path`` is not a lake,

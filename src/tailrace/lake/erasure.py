@@ -68,8 +68,8 @@ def erase(
     With ``vacuum`` all replaced files leave the directory at once, and readers that have opened the lake before fail.
     A stream may go on writing. Raises UsageError where ``path`` is no lake, the lake has no column ``event``, ``match``
     cannot be used, or it selects every event of the lake (of its quarantine, if there are no others) and ``everything``
-    does not say that this is meant; LakeFullError; SinkError where the lake is damaged. An error behind the lake's
-    commit says what was erased by then; the same call does the rest.
+    does not say that this is meant; LakeFullError; SinkError where the lake is damaged. An error after the lake's
+    commit says what was erased so far; the same call does the rest.
     """
     matches = matcher_of(match, everything=everything)
     with erasable(path) as (log, known):
@@ -142,7 +142,7 @@ def erasable(path: Path | str) -> Iterator[tuple[CommitLog, dict[str, Any]]]:
 
 
 def _in_quarantine(log: CommitLog, head: Head, goes: Callable[[dict[str, Any]], bool]) -> quarantine.QuarantineRemoval:
-    """What is to be taken out of the quarantine: prepared before the lake's commit, so that a full disk or a damaged
+    """What to take out of the quarantine. It is prepared before the lake's commit, so that a full disk or a damaged
     file stops both."""
     newest = log.newest_batch(head)
     quarantine.settle(log.layout, newest)
@@ -159,14 +159,15 @@ def _discarding(aside: quarantine.QuarantineRemoval) -> Iterator[None]:
 
 
 def _finish(log: CommitLog, aside: quarantine.QuarantineRemoval, rows: int) -> None:
-    """Take the events out of the quarantine, behind the lake's commit. It has no versions: they are gone at once."""
-    with _half_done(f"{rows:,} events are erased from the lake, but not all that match from {QUARANTINE}"):
+    """Take the events out of the quarantine, after the lake's commit. It has no versions: they are gone at once."""
+    with _half_done(f"{rows:,} events were erased from the lake, but not all selected ones from {QUARANTINE}"):
         aside.carry_out()
 
 
 def _vacuum(log: CommitLog, rows: int, aside: int) -> int:
     done = (
-        f"{rows:,} events are erased from the lake and {aside:,} from {QUARANTINE}, but not all replaced files removed"
+        f"{rows:,} events were erased from the lake and {aside:,} from {QUARANTINE}, "
+        "but not all replaced files were removed"
     )
     with _half_done(done):
         return remove_replaced(log, timedelta(0))
@@ -174,13 +175,13 @@ def _vacuum(log: CommitLog, rows: int, aside: int) -> int:
 
 @contextmanager
 def _half_done(done: str) -> Iterator[None]:
-    """Say what has happened already where the rest fails: nobody gets a report then."""
+    """If the rest fails, say what was done so far: there is no report then."""
     try:
         yield
     except (OSError, SinkError) as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
         cause = error.message if isinstance(error, SinkError) else error
-        raise kind(f"{done}: {cause}", hint="Remove the cause and run the same again: it does the rest") from error
+        raise kind(f"{done}: {cause}", hint="Remove the cause and repeat the erasure: it does the rest") from error
 
 
 def _day_of(token: str) -> date:
@@ -188,7 +189,7 @@ def _day_of(token: str) -> date:
 
 
 def _check_not_everything(work: _Work, aside: quarantine.QuarantineRemoval) -> None:
-    """Refuse what would leave no rows, and in a lake without rows what would leave nothing in the quarantine."""
+    """Refuse to erase all rows, and in a lake without rows to erase everything in the quarantine."""
     if 0 < work.rows == work.searched:
         _refuse_everything(work.rows)
     if work.searched == 0 and 0 < aside.rows == aside.searched:

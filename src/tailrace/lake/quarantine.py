@@ -3,8 +3,8 @@
 A task writes them to a file in ``_staging``. The commit of the micro-batch names that file, and what the commit names
 counts: after the commit the file is moved to ``_quarantine``. If a crash comes in between, the next program that
 commits to the lake or opens it moves the file; a file that no commit names is removed with the other leftovers. So an
-event is in quarantine exactly once, from the commit on that adds the events around it. Compaction merges the files;
-what it is about to move stands in a note that the next program finishes, if a crash comes in between.
+event is in quarantine exactly once, from the commit on that adds the events around it. Compaction merges the files. It
+first writes a note of what it will move; if a crash comes in between, the next program finishes that.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class QuarantineMerge:
         return layout.staging / self.staged
 
     def note(self, layout: LakeLayout) -> None:
-        """Write the note: from here on the files that are replaced do not count any more."""
+        """Write the note: from here on the replaced files no longer count."""
         known = {"name": self.name, "staged": self.staged, "replaces": list(self.replaces)}
         durable.write_json(layout.state / _MERGE, known)
         durable.step("quarantine.noted")
@@ -153,14 +153,14 @@ class QuarantineMerge:
             return None
         name, staged, replaces = known.get("name"), known.get("staged"), known.get("replaces")
         if not isinstance(replaces, list) or not isinstance(staged, str) or not STAGED_MERGE.fullmatch(staged):
-            raise SinkError(f"{path} is damaged: it does not name what is merged")
+            raise SinkError(f"{path} is damaged: it does not name the files of a merge")
         for one in (name, *replaces):
             checked_quarantine_name(f"{QUARANTINE}/{one}", path)
         return cls(str(name), staged, tuple(replaces))
 
 
 def finish_merge(layout: LakeLayout) -> None:
-    """Bring the merge that is noted to its end. Nothing in it needs room. The caller holds the lock."""
+    """Finish the merge that is noted, if there is one. This needs no room on the disk. The caller holds the lock."""
     merge = QuarantineMerge.noted(layout)
     if merge is None:
         return
@@ -171,7 +171,7 @@ def finish_merge(layout: LakeLayout) -> None:
             os.replace(staged, place)
             durable.sync_directory(folder)
         elif not place.exists():
-            raise SinkError(f"{staged} has gone, which was to take the place of files in {folder}")
+            raise SinkError(f"{staged} is missing: it was to replace files in {folder}")
         durable.step("quarantine.placed")
         for name in merge.replaces:
             (folder / name).unlink(missing_ok=True)
@@ -234,7 +234,7 @@ class QuarantineRemoval:
     """Rows to take out of the quarantine. What stays of each file is written beside it first, since that needs room;
     ``carry_out`` only renames and removes. The caller holds the lock. Raises LakeFullError.
 
-    ``rows`` go, of ``searched``.
+    ``rows`` are to go, of ``searched`` that were looked at.
     """
 
     def __init__(self, layout: LakeLayout, paths: Sequence[Path], goes: Callable[[dict[str, Any]], bool]) -> None:
@@ -268,8 +268,8 @@ class QuarantineRemoval:
                 durable.sync_file(beside)
 
     def carry_out(self) -> None:
-        """Put what stays in the place of what was there, file by file. If it fails on the way, the files that are left
-        are as they were, and the same rows can be taken out again."""
+        """Replace each file with what stays of it, one after the other. If this fails, the remaining files are as they
+        were, and their rows can be taken out by another try."""
         try:
             for path, beside in self._changes:
                 with durable.writing(path):

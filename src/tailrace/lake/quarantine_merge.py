@@ -1,7 +1,7 @@
 """Merge the quarantine's small files: a task writes one for each micro-batch in which it puts an event aside.
 
 The merged file is written without the lake's lock, while no other compaction and no erasure runs, so the files that it
-replaces stay as they are. Then, under the lock, what is to be moved is noted, and carried out
+replaces stay as they are. Then, under the lock, the replacement is noted and carried out
 (``quarantine.QuarantineMerge``).
 """
 
@@ -22,8 +22,8 @@ from tailrace.lake.commit_log import CommitLog
 
 
 def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
-    """Merge neighbours up to about ``target_bytes``. Returns how many files became how many. The caller holds the lock
-    of compactions. Raises LakeFullError, and SinkError where a file is damaged."""
+    """Merge neighbouring files up to about ``target_bytes``. Returns how many files were merged, and into how many. The
+    caller holds the lock of compactions. Raises LakeFullError, and SinkError where a file is damaged."""
     with log.locked() as head:
         newest = log.newest_batch(head)
         quarantine.settle(log.layout, newest)
@@ -36,7 +36,7 @@ def merge_quarantine(log: CommitLog, target_bytes: int) -> tuple[int, int]:
 
 
 def _groups(files: Sequence[Path], target: int) -> Iterator[list[Path]]:
-    """Two or more files that follow each other, in the order of the stream, none of them large already."""
+    """Groups of two or more neighbouring files, in the order of the stream. Large files are left out."""
     group: list[Path] = []
     size, last = 0, ""
     for path in files:
@@ -75,7 +75,7 @@ def _merge(log: CommitLog, group: Sequence[Path]) -> None:
         with log.locked():
             for path in group:
                 if not path.exists():
-                    raise SinkError(f"{path} has gone while it was being compacted")
+                    raise SinkError(f"{path} was removed while it was being compacted")
             durable.sync_directory(layout.staging)
             merge.note(layout)
             quarantine.finish_merge(layout)
@@ -97,7 +97,7 @@ def _write(group: Sequence[Path], staged: Path) -> None:
                 rows += table.num_rows
             writer.close()
         except BaseException:
-            with suppress(OSError, pa.ArrowException):  # no room for its footer either: the first error is told
+            with suppress(OSError, pa.ArrowException):  # no room for its footer either: the first error is reported
                 writer.close()
             raise
         durable.sync_file(staged)

@@ -112,11 +112,11 @@ def lake_status(path: Path | str) -> LakeStatus:
 
 
 def _quarantined(log: CommitLog, head: Head) -> int:
-    """How many events are in the quarantine; its files may be replaced by others meanwhile."""
+    """How many events are in the quarantine. Its files may be replaced while they are read."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
             return quarantine.rows_in(quarantine.files_of(log.layout, log.newest_batch(head)))
-    raise SinkError(f"the files in {log.layout.root / QUARANTINE} change all the time", hint="Try again")
+    raise SinkError(f"the files in {log.layout.root / QUARANTINE} keep changing", hint="Try again")
 
 
 def _last_batch(log: CommitLog, number: int | None) -> tuple[datetime | None, int | None]:

@@ -71,7 +71,7 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
             report.add(problem)
         state = log.state()
         present = set(log.layout.files_present())
-        # While the lock is held: a compaction or an erasure may replace these files.
+        # Under the lock, since a compaction or an erasure may replace these files.
         _check_quarantine(quarantine.files_of(log.layout, log.newest_batch(head)), report)
     live = state.in_order
     report.gaps = state.gaps

@@ -151,8 +151,8 @@ def parse_operation(raw: bytes, position: str) -> OplogEntry:
 
 
 def _read_fields(raw: bytes) -> dict[bytes, bytes]:
-    """The value bytes of the fields in ``_FIELD_TYPES``, types checked. The hottest loop of the plain path,
-    where an entry is not as servers write most of them."""
+    """The value bytes of the fields in ``_FIELD_TYPES``, types checked. The hottest loop of the plain path for entries
+    that ``fields_of_write`` does not know."""
     wanted = _FIELD_TYPES
     end_of = raw_bson.value_end
     fixed = raw_bson.FIXED_SIZES

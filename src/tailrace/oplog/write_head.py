@@ -1,7 +1,7 @@
-"""The namespace and the time of a write's entry, or all its fields, found at one go where it is as servers write it.
+"""Finds the namespace and the time of a write's entry, or all its fields, in one step if its layout is the usual one.
 
-At the end of an oplog most entries come alone, and each is asked for these. What is given is what a walk over the
-elements finds; ``None``: walk.
+At the end of an oplog most entries come alone, and each is asked for these. The result is what a walk over the elements
+finds; ``None`` means that a walk is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _NAMESPACE: Final = re.compile(_TO_NAMESPACE)
 _TO_DOCUMENT: Final = re.compile(_TO_NAMESPACE + rb"\x05ui\x00\x10\x00\x00\x00\x04.{16}\x03o\x00")
 _TIME: Final = re.compile(rb"(?s)(?:\x10stmtId\x00.{4})?\x11ts\x00(.{8})")
 _KEY: Final = b"\x03o2\x00"
-#: The same up to the document, and what follows the documents, on 6.0, 5.0 and 4.4; an op time has one size.
+#: All fields before the document, and all behind the documents, as 6.0, 5.0 and 4.4 write them. An op time has a fixed
+#: size.
 _HEAD_FIELDS: Final = re.compile(
     rb"(?s).{4}(?:\x03lsid\x00(\x48\x00\x00\x00.{68})\x12txnNumber\x00(.{8}))?"
     rb"\x02op\x00(\x02\x00\x00\x00[idu]\x00)\x02ns\x00(.{4}[^\x00]*\x00)\x05ui\x00(\x10\x00\x00\x00\x04.{16})\x03o\x00"
@@ -57,7 +58,8 @@ def time_of_write(raw: bytes, start: int = 0) -> bytes | None:
 
 
 def fields_of_write(raw: bytes) -> dict[bytes, bytes] | None:
-    """The values of the fields of an insert, update or delete that the stages read, by name."""
+    """The values of those fields of an insert, update or delete that the stages read, by name. ``None``: a walk is
+    needed."""
     head = _HEAD_FIELDS.match(raw)
     if head is None or _SIZE.unpack_from(raw)[0] != len(raw):
         return None

@@ -31,11 +31,11 @@ class Need:
 def relayed(
     steps: Generator[_Given, Answer, object], in_place_of: Callable[[_Given], Generator[_Made, Answer, None]]
 ) -> Generator[_Made | Request, Answer, None]:
-    """What ``steps`` yields, made into something else on the way.
+    """Run ``steps``, and replace what it yields with what ``in_place_of`` gives for it.
 
-    Each request passes as it is, after what ``in_place_of`` gives for it, and its answer or its refusal reaches the
-    step that asked. In the place of everything else goes what ``in_place_of`` gives. The one loop of its kind: a stage
-    that could be refused an answer by one driver and not by another would end streams at different events.
+    A request is passed on all the same, after what ``in_place_of`` gives for it, and its answer or refusal reaches the
+    step that asked. There is only this one loop: if refusals reached a stage from one driver and not from another,
+    streams would end at different events.
     """
     answer: Answer = None
     failure: TailraceError | None = None

@@ -37,8 +37,8 @@ class OplogBatch(NamedTuple):
     ``raw``         the entries' BSON, one after the other (what one reply of the server carries); may be empty
     ``high_water``  nothing at or before this cluster time will ever appear that was not given already: the time of the
                     last entry read, matching or not
-    ``images``      the documents before the entries' operations, where whoever reads the entries computes them
-                    (exact images); ``None``: they are asked for
+    ``images``      the documents before the entries' operations, if the reader of the entries computes them (exact
+                    images); ``None``: stages ask for them
     """
 
     raw: bytes

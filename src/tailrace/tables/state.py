@@ -349,7 +349,7 @@ def _clear_errors(path: Path) -> Iterator[None]:
     except lmdb.Error as error:
         text = str(error)
         full = "No space left" in text or "File too large" in text or "quota" in text.lower()
-        # Of a write that was cut short LMDB says no more than that.
+        # LMDB says no more than that about a write that was cut short.
         if full or ("Input/output error" in text and durable.has_no_room(path)):
             raise LakeFullError(f"no room left to write {path}: {text}", hint="Make room and start again") from error
         raise SinkError(f"cannot use {path}: {text}") from error

@@ -144,7 +144,7 @@ class EntryTest:
         fields = first_elements(entry.o)
         name = next((name for name in COMMANDS if name in fields), None)
         if name is None or COMMANDS[name] in self._ending:
-            return None  # what ends the stream must be seen by it
+            return None  # the stream must see what ends it
         operation_type = COMMANDS[name]
         known = _OF_EVERY_COMMAND
         parts = [_text(b"operationType", operation_type), *self._of_the_commit(entry)]
