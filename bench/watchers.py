@@ -11,10 +11,10 @@ cost without any stream, the gateway's CPU, milliseconds from before the write t
 gateway has in memory for a quiet stream and its two connections.
 
 Bars: mongod's CPU with 1,000 streams under 1.2 times that with one; under 100 kB a quiet stream; from 10 streams on,
-mongod and gateway together cheaper than native. The last is told from pairs: of each round what native streams cost
-mongod, less what the gateway's cost both, since the writes' own cost is in each alike and changes from round to round.
-Both sides are measured once they are in their stride: the compiled code is made before the first gateway starts, and
-the writes before the measured ones are as many as a gateway looks at before it chooses what it reads.
+mongod and gateway together cheaper than native. The last is judged within each round: what native streams cost mongod,
+minus what the gateway's streams cost both. The cost of the writes is in both figures and changes from round to round.
+Both sides are warm when they are measured: the kernel is compiled before the first gateway starts, and before the
+measured writes come as many others as a gateway looks at before it chooses what it reads.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def main() -> int:
 
 
 def compile_kernel() -> None:
-    """Have the compiled code of this installation made, which takes up to minutes once. A gateway that starts before
-    that makes events in plain Python, reads in a thread, and loads the code beside its work."""
+    """Compile the kernel of this installation, which takes up to minutes once. A gateway that starts before that makes
+    events in plain Python, reads in a thread, and loads the compiled code beside its work."""
     loading = (
         "import time; from tailrace.client import kernel_loader as loader; loader.prepare()\n"
         "while not (loader.is_ready(1) or loader.is_missing()): time.sleep(0.1)"
@@ -126,7 +126,7 @@ def spread(found: dict[tuple[str, int], list[dict[str, float]]]) -> dict[int, fl
             ]
             medians[count] = statistics.median(spared)
             shown = " ".join(f"{one:+.2f}" for one in spared)
-            print(f"{count} streams: spared {medians[count]:+.2f} s of CPU (rounds: {shown})")
+            print(f"{count} streams: saved {medians[count]:+.2f} s of CPU (rounds: {shown})")
     return medians
 
 

@@ -26,15 +26,15 @@ from tests.quiet import without_noops
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each process of the tests collects all of them, and makes a million objects that stay. Looking through them for
-# garbage again and again takes a third of that time, and later a tenth of a second whenever a test has made enough.
+# Each test process collects all tests, and so makes a million objects that stay. Searching them for garbage takes a
+# third of that time, and later a tenth of a second each time that a test makes the collector run.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-    atexit.register(gc.unfreeze)  # DuckDB tells at the end what nobody has freed
+    atexit.register(gc.unfreeze)  # DuckDB reports at exit what was not freed
 
 
 # No example has to be ready within a time: on a busy machine one that takes a millisecond takes a second now and then.

@@ -22,7 +22,7 @@ class SmallDisk:
         self._ballast = path / "ballast"
 
     def leave(self, room: int) -> None:
-        """Take away all room but about so many bytes."""
+        """Leave only about ``room`` bytes free."""
         self.make_room()
         found = os.statvfs(self.path)
         with self._ballast.open("wb") as file:

@@ -292,8 +292,8 @@ def test_when_one_process_is_killed_the_command_stops_the_others_and_says_so(com
 
 
 def test_a_supervisor_may_signal_each_process_too(commands: Commands) -> None:
-    """As systemd does, unless it is told otherwise. The second SIGTERM ended each in the middle of a change; only the
-    command itself had been told to stop."""
+    """As systemd does by default. The second SIGTERM ended each process in the middle of a change; tests had signalled
+    only the command."""
     process = listen_in_two_processes(commands, handler="slowly")
     commands.database.orders.insert_many([{"_id": number} for number in range(60)])
     commands.until(lambda: len(commands.lines("begun")) == 4, process)

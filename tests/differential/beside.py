@@ -115,13 +115,13 @@ class Streams:
         assert all(each == kinds["pymongo"] for each in kinds.values()), outcomes
         return kinds["pymongo"]
 
-    def events(self, number: int, *, told_late: bool = False) -> list[Any]:
+    def events(self, number: int, *, may_fail_once: bool = False) -> list[Any]:
         """The next events' ``n``, the same of all. No call may fail on the way.
 
-        ``told_late``  a shared read may have failed once more between two calls; the next call of those that share it
-                       then says so, and leaves the stream open
+        ``may_fail_once``  a shared read may have failed once more between two calls; then the next call of each stream
+                           that shares it raises that error, and leaves the stream open
         """
-        may_fail = [stream for name, stream in self.streams.items() if told_late and name.startswith("shared")]
+        may_fail = [stream for name, stream in self.streams.items() if may_fail_once and name.startswith("shared")]
 
         def collect(stream: Any) -> list[Any]:
             found: list[Any] = []

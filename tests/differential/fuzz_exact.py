@@ -80,12 +80,12 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=100_000, help="end when so many were compared")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first collection")
-    parser.add_argument("--processes", type=int, default=3, help="that write and compare beside each other")
+    parser.add_argument("--processes", type=int, default=3, help="how many write and compare at the same time")
     options = parser.parse_args()
     begun = time.monotonic()
     total, shown, difference = Compared(), 0, ""
     with ReplicaSet(1, oplog_size_mb=4000) as deployment:
-        with MongoClient[Any](deployment.uri) as client:  # nobody needs each write on disk before the next
+        with MongoClient[Any](deployment.uri) as client:  # no write has to be on disk before the next one
             client.admin.command("setDefaultRWConcern", 1, defaultWriteConcern={"w": 1})
         for part in compared(deployment.uri, options):
             difference = difference or part.difference
@@ -101,7 +101,7 @@ def main() -> int:
 
 
 def compared(uri: str, options: argparse.Namespace) -> Iterator[Compared]:
-    """One collection after another, by several processes; without an end."""
+    """What was compared, collection by collection, in several processes. Never ends by itself."""
     context = multiprocessing.get_context("spawn")
     found: multiprocessing.Queue[Compared] = context.Queue()
     numbers = [range(options.first + place, 1 << 31, options.processes) for place in range(options.processes)]

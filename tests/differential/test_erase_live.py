@@ -1,7 +1,7 @@
-"""What ``erase`` leaves of a lake is what the server's own stream gives behind the opposite ``$match``.
+"""What ``erase`` leaves of a lake is what the server's own stream gives with the opposite ``$match``.
 
-The documents have fields that are called like ours and the oplog's (``count``, ``ts``, ``applyOps``, ``token``,
-``_id._data``): no test of an erasure had met such.
+The documents have fields with the names of the lake's columns and of the oplog's fields (``count``, ``ts``,
+``applyOps``, ``token``, ``_id._data``): no test of an erasure had such documents.
 """
 
 from __future__ import annotations

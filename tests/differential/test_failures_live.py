@@ -531,7 +531,7 @@ def test_a_name_that_resolves_no_longer_is_an_error_that_leaves_the_stream_open(
             assert streams.alive
             known.add("db.tailrace.test")
             insert(direct, 3)
-            assert streams.events(1, told_late=True) == [3]
+            assert streams.events(1, may_fail_once=True) == [3]
 
 
 def test_a_seed_that_resolves_no_longer_is_not_missed(replica_set: ReplicaSet) -> None:

@@ -35,7 +35,7 @@ _ENDLESS_S: Final = 1.0
 _ENDLESS: Final = re.compile(r"tailrace (watch|run|listen|gateway|archive (?!status|verify))|python ")
 _ENDS: Final = re.compile(r"--(until|available-now|once|compact|verify|help)")
 _LIMIT_S: Final = 400.0
-#: The pages' sessions compile with C1 alone: they are too short for what the other compiler costs.
+#: Spark in the pages' examples uses Java's compiler C1 alone: it runs too briefly for the other one to pay off.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXTRAS: Final = frozenset(
     {"spark", "archive", "tables", "icu", "gateway", "embedded", "redis", "nats", "kafka", "dev"}

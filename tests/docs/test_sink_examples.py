@@ -1,5 +1,5 @@
-"""The programs in ``examples/sinks`` say how they are called: they ended with a TypeError of ``main``, which no test
-had called from a command line."""
+"""The programs in ``examples/sinks`` answer a wrong call with their usage. They ended with a TypeError: no test had
+called them from a command line."""
 
 from __future__ import annotations
 

@@ -237,7 +237,8 @@ def test_thousands_of_half_open_connections_keep_nobody_out(gateway: GatewayProc
 
 
 def half_open(gateway: GatewayProcess, count: int) -> None:
-    """Some go on when a few hundred more have come: long before the minute after which silence closes a connection."""
+    """Some clients go on when a few hundred more have connected: long before the minute after which a silent connection
+    is closed."""
     message = message_of(watching())
     clients: list[socket.socket] = []
     begun: list[float] = []
@@ -265,8 +266,8 @@ def half_open(gateway: GatewayProcess, count: int) -> None:
 
 
 def test_clients_that_come_while_the_gateway_is_busy_are_not_forgotten(gateway: GatewayProcess) -> None:
-    """The system kept 1,024 that were not accepted yet, and forgot some of the others, which were cut off at what they
-    sent next. The test with thousands had shown it only on a busy machine, where it was taken for slowness."""
+    """The system queued 1,024 clients and dropped some of the others, which were cut off when they sent something. The
+    test with thousands had shown this only on a busy machine, where it was taken for slowness."""
     count = min(1500, int(Path("/proc/sys/net/core/somaxconn").read_text()))
     clients: list[socket.socket] = []
     os.kill(gateway.pid, signal.SIGSTOP)

@@ -1,8 +1,8 @@
 """Commands of real drivers with fields renamed, doubled, left out or of another type: the gateway's error is the
 server's, and nobody else notices anything.
 
-Of a command with two faults the server tells one, by the order of its checks. On 6.0 the gateway had told the other:
-the short run met no such command, and codes of errors inside BSON counted as equal.
+If a command has two faults, the server reports the one that it checks first. On 6.0 the gateway reported the other one:
+the short run had no such command, and all codes of errors inside BSON counted as equal.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def answer(wire: Wire, document: bytes) -> dict[str, Any]:
 
 
 def stream_with_an_event(sides: SideBySide) -> bytes:
-    """An aggregate whose first getMore finds an event: one that names no time would wait a second otherwise."""
+    """An aggregate whose first getMore finds an event: without one, a getMore that sets no time limit waits for a
+    second."""
     insert = {"insert": "c", "documents": [{}], "writeConcern": {"w": "majority", "j": True}}
     time = sides.server.run("mutations", insert)["operationTime"]
     stages = [{"$changeStream": {"startAtOperationTime": time}}]

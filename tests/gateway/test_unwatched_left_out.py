@@ -160,7 +160,7 @@ def test_a_late_look_at_the_newest_entry_promises_nothing_that_is_still_to_come(
     """Empty replies wait on the connection when the reader asks for the newest entry, as after a pause of its process:
     the server sent them before that entry was written. (Tests' readers were never behind the server's pushing.)"""
     with MongoClient[Any](replica_set.uri) as client, closing(MongodSource(replica_set.uri, pushed=True)) as source:
-        # The reader begins behind this insert: the newest entry that it is told of is one that a majority has.
+        # The reader begins after this insert, since the newest entry that it is told of is one that a majority has.
         collection = client["late_look"].get_collection("c", write_concern=WriteConcern("majority"))
         collection.insert_one({"_id": 0})
         look, written = source._newest, list[object]()

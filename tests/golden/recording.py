@@ -83,8 +83,8 @@ def names() -> list[str]:
 
 @cache
 def streams() -> dict[str, tuple[str, int]]:
-    """All streams: ``<recording>/<stream>`` to the recording's name and the stream's place in it. Every process of the
-    tests asks, several modules each, and unpacking all recordings takes a second."""
+    """All streams: ``<recording>/<stream>`` to the recording's name and the stream's place in it. Cached: several
+    modules of each test process ask for them, and unpacking all recordings takes a second."""
     return {
         f"{name}/{stream.name}": (name, index) for name in names() for index, stream in enumerate(load(name).streams)
     }

@@ -108,7 +108,7 @@ def main() -> int:
     names = {part.name: part for part in PARTS}
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--parts", help="which ones, with commas between them (all; before 5.0 not images)")
+    parser.add_argument("--parts", help="with commas between them (default: all; before 5.0 all but images)")
     parser.add_argument("--step-downs", type=int, default=0)
     parser.add_argument("--version", default="6.0.27", help="of the server")
     options = parser.parse_args()

@@ -289,7 +289,7 @@ class Images(Part):
 
 
 def without_images(event: bytes) -> bytes:
-    """The event as a server gives it that was asked for no images."""
+    """The event as a server gives it if it is asked for no images."""
     update = RawBSONDocument(event)["operationType"] == "update"
     left_out = {b"fullDocumentBeforeChange", *([b"fullDocument"] if update else [])}
     kept = [one for one in raw_bson.elements(event) if one.name not in left_out]
@@ -297,8 +297,9 @@ def without_images(event: bytes) -> bytes:
 
 
 def images_that_do_not_follow(client: MongoClient[Any], events: Iterable[bytes]) -> list[str]:
-    """Where no server keeps images to compare with: each document's image before a change is the one after the change
-    before, an update turns one into the other, and the last one is what the collection holds."""
+    """What is wrong with the images, on servers that keep none to compare with. Each pre-image must be the document's
+    last post-image, each update's description must turn one into the other, and the last post-image must be what the
+    collection holds."""
     last: dict[tuple[str, bytes], bytes | None] = {}
     wrong = []
     for event in events:
@@ -324,7 +325,7 @@ def _raw(image: RawBSONDocument | None) -> bytes | None:
 
 
 def _turns_into(before: bytes, event: bytes, after: bytes) -> bool:
-    """By the fields' values: the order of all fields is seen in the end, beside the collection's."""
+    """Compares the fields' values. The order of the fields is checked at the end, against the collection."""
     document, description = bson.decode(before), bson.decode(event)["updateDescription"]
     for path in description["removedFields"]:
         document.pop(path, None)

@@ -1,4 +1,5 @@
-"""Exact images of a cluster while its chunks move: beside the shards' own (6.0), and as a chain on older servers."""
+"""Exact images of a cluster while its chunks move: compared with the shards' own (6.0), and with each other on older
+servers."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def own_events(cluster: ShardedCluster, database: str, start: Timestamp, end: Ti
 
 
 def test_images_are_the_shards_own_while_chunks_move(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
-    """First from the collection's beginning; then from the present, where other shards hold copies that moved away."""
+    """From the collection's beginning, twice, and then after a token."""
     first = RandomWorkload(sharded_cluster, 31, 120, adds_shard=False, removes_shard=False, database="exact_moving")
     start = first.prepare()
     ran = first.run(start)
@@ -108,7 +109,7 @@ def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluste
 def test_servers_without_images(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:
-    """Each image is what the change before has left, on whatever shard that was; the last is stored."""
+    """Each pre-image is what the change before left, on whatever shard that was; the last image is what is stored."""
     cluster = start_sharded_cluster(3, version=version)
     workload = RandomWorkload(cluster, 37, 80, database="exact_moving")
     start = workload.prepare()
@@ -118,7 +119,7 @@ def test_servers_without_images(
         client[workload.database]["orders"].watch(**EXACT, start_at_operation_time=start) as stream,
     ):
         events = [RawBSONDocument(event) for event in read_until(stream, ran.end)]
-    # By region and _id: of a transaction that moves a document to another shard the insert may come first.
+    # By region and _id: in a transaction that moves a document to another shard, the insert may come first.
     left: dict[tuple[str, int], bytes] = {}
     for event in events:
         image = event["fullDocument" if event["operationType"] == "insert" else "fullDocumentBeforeChange"]

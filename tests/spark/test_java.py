@@ -21,7 +21,7 @@ print(use_java())
 import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
-options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # without an archive of classes a session costs 20 s as it is
+options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # even so, Spark takes 20 s without an archive of classes
 spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
          .config("spark.driver.extraJavaOptions", options).getOrCreate())
 print("runs on", spark._jvm.System.getProperty("java.version"))

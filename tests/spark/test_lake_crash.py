@@ -1,6 +1,6 @@
 """The lake on real Spark and a real MongoDB: killed at random moments and inside a commit.
 
-Each driver costs 12 s of processor, most of it Java's. ``make test`` has one random kill here, and the kills at each
+Each driver costs 12 s of CPU time, most of it Java's. ``make test`` has one random kill here, and the kills at each
 step of a commit in test_lake_lookups.py; ``make test-slow`` has them all.
 """
 

@@ -274,7 +274,7 @@ def test_a_driver_killed_within_the_commit_loses_nothing_and_writes_nothing_twic
 
 
 def test_an_image_that_required_asks_for_is_missing_on_an_older_server(server: str) -> None:
-    """5.0 and 4.4 say 51770 where 6.0 says 47; only 47 had been met."""
+    """5.0 and 4.4 say 51770 where 6.0 says 47; only 47 had been tested."""
     older = not server_is_new(server)
     with pymongo.MongoClient[dict[str, Any]](server) as client:
         db = client["quarantined"]

@@ -66,7 +66,7 @@ _HITS = "from tailrace.kernel.runs import copy_runs; print(sum(copy_runs.stats.c
 
 
 def test_a_damaged_cache_of_compiled_code_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:
-    """Each task failed in the import of a kernel module; tests of the cache had whole ones, and no worker."""
+    """Each task failed when it imported a kernel module; tests of the cache had only undamaged ones, and no worker."""
     cache = str(tmp_path)
     for _ in range(2):
         filled = subprocess.run(

@@ -1,8 +1,9 @@
 """The first copy of tables, and the exact images' state, on a disk with no room and with little: each says so in a
 sentence and goes on when there is room.
 
-Without any room the process was killed (SIGBUS: a mapped file lacked its page), and a write that was cut short was told
-as an input/output error: the disks of these tests had been a limit on files, or an error that was made up.
+Without any room the process was killed (SIGBUS: a mapped file lacked its page), and a write that was cut short was
+reported as an input/output error. The earlier tests had no full disk: they limited the size of files, or raised an
+error themselves.
 """
 
 from __future__ import annotations

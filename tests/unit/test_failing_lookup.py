@@ -224,8 +224,8 @@ def test_every_reader_gives_the_events_before_a_refused_look_up(
 
 @pytest.mark.parametrize("size", [0, INLINE_BYTES + 1], ids=["inline", "in a thread"])
 def test_the_gateways_driver_throws_a_refusal_into_the_cursor(size: int) -> None:
-    """A reply that is full before the refused look-up is given; the next one is the error. As the cursor of the tests,
-    which has a driver of its own."""
+    """A reply that is full before the refused look-up is given; the next one is the error. The tests' own cursor does
+    the same, with a driver of its own."""
     at = MemorySource(MemoryOplog([_update(number) for number in range(1, 6)], (), _Refusing(4).documents))
     cursors = Cursors(at)
     stage = {"startAtOperationTime": Timestamp(9, 1), **_LOOKS_UP}

@@ -1,7 +1,7 @@
-"""Everything that writes to a lake, on a disk with no room, with room for one page, for two, until there is enough:
-each time it says so, what was committed stays, and it goes on when there is room.
+"""Everything that writes to a lake, on a disk with no room, with room for one page, for two, and so on until there is
+enough. Each time the error says so, what was committed stays, and the work goes on when there is room.
 
-One test had filled a disk under a lake's stream; what maintains a lake had never met one.
+Only one test had filled a disk, under a lake's stream; the maintenance of a lake had never been tested on a full one.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_and_harms_nothing_whatever_room_is_left(
     name: str, sweep: tuple[int, bool], disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stride, often = sweep
-    if often:  # which is no error: the next checkpoint is made at its time
+    if often:  # a checkpoint without room is no error: the next one is made at its time
         monkeypatch.setattr("tailrace.lake.commit_log.CHECKPOINT_EVERY", 1)
     operation = OPERATIONS[name]
     claim = fill(tmp_path / "lake", operation.names)

@@ -198,7 +198,8 @@ def test_a_dropped_collection_goes_when_it_can_no_longer_be_needed(tmp_path: Pat
 
 
 def test_a_dropped_collection_that_is_written_again_stays(tmp_path: Path) -> None:
-    """A shard may lose a collection and get it back. Its documents went; a replica set never has a UUID twice."""
+    """A shard may lose a collection and get it back. Its documents were deleted: on a replica set a UUID never comes
+    back."""
     other = bytes(16)
     mine, theirs = keys(1)[0], state_key(other, bson.encode({"_id": 0}))
     with opened(tmp_path, undo_bytes=2_000) as state:

@@ -131,7 +131,7 @@ def test_a_stamp_whose_cache_is_gone_says_nothing(tmp_path: Path, content: str) 
 @pytest.mark.parametrize("name", ["transform.it.nbi", "transform.it.1.nbc", "columns.it.nbi"])
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_cache_with_a_file_cut_short_is_compiled_elsewhere(tmp_path: Path, name: str, size: int) -> None:
-    """The thread that reads would have met the damage. Tests had caches that are whole, or none."""
+    """The thread that reads would have met the damage. Tests had undamaged caches, or none."""
     stamp = tmp_path / "stamp"
     stamp.write_text(f"{tmp_path}\n")
     for each in ("transform.it.nbi", "transform.it.1.nbc", "columns.it.nbi"):

@@ -124,8 +124,8 @@ def test_a_reader_that_is_stopped_just_before_it_rests_does_not_rest(monkeypatch
 
 
 def test_a_lane_that_has_gone_holds_nobody() -> None:
-    """Its full queue was asked for room again and again, without a wait, until another lane ran empty: two processes
-    that shared lanes lost most of a core. No test took a lane away while its queue was full."""
+    """The reader asked its full queue for room again and again, without waiting, until another lane ran empty: two
+    processes that shared lanes lost most of a core. No test took a lane away while its queue was full."""
     stream = Stream()
     queues = {0: LaneQueue(BEGIN, events=1), 1: LaneQueue(BEGIN)}
     reader = LaneReader(lambda _: stream, LanePlan(2, BEGIN), queues, "reading")  # type: ignore[arg-type, return-value]

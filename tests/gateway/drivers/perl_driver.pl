@@ -16,7 +16,7 @@ my $client = MongoDB->connect(
     $uri,
     {
         app_name           => $name,
-        # Or a look-up may read what a majority had before the last write.
+        # Without this a look-up may read what a majority had before the last write.
         w                  => 'majority',
         wtimeout           => 100_000,
         monitoring_callback => sub { my $event = shift; $started{ $event->{commandName} }++ if $event->{type} eq 'command_started' },
