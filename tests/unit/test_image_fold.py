@@ -24,6 +24,7 @@ from tailrace.plan.request import OplogBatch
 
 UUID = Binary(bytes(range(16)), 4)
 SCOPE = Scope.of_collection("shop", "orders")
+MIGRATED: dict[str, Any] = {"fromMigrate": True}
 
 
 def entry(op: str, time: int, o: dict[str, Any], o2: dict[str, Any] | None = None, **more: Any) -> bytes:
@@ -156,3 +157,40 @@ def test_the_documents_of_a_collection_that_is_gone_go_too(tmp_path: Path, comma
         for time in range(3, 20):
             fold(target, batch([entry("i", time, {"_id": time}, {"_id": time}, ui=other)], time))
         assert [key for key, _ in state.documents(bytes(UUID))] == []
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_shard_gets_a_dropped_collection_back_with_its_documents(tmp_path: Path, kernel: bool) -> None:
+    """The documents stay in the state for a while after the drop, and come again under the same UUID."""
+    drop = {"op": "c", "ns": "shop.$cmd", "o": {"drop": "orders"}, "ui": UUID, "t": 1, "ts": Timestamp(100, 2)}
+    with ImageState.open(tmp_path, map_bytes=64 << 20) as state:
+        target = ImageFolder(state, SCOPE, SERVER_6_0, kernel=lambda size: kernel, of_shard=True)
+        fold(target, batch([entry("i", 1, {"_id": 1, "a": 1}, {"_id": 1})], 1))
+        fold(target, batch([bson.encode(drop)], 2))
+        came = [entry("i", time, {"_id": 1, "a": 2}, {"_id": 1}, **more) for time, more in ((3, MIGRATED), (5, {}))]
+        for time, one in zip((3, 5), came, strict=True):
+            fold(target, batch([one], time))
+        images = fold(target, batch([entry("d", 6, {"_id": 1})], 6))
+        assert [bson.decode(image) for image in images.values()] == [{"_id": 1, "a": 2}]
+
+
+def test_a_transaction_that_the_copy_has_already(tmp_path: Path) -> None:
+    """A prepared transaction can be seen from its commit timestamp on. Its entry is later, also than a copy between."""
+    operations = [
+        {"op": "i", "ns": "shop.orders", "ui": UUID, "o": {"_id": 1}, "o2": {"_id": 1}},
+        {"op": "u", "ns": "shop.orders", "ui": UUID, "o": {"$v": 2, "diff": {"d": {"a": False}}}, "o2": {"_id": 2}},
+        {"op": "d", "ns": "shop.orders", "ui": UUID, "o": {"_id": 3}},
+    ]
+    common = {"op": "c", "ns": "admin.$cmd", "t": 1, "lsid": {"id": UUID}, "txnNumber": Int64(1)}
+    none = {"ts": Timestamp(0, 0), "t": Int64(-1)}
+    prepare = {"o": {"applyOps": operations, "prepare": True}, "ts": Timestamp(100, 1), "prevOpTime": none}
+    link = {"ts": Timestamp(100, 1), "t": Int64(1)}
+    done = {"commitTransaction": 1, "commitTimestamp": Timestamp(100, 2)}
+    commit = bson.encode(common | {"o": done, "ts": Timestamp(100, 4), "prevOpTime": link})
+    copied = {state_key(bytes(UUID), each): each for each in (bson.encode({"_id": 1}), bson.encode({"_id": 2, "b": 1}))}
+    with ImageState.open(tmp_path, map_bytes=64 << 20) as state:
+        with state.batch((100 << 32) | 3) as seeded:
+            seeded.put(copied.items())
+        target = ImageFolder(state, SCOPE, SERVER_6_0, of_shard=True)
+        target.fold(batch([commit], 4), lambda times: [bson.encode(common | prepare)], again=True)
+        assert dict(state.documents()) == copied

@@ -98,8 +98,9 @@ def _state_key(made: KernelBatch, place: int) -> bytes:
     return state_key(row[first : last + 1].tobytes(), made.events[start:end].tobytes())
 
 
-def fold_into(operations: Operations, changes: ImageBatch) -> Images:
-    """Apply the operations, in order, to the documents of a batch. Returns the documents before them."""
+def fold_into(operations: Operations, changes: ImageBatch, *, of_shard: bool = False) -> Images:
+    """Apply the operations, in order, to the documents of a batch. Returns the documents before them. ``of_shard``: an
+    insert may find what a collection had that was dropped there and came back."""
     checksums = dict(zip(operations.keys, operations.checksums, strict=True))
     keys = list(checksums)
     numbers = dict(zip(keys, range(len(keys)), strict=True))
@@ -108,7 +109,7 @@ def fold_into(operations: Operations, changes: ImageBatch) -> Images:
     documents = list(before)
     images: Images = {}
     for places in _rounds(np.array(numbered, np.int64), len(keys)):
-        _apply(operations, documents, numbered, places, images)
+        _apply(operations, documents, numbered, places, images, of_shard=of_shard)
     changes.replace(keys, before, documents)
     return images
 
@@ -135,6 +136,8 @@ def _apply(
     numbered: Sequence[int],
     places: Sequence[int],
     images: Images,
+    *,
+    of_shard: bool,
 ) -> None:
     """Apply the operations at ``places``, each to a different document."""
     updates: list[int] = []
@@ -150,7 +153,7 @@ def _apply(
         if old is not None and kind != _INSERT:
             images[operations.image_keys[place]] = old
         if old is not None or kind != _DELETE:
-            documents[numbered[place]] = operations.applied(place, old)
+            documents[numbered[place]] = operations.applied(place, None if of_shard and kind == _INSERT else old)
     images.update(zip(map(operations.image_keys.__getitem__, updates), before, strict=True))
     made = updated(before, operations.raw, operations.objects[updates]) if updates else []
     for place, old, new in zip(updates, before, made, strict=True):

@@ -56,22 +56,25 @@ class ImageFolder:
         self._match = OplogMatch(StreamOptions(scope, show_migration_events=of_shard), profile)
         self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=profile.multi_op_is_no_transaction)
 
-    def fold(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
+    def fold(self, batch: OplogBatch, entries_at: EntriesAt, *, again: bool = False) -> Images:
         """Apply a batch to the state, whose position is then the batch's high water. Returns the document before each
         update, replacement and delete, except for those that the state does not know.
 
+        ``again``: the documents may have some of the operations already. A copy of a shard has a prepared transaction
+        from its commit timestamp on, and the entry that commits it is later.
+
         Raises ImageMismatchError if an entry does not fit the document in the state; the state is then unchanged.
         """
-        if self._kernel(len(batch.raw)) and not (self._of_shard and _MIGRATED in batch.raw):
+        if self._kernel(len(batch.raw)) and not (again or (self._of_shard and _MIGRATED in batch.raw)):
             from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
 
             operations = fast.operations_of(batch.raw, self._scope, self._share)
             if operations is not None:
                 with self._state.batch(int(batch.high_water)) as changes:
-                    return fast.fold_into(operations, changes)
-        return self._fold_plain(batch, entries_at)
+                    return fast.fold_into(operations, changes, of_shard=self._of_shard)
+        return self._fold_plain(batch, entries_at, again)
 
-    def _fold_plain(self, batch: OplogBatch, entries_at: EntriesAt) -> Images:
+    def _fold_plain(self, batch: OplogBatch, entries_at: EntriesAt, again: bool) -> Images:
         operations = list(self._operations(batch.raw, entries_at))
         keys = [_key_of(entry) if entry.operation in CRUD else b"" for entry in operations]
         images: Images = {}
@@ -86,7 +89,8 @@ class ImageFolder:
                     before = documents[key]
                     if before is not None and entry.operation != "i":
                         images[PreImageKey(key[:_UUID_SIZE], entry.image_time, entry.image_index)] = before
-                    documents[key] = _after(entry, before)
+                    comes_back = self._of_shard and entry.operation == "i"  # a collection that was dropped here
+                    documents[key] = _after(entry, before, again=again or comes_back)
                     if entry.operation == "i" and key[:_UUID_SIZE] in dropped:
                         dropped.remove(key[:_UUID_SIZE])  # a collection that comes back to this shard
             changes.put(documents.items())
@@ -113,7 +117,7 @@ def _key_of(entry: OplogEntry) -> bytes:
     return state_key(entry.collection_uuid, named)
 
 
-def _after(entry: OplogEntry, before: bytes | None) -> bytes | None:
+def _after(entry: OplogEntry, before: bytes | None, *, again: bool = False) -> bytes | None:
     """The document after an operation; also ``None`` if it was not known and the operation does not hold all of it."""
     change = entry.o or b""
     if before is None and entry.operation == "d":
@@ -123,7 +127,7 @@ def _after(entry: OplogEntry, before: bytes | None) -> bytes | None:
             update = read_update(change)
             if isinstance(update, Modifiers | raw_bson.Element):
                 return None
-        return apply_operation(before, entry.operation.encode(), change)
+        return apply_operation(before, entry.operation.encode(), change, again=again)
     except ImageMismatchError as error:
         raise wrong_state(error, entry.position) from error
 

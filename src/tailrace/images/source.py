@@ -136,7 +136,7 @@ class ExactSource:
         position = ClusterTime(self.state.position or 0)
         for batch in self._source.read(position, after, batch_bytes_max=_BATCH_BYTES):
             if batch.raw:
-                folder.fold(batch, self._source.entries)
+                folder.fold(batch, self._source.entries, again=self._of_shard)
         return folder
 
     def release(self) -> None:
