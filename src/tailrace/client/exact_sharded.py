@@ -53,7 +53,7 @@ class ExactShards:
     def begin(self, name: str, client: MongoClient[Any], after: ClusterTime | None) -> None:
         """Bring a shard's state to where the stream begins: after ``after``, or at any time from now on (``None``)."""
         try:
-            source = self._opened(name, client)
+            source = self._opened(name, MongodSource(client))
             source.begin(after, client)
             if after is not None:
                 source.take_back(after)
@@ -65,17 +65,19 @@ class ExactShards:
         source."""
         if name == CONFIG_SHARDS:
             return MongodSource(client, retry_seconds=math.inf)
-        return cast(MongodSource, self._opened(name, client))  # it has the same methods
+        live = MongodSource(client, retry_seconds=math.inf)
+        return cast(MongodSource, self._opened(name, live))  # it has the same methods
 
     def asked(self, client: MongoClient[Any]) -> AskedLately:
         """Not shared: only this stream asks for promises."""
         return AskedLately()
 
-    def _opened(self, name: str, client: MongoClient[Any]) -> ExactSource:
-        live = MongodSource(client, retry_seconds=math.inf)
+    def _opened(self, name: str, live: MongodSource) -> ExactSource:
+        """The shard's state with ``live`` to read from. The same state until a reader has had it."""
         directory = self._folder / f"shard-{quote(name, safe='')}" / quote(live.name, safe="")
         found = self._sources.get(directory)
         if found is not None and not found.reads:
+            found.read_from(live)
             return found
         if found is not None:
             found.interrupt()

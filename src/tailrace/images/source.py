@@ -25,6 +25,8 @@ from tailrace.source.mongod import MongodSource
 _BATCH_BYTES: Final = 4 << 20
 #: Batches go to disk together. What a crash loses of them is read from the oplog again.
 _MEMORY_BYTES: Final = 64 << 20
+#: Written in a shard's directory: the time at which its state began with nothing.
+_EMPTY: Final = "began-empty.json"
 
 
 class ExactSource:
@@ -74,6 +76,11 @@ class ExactSource:
             self._state = ImageState.open(self._directory, memory_bytes=_MEMORY_BYTES)
         return self._state
 
+    def read_from(self, source: MongodSource) -> None:
+        """Read from another source of the same replica set, before ``tail``: one that nobody has interrupted, or that
+        waits for longer."""
+        self._source = source
+
     def _claim(self) -> None:
         mine: dict[str, object] = {"of": self._source.name, "scope": str(self._scope)}
         with self.state:  # one at a time
@@ -92,9 +99,12 @@ class ExactSource:
         """Where a stream begins that is to begin after ``after``, or now (``None``). The state is brought to this time.
         A new state is seeded with the current documents if the stream begins now. Otherwise it knows only documents
         that are written later than the stream's beginning, or with ``recover`` later than the source's beginning."""
-        if self.state.position is None or self.state.position < SEED_BATCHES:
+        if self.state.position is None or self.state.position < SEED_BATCHES or self._began_empty_behind(after):
             if after is None:
+                (self._directory / _EMPTY).unlink(missing_ok=True)
                 return seed(self.state, client, self._scope)
+            if self._of_shard:
+                durable.write_json(self._directory / _EMPTY, {"at": int(after)})
             self.state.clear()
             known = min(after, ClusterTime(self._source.oldest()[0] - 1)) if self._recover else after
             with self.state.batch(int(known)):
@@ -102,6 +112,12 @@ class ExactSource:
             self.state.settle()
             return after
         return self._source.operation_time() if after is None else after
+
+    def _began_empty_behind(self, after: ClusterTime | None) -> bool:
+        """Whether a stream goes back behind the beginning of a shard's state that began with nothing, as that of a
+        shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning."""
+        began = durable.read_json(self._directory / _EMPTY) if self._of_shard and after is not None else None
+        return began is not None and after is not None and int(after) < int(str(began["at"]))
 
     def take_back(self, after: ClusterTime) -> None:
         """Undo what the state holds from after ``after``. Raises ImageStateError if it cannot."""
