@@ -12,6 +12,7 @@ import pytest
 from bson.binary import Binary
 from bson.timestamp import Timestamp
 
+from tailrace.errors import UsageError
 from tailrace.images.bucket import ImageStateError
 from tailrace.images.source import ExactSource
 from tailrace.oplog.cluster_time import ClusterTime
@@ -110,3 +111,13 @@ def test_a_state_that_no_reader_has_had_reads_from_the_source_it_is_given_last(t
     with closing(source.tail(at(4))) as batches:
         list(batches)
     assert (first.times_read, second.times_read > 0) == (0, True)
+
+
+def test_a_replica_set_does_not_take_the_directory_of_a_cluster(tmp_path: Path) -> None:
+    """It wrote its own state there, and the cluster's stream was refused from then on. (Only the other way round was
+    tested.)"""
+    exact(tmp_path / "shard-a" / "shard0", _Shard(WRITES)).release()
+    scope = Scope.of_collection("shop", "orders")
+    with pytest.raises(UsageError, match="belong to a sharded cluster"):
+        ExactSource(cast(MongodSource, _Shard(WRITES)), tmp_path, scope, SERVER_6_0)
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-a"]

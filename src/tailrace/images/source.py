@@ -82,6 +82,11 @@ class ExactSource:
         self._source = source
 
     def _claim(self) -> None:
+        if not self._of_shard and any(self._directory.glob("shard-*")):
+            raise UsageError(
+                f"the images in {self._directory} belong to a sharded cluster, and this is a replica set",
+                hint="Give each stream a directory of its own",
+            )
         mine: dict[str, object] = {"of": self._source.name, "scope": str(self._scope)}
         with self.state:  # one at a time
             found = durable.read_json(self._directory / "stream.json")
