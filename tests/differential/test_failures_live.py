@@ -74,7 +74,7 @@ def test_a_killed_member_is_an_error_that_leaves_the_stream_open(
         assert streams.alive
         deployment.restart(0)
         insert(deployment.uri, 2, 3)
-        assert streams.events(2) == [2, 3]
+        assert streams.events(2, may_fail_once=True) == [2, 3]
 
 
 @all_versions
@@ -155,7 +155,7 @@ def test_a_cut_connection_is_resumed_in_the_same_call(replica_set: ReplicaSet) -
         for proxy in proxies:
             proxy.refuse(False)
         insert(direct, 4)
-        assert streams.events(1) == [4]
+        assert streams.events(1, may_fail_once=True) == [4]
 
 
 class _Commands(CommandListener):

@@ -57,8 +57,8 @@ def place(scope: str | None, position: ClusterTime = START) -> TailPlace:
 
 
 def taken(window: SharedWindow, of: TailPlace) -> tuple[list[bytes], ClusterTime]:
-    raw, high_water = window.take(of, A_MEGABYTE).batch(of.key)
-    return list(raw_bson.split(raw)), high_water
+    batch = window.take(of, A_MEGABYTE).batch(of.key)
+    return list(raw_bson.split(batch.raw)), batch.high_water
 
 
 def test_each_stream_takes_what_it_waits_for_and_nobody_else_hears_of_it() -> None:
@@ -203,7 +203,8 @@ class _Reader:
 
     def take(self, window: SharedWindow, oplog: Sequence[bytes], rng: random.Random) -> None:
         if self.place.joined:
-            raw, high_water = window.take(self.place, rng.choice((1, 3_000, A_MEGABYTE))).batch(self.place.key)
+            given = window.take(self.place, rng.choice((1, 3_000, A_MEGABYTE))).batch(self.place.key)
+            raw, high_water = given.raw, given.high_water
             entries = list(raw_bson.split(raw))
         else:
             behind = [one for one in oplog if entry_time(one) > self.place.position]
