@@ -42,6 +42,10 @@ class _Shard:
     def __init__(self, entries: Sequence[tuple[int, bytes]]) -> None:
         self.entries_there = entries
         self.times_read = 0
+        self.begins = 0
+
+    def oldest(self) -> tuple[int, int]:
+        return int(at(self.begins)), 1
 
     def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:
         return [None] * len(times)
@@ -64,10 +68,13 @@ def exact(directory: Path, shard: _Shard) -> ExactSource:
 def images_behind(directory: Path, shard: _Shard, after: ClusterTime) -> list[dict[str, Any]]:
     """The pre-images of a stream that begins behind ``after``."""
     source = exact(directory, shard)
-    source.begin(after, cast(Any, None))
-    source.take_back(after)
-    with closing(source.tail(after)) as batches:
-        return [bson.decode(image) for batch in batches for image in (batch.images or {}).values()]
+    try:
+        source.begin(after, cast(Any, None))
+        source.take_back(after)
+        with closing(source.tail(after)) as batches:
+            return [bson.decode(image) for batch in batches for image in (batch.images or {}).values()]
+    finally:
+        source.release()
 
 
 WRITES = [
@@ -88,6 +95,15 @@ def test_a_stream_goes_back_behind_the_time_at_which_a_shard_joined(tmp_path: Pa
     assert images_behind(tmp_path, shard, at(2)) == IMAGES
     assert images_behind(tmp_path, shard, at(1)) == IMAGES  # and once more, from what began at 2
     assert images_behind(tmp_path, shard, at(5)) == IMAGES  # later than its beginning: taken back
+    assert images_behind(tmp_path, shard, at(6)) == IMAGES[1:]
+
+
+def test_what_a_state_has_learned_is_not_given_up_where_the_oplog_no_longer_has_it(tmp_path: Path) -> None:
+    shard = _Shard(WRITES)
+    assert images_behind(tmp_path, shard, at(4)) == IMAGES
+    shard.begins = 5
+    with pytest.raises(ImageStateError, match="can be taken back to"):
+        images_behind(tmp_path, shard, at(2))
     assert images_behind(tmp_path, shard, at(6)) == IMAGES[1:]
 
 

@@ -120,9 +120,13 @@ class ExactSource:
 
     def _began_empty_behind(self, after: ClusterTime | None) -> bool:
         """Whether a stream goes back behind the beginning of a shard's state that began with nothing, as that of a
-        shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning."""
+        shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning. What it
+        has learned since is read again, so the oplog must still hold all of that."""
         began = durable.read_json(self._directory / _EMPTY) if self._of_shard and after is not None else None
-        return began is not None and after is not None and int(after) < int(str(began["at"]))
+        if began is None or after is None:
+            return False
+        at = int(str(began["at"]))
+        return int(after) < at and self._source.oldest()[0] <= at
 
     def take_back(self, after: ClusterTime) -> None:
         """Undo what the state holds from after ``after``. Raises ImageStateError if it cannot."""
