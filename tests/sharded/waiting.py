@@ -13,7 +13,8 @@ PATIENCE_S = 120.0
 
 
 def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:
-    """So many events, past errors that leave the stream open."""
+    """So many events, past errors that leave the stream open. Each event gives the next one new time: how many there are
+    may depend on how fast the machine was while they were written."""
     events: list[Any] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(events) < count:
@@ -21,6 +22,7 @@ def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:
         event = try_next_patiently(stream)
         if event is not None:
             events.append(event)
+            deadline = time.monotonic() + PATIENCE_S
         assert stream.alive or len(events) == count
     return events
 
