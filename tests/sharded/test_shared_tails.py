@@ -61,7 +61,7 @@ def test_streams_over_a_cluster_read_together_and_give_what_each_gives_alone(sha
             before = client.tail_statistics
             for writer in writers:
                 writer.start()
-            time.sleep(2)
+            wait_for(lambda: sum(len(writer.written) for writer in writers) > 60, "the writers are stuck")
             for writer in writers:
                 writer.end()
             after = client.tail_statistics
