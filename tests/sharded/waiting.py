@@ -13,8 +13,8 @@ PATIENCE_S = 120.0
 
 
 def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:
-    """So many events, past errors that leave the stream open. Each event gives the next one new time: how many there are
-    may depend on how fast the machine was while they were written."""
+    """So many events, past errors that leave the stream open. Each event gives the next one new time: how many events
+    there are may depend on how fast the machine was while they were written."""
     events: list[Any] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(events) < count:
