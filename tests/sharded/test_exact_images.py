@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bson.timestamp import Timestamp
 import tailrace
 from tailrace import raw_bson
 from tailrace.embedded import ShardedCluster
+from tailrace.embedded.sharding import Transaction
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.sharded import native
@@ -28,18 +30,42 @@ REQUIRED = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
 
 
 def read_until(stream: Any, end: Timestamp) -> list[bytes]:
-    """The events up to the stream's having passed ``end``."""
+    """The events up to ``end``, that time included. The stream is read until it has passed ``end``: a token of that
+    very time may be an event's, with others of that time behind it, of another shard or of the same transaction."""
     events: list[bytes] = []
-    while native.token(bson.encode({"_id": stream.resume_token})).cluster_time < ClusterTime.from_timestamp(end):
+    until = ClusterTime.from_timestamp(end)
+    while native.token(bson.encode({"_id": stream.resume_token})).cluster_time <= until:
         event = stream.try_next()
         if event is not None:
             events.append(bytes(event.raw))
-    until = ClusterTime.from_timestamp(end)
     return [event for event in events if native.token(event).cluster_time <= until]
 
 
 def own_events(cluster: ShardedCluster, database: str, start: Timestamp, end: Timestamp) -> list[bytes]:
     return native.union(cluster, database, "orders", start, end, for_merge=False, **REQUIRED)
+
+
+def differences(found: list[bytes], expected: list[bytes]) -> list[str]:
+    """In words, what differs: which events are missing, came in vain, or have other fields."""
+    ours, theirs = ({native.token(event).sort_key: event for event in events} for events in (found, expected))
+    said = [f"missing: {in_words(event)}" for key, event in theirs.items() if key not in ours]
+    said += [f"not expected: {in_words(event)}" for key, event in ours.items() if key not in theirs]
+    for key in [key for key in theirs if key in ours and ours[key] != theirs[key]]:
+        mine, own = fields(ours[key]), fields(theirs[key])
+        other = [name for name in mine | own if mine.get(name) != own.get(name)] or ["the order of its fields"]
+        said.append(f"other {other}: {in_words(theirs[key])}")
+    if not said and found != expected:
+        said.append(f"in another order, or twice: {len(found)} events, {len(expected)} expected")
+    return said
+
+
+def fields(event: bytes) -> dict[str, bytes]:
+    return {element.name.decode(): event[element.start : element.end] for element in raw_bson.elements(event)}
+
+
+def in_words(event: bytes) -> str:
+    decoded = bson.decode(event)
+    return f"{decoded['operationType']} {decoded.get('documentKey')} at {decoded['clusterTime']}"
 
 
 def test_images_are_the_shards_own_while_chunks_move(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
@@ -55,10 +81,10 @@ def test_images_are_the_shards_own_while_chunks_move(sharded_cluster: ShardedClu
         orders = client[first.database]["orders"]
         for _ in range(2):  # the states go back, and give the same
             with orders.watch(**EXACT, start_at_operation_time=start) as stream:
-                assert read_until(stream, ran.end) == expected
+                assert not differences(read_until(stream, ran.end), expected)
         token = RawBSONDocument(expected[100])["_id"]
         with orders.watch(**EXACT, resume_after=token) as stream:
-            assert read_until(stream, ran.end) == expected[101:]
+            assert not differences(read_until(stream, ran.end), expected[101:])
 
 
 def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
@@ -102,7 +128,47 @@ def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluste
         found = read_until(stream, end)
     expected = own_events(sharded_cluster, database, begun, end)
     assert len(expected) == 600
-    assert found == expected
+    assert not differences(found, expected)
+
+
+def test_the_last_events_may_have_one_time(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
+    """Several events of a cluster's last moment, of two shards that wrote at once and of one transaction. (A busy
+    machine brought the former in the test above, of which ``read_until`` then left out the last.)"""
+    router, database = sharded_cluster.router, "exact_last"
+    namespace, (first, second, _) = f"{database}.orders", sharded_cluster.shards
+    router.create_database(database, first)
+    router.shard_collection(namespace, {"_id": 1})
+    router.coll_mod(namespace, changeStreamPreAndPostImages={"enabled": True})
+    router.split(namespace, {"_id": 10})
+    router.move_chunk(namespace, {"_id": 10}, to=second)
+    router.insert_many(namespace, [{"_id": number, "n": 0} for number in (1, 2, 11)])
+    meet = threading.Barrier(2)
+
+    def write(number: int) -> None:
+        for _ in range(20):
+            meet.wait(120)
+            router.update_one(namespace, {"_id": number}, {"$inc": {"n": 1}})
+
+    def body(transaction: Transaction) -> None:
+        for number in (1, 2):
+            transaction.update_one(namespace, {"_id": number}, {"$inc": {"n": 100}})
+
+    with (
+        tailrace.connect(sharded_cluster.uri, images=tmp_path, document_class=RawBSONDocument) as client,
+        client[database]["orders"].watch(**EXACT, max_await_time_ms=50) as stream,
+    ):
+        for count in (40, 2):
+            begun = native.token(bson.encode({"_id": stream.resume_token})).cluster_time.tick().to_timestamp()
+            if count == 40:
+                with ThreadPoolExecutor(2) as pool:
+                    list(pool.map(write, (1, 11)))
+            else:
+                router.run_transaction(body)
+            end = router.fence()
+            found = read_until(stream, end)
+            expected = own_events(sharded_cluster, database, begun, end)
+            assert len(expected) == count
+            assert not differences(found, expected)
 
 
 @pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])
