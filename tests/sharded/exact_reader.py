@@ -1,0 +1,53 @@
+"""A program that reads a stream with exact images and may be killed at any moment: it goes on after its last event.
+
+    python -m tests.sharded.exact_reader URI DIRECTORY FILE DATABASE
+
+``FILE`` gets the token at which the stream began, as the ``_id`` of a document, and then the events. The program ends
+behind the insert of the document with the ``_id`` "end".
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+
+import tailrace
+
+EXACT: dict[str, Any] = {"full_document": "exact", "full_document_before_change": "exact"}
+
+
+def records(file: Path) -> list[bytes]:
+    """The whole documents in a file; half of one may come last."""
+    data, found = file.read_bytes() if file.exists() else b"", []
+    while len(data) >= 4 and len(data) >= (size := int.from_bytes(data[:4], "little")):
+        found.append(data[:size])
+        data = data[size:]
+    return found
+
+
+def main(uri: str, directory: str, file: Path, database: str) -> None:
+    """Read until the end."""
+    whole = records(file)
+    resume: dict[str, Any] = {"resume_after": RawBSONDocument(whole[-1])["_id"]} if whole else {}
+    with (
+        file.open("ab") as out,
+        tailrace.connect(uri, images=directory, document_class=RawBSONDocument) as client,
+        client[database]["orders"].watch(**EXACT, max_await_time_ms=50, **resume) as stream,
+    ):
+        out.truncate(sum(map(len, whole)))
+        if not whole:
+            out.write(bson.encode({"_id": stream.resume_token}))
+            out.flush()
+        for event in stream:
+            out.write(event.raw)
+            out.flush()  # the system has it then: a kill of this process does not lose it
+            if event["operationType"] == "insert" and event["documentKey"]["_id"] == "end":
+                return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,174 @@
+"""Exact images of a cluster where something comes in between: a transaction that is prepared while documents are
+copied, another primary shard, a reader and servers that die. Compared with the shards' own images (6.0)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import MongoClient
+
+import tailrace
+from tailrace.embedded import ShardedCluster
+from tests.sharded import exact_reader, native
+from tests.sharded.test_exact_images import EXACT, REQUIRED, differences, own_events, read_until
+from tests.sharded.waiting import wait_for
+
+pytestmark = pytest.mark.mongod
+
+
+def spread(cluster: ShardedCluster, database: str) -> str:
+    """A collection with images: what is below 10 on the first shard, the rest on the second."""
+    namespace, (first, second, *_) = f"{database}.orders", cluster.shards
+    router = cluster.router
+    router.create_database(database, first)
+    router.shard_collection(namespace, {"_id": 1})
+    router.coll_mod(namespace, changeStreamPreAndPostImages={"enabled": True})
+    router.split(namespace, {"_id": 10})
+    router.move_chunk(namespace, {"_id": 10}, to=second)
+    return namespace
+
+
+def begin_of(token: Any) -> Timestamp:
+    """Where the stream begins whose first token this is: an event may have this very time."""
+    return native.token(bson.encode({"_id": token})).cluster_time.to_timestamp()
+
+
+@pytest.mark.parametrize("copy_has_it", [True, False])
+def test_a_transaction_is_prepared_while_the_documents_are_copied(
+    sharded_cluster: ShardedCluster, tmp_path: Path, *, copy_has_it: bool
+) -> None:
+    """A copy waits for a transaction that was prepared before its time. It then has what the transaction wrote if
+    that was committed at an earlier time, though the entry that says so comes later in the oplog. (Tried with made-up
+    entries only.)"""
+    router, database = sharded_cluster.router, f"exact_prepared_{copy_has_it}".lower()
+    namespace, first = spread(sharded_cluster, database), next(iter(sharded_cluster.shards))
+    router.insert_many(namespace, [{"_id": base + place, "n": 0} for base in (0, 10) for place in range(1, 5)])
+    transaction = router.transaction()
+    for base in (0, 10):
+        transaction.update_one(namespace, {"_id": base + 1}, {"$inc": {"n": 1}, "$push": {"list": "in it"}})
+        transaction.replace_one(namespace, {"_id": base + 2}, {"_id": base + 2, "other": 7})
+        transaction.delete_one(namespace, {"_id": base + 3})
+        transaction.insert_one(namespace, {"_id": base + 5, "n": 5})
+    transaction.prepare()
+    with (
+        MongoClient(sharded_cluster.shards[first].uri) as shard,
+        tailrace.connect(sharded_cluster.uri, images=tmp_path, document_class=RawBSONDocument) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        orders = client[database]["orders"]
+        try:
+            if copy_has_it:  # the first shard's time is then later than the commit's
+                router.update_one(namespace, {"_id": 4}, {"$set": {"n": 1}})
+            opening = pool.submit(lambda: orders.watch(**EXACT, max_await_time_ms=50))
+            query = {"ns": namespace, "command.find": "orders", "prepareReadConflicts": {"$gt": 0}}
+            wait_for(lambda: bool(shard.admin.command("currentOp", query)["inprog"]), "the copy does not wait")
+        except BaseException:
+            transaction.abort()
+            raise
+        transaction.commit()
+        with opening.result() as stream:
+            begun = begin_of(stream.resume_token)
+            for base in (0, 10):
+                for place in (1, 2, 4, 5):
+                    router.update_one(
+                        namespace, {"_id": base + place}, {"$inc": {"n": 10}, "$push": {"list": "behind it"}}
+                    )
+                router.insert_one(namespace, {"_id": base + 3, "n": 3})
+                router.delete_one(namespace, {"_id": base + 5})
+            end = router.fence()
+            found = read_until(stream, end)
+    expected = own_events(sharded_cluster, database, begun, end)
+    assert len(expected) == 12
+    assert not differences(found, expected)
+
+
+def test_a_database_gets_another_primary_shard_and_the_first_one_again(
+    sharded_cluster: ShardedCluster, tmp_path: Path
+) -> None:
+    """Its unsharded collections are copied, and dropped where they were: a collection's stream ends with that, the
+    database's goes on. (Moves of chunks alone had been tried.)"""
+    router, database = sharded_cluster.router, "exact_primary"
+    namespace, (first, second, _) = f"{database}.orders", sharded_cluster.shards
+    router.create_database(database, first)
+    router.insert_many(namespace, [{"_id": number, "n": 0} for number in range(20)])
+    router.coll_mod(namespace, changeStreamPreAndPostImages={"enabled": True})
+    with (
+        tailrace.connect(sharded_cluster.uri, images=tmp_path, document_class=RawBSONDocument) as client,
+        client[database].watch(**EXACT, max_await_time_ms=50) as stream,
+    ):
+        begun = begin_of(stream.resume_token)
+        for turn, primary in enumerate((second, first, second, first)):
+            for number in range(20):
+                router.update_one(namespace, {"_id": number}, {"$inc": {"n": 1}, "$push": {"turns": turn}})
+            router.delete_one(namespace, {"_id": turn})
+            router.move_primary(database, primary)
+            router.insert_one(namespace, {"_id": turn, "n": 100})
+        end = router.fence()
+        found = read_until(stream, end)
+    expected = native.union(sharded_cluster, database, 1, begun, end, for_merge=False, **REQUIRED)
+    assert len(expected) == 4 * 23  # with the drops
+    assert not differences(found, expected)
+
+
+@pytest.mark.slow
+def test_a_reader_and_shards_are_killed_and_elect_again(
+    start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path
+) -> None:
+    """The reader goes on after the last event that it has written down, with whatever is in its directory. (Neither had
+    been killed before.)"""
+    cluster = start_sharded_cluster(2)
+    router, namespace = cluster.router, spread(cluster, "exact_killed")
+    documents = [{"_id": number, "n": 0} for number in range(20)]
+    router.insert_many(namespace, documents)
+    file = tmp_path / "events.bson"
+    command = [sys.executable, "-m", exact_reader.__name__, cluster.uri, str(tmp_path / "images"), str(file)]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, "exact_killed"])
+
+    def write(turn: int) -> None:
+        for document in documents:
+            router.update_one(namespace, {"_id": document["_id"]}, {"$inc": {"n": 1}, "$push": {"turns": turn}})
+
+    reader = start()
+    try:
+        wait_for(lambda: bool(exact_reader.records(file)), "the stream does not begin")
+        for turn in range(8):
+            write(turn)
+            assert reader.poll() is None
+            if turn % 4 != 1:
+                reader.kill()
+                reader.wait()
+            if turn % 4 == 1:
+                cluster.restart("shard1", cluster.kill("shard1"))
+            elif turn % 4 == 2:
+                cluster.step_down("shard0")
+            elif turn % 4 == 3:
+                router.move_chunk(namespace, {"_id": 10}, to=f"shard{turn // 4}")
+                cluster.restart("shard0", cluster.kill("shard0"))
+            if reader.poll() is not None:
+                write(turn)
+                reader = start()
+                known = len(exact_reader.records(file))
+                wait_for(lambda known=known: len(exact_reader.records(file)) > known, "the reader does not go on")
+        router.insert_one(namespace, {"_id": "end"})
+        end = router.fence()
+        wait_for(lambda: reader.poll() is not None, "the reader does not end")
+    finally:
+        reader.kill()
+        reader.wait()
+    assert reader.returncode == 0
+    token, *found = exact_reader.records(file)
+    expected = own_events(cluster, "exact_killed", begin_of(bson.decode(token)["_id"]), end)
+    assert not differences(found, expected)
+    assert sorted(document["n"] for document in router.find(namespace, {"n": {"$exists": True}})) == [14] * 20
+    assert len(expected) == 14 * len(documents) + 1
