@@ -45,7 +45,7 @@ class Broker:
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen([self._found, *self.arguments()], stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()

@@ -90,7 +90,7 @@ class Ordeal:
             for process in self._running:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
-            codes = [process.wait(60) for process in self._running]
+            codes = [process.wait(300) for process in self._running]
             self._client.close()
         assert codes == [0] * self.processes, codes
 

@@ -11,7 +11,7 @@ import pytest
 
 import tailrace
 
-WAIT_S: Final = 120.0
+WAIT_S: Final = 300.0
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def test_a_handler_is_cancelled_when_its_lease_is_lost(shop: Any) -> None:
                 raise
 
         listener = AsyncListener(watched, handle, resource="orders", store=store, lease_seconds=1)
-        await asyncio.wait_for(listener.run(), 120)
+        await asyncio.wait_for(listener.run(), 300)
         assert listener.statistics.leases_lost == 1
 
     asyncio.run(main())
@@ -189,7 +189,7 @@ def test_lanes_run_side_by_side_in_one_loop_each_in_order(shop: Any) -> None:
             listener = AsyncListener(watched, handle, resource="orders", store=store, partitions=lanes)
             async with listener:
                 await asyncio.to_thread(watched.insert_many, [{"_id": 100 + number} for number in range(count)])
-                await asyncio.wait_for(listener.join(), 240)
+                await asyncio.wait_for(listener.join(), 300)
             assert listener.statistics.handled == count + 6
 
     asyncio.run(main())
@@ -222,7 +222,7 @@ def test_a_cancelled_listener_with_lanes_gives_everything_back(shop: Any) -> Non
                 ended.append(change.resource)
 
         listener = AsyncListener(watched, hangs, resource="orders", store=store, partitions=2).start()
-        await asyncio.wait_for(both.wait(), 120)
+        await asyncio.wait_for(both.wait(), 300)
         assert listener._task is not None
         listener._task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -247,7 +247,7 @@ def test_an_error_of_a_handler_in_a_lane_ends_the_listener_and_a_lost_lease_canc
     async def main() -> None:
         listener = AsyncListener(watched, fails, resource="orders", store=store, partitions=2, on_error=judge)
         with pytest.raises(HandlerFailed, match="ValueError"):
-            await asyncio.wait_for(listener.run(), 240)
+            await asyncio.wait_for(listener.run(), 300)
         assert listener.statistics.failures >= 3
 
         async def handle(change: AsyncChange) -> None:
@@ -263,7 +263,7 @@ def test_an_error_of_a_handler_in_a_lane_ends_the_listener_and_a_lost_lease_canc
                 raise
 
         second = AsyncListener(watched, handle, resource="orders", store=store, lease_seconds=1)
-        await asyncio.wait_for(second.run(), 240)  # it finds the lanes, and follows them
+        await asyncio.wait_for(second.run(), 300)  # it finds the lanes, and follows them
 
     asyncio.run(main())
     assert cancelled

@@ -225,7 +225,7 @@ def test_no_password_of_nats_is_told() -> None:
 def kafka() -> Iterator[str]:
     """The mock cluster inside librdkafka: three brokers on the loopback for as long as the client that has it lives."""
     owner = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, "log_level": 0})
-    brokers = owner.list_topics(timeout=30).brokers.values()
+    brokers = owner.list_topics(timeout=300).brokers.values()
     yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
     owner.flush(5)
 
@@ -234,7 +234,7 @@ def stored_in_kafka(servers: str, topic: str, count: int) -> list[Any]:
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "test", "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     found: list[Any] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(found) < count and time.monotonic() < deadline:
         message = consumer.poll(0.2)
         if message is not None and message.error() is None:

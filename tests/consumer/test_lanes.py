@@ -20,7 +20,7 @@ from tailrace.errors import StreamInvalidated
 
 pytestmark = pytest.mark.mongod
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def shop(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[An
         client.drop_database(name)
 
 
-def run_until(listener: Listener, ended: threading.Event, timeout: float = 60) -> None:
+def run_until(listener: Listener, ended: threading.Event, timeout: float = 300) -> None:
     with listener:
         assert ended.wait(timeout), "the listener has not come so far"
 

@@ -144,7 +144,7 @@ class Moves:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
-        self._thread.join(120)
+        self._thread.join(300)
 
 
 def over_a_cluster(

@@ -29,7 +29,7 @@ def mongod_with_users(folder: Path, version: str | None = None) -> Iterator[Mong
         with MongoClient[dict[str, Any]](mongod.uri) as client:
             # Without any user yet, a connection from this machine may do just this.
             client.admin.command("replSetInitiate", {"_id": "guarded", "members": [{"_id": 0, "host": mongod.host}]})
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while True:
                 with suppress(PyMongoError):
                     client.admin.command("createUser", ROOT, pwd=PASSWORD, roles=["root"])

@@ -19,9 +19,9 @@ import tailrace
 #: One client each. The last word is how its streams come to the events; those that share a tail are several.
 FLAVOURS: Final = ("pymongo", "server", "oplog", "shared", "async pymongo", "async server", "async oplog")
 SHARING: Final = 3
-PATIENCE_S: Final = 90.0
+PATIENCE_S: Final = 300.0
 #: So long nobody waits for a member, and so often the members are looked at.
-IMPATIENT: Final = {"serverSelectionTimeoutMS": 1500, "heartbeatFrequencyMS": 500}
+IMPATIENT: Final = {"serverSelectionTimeoutMS": 5000, "heartbeatFrequencyMS": 500}
 
 
 class AsyncStream:

@@ -41,7 +41,7 @@ from tests.sharded.workload import spread
 pytestmark = pytest.mark.mongod
 
 _SMALL = SegmentLimits(bytes=100_000, seconds=0.5)
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 
 def archive_now(uri: str, folder: Path, limits: SegmentLimits = _SMALL) -> None:

@@ -27,7 +27,7 @@ WRONG = "wr0ng-s3cret"
 
 
 def tailrace(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "tailrace", *arguments], capture_output=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-m", "tailrace", *arguments], capture_output=True, timeout=300, check=False)
 
 
 def assert_one_sentence(done: subprocess.CompletedProcess[bytes], pattern: str, *, status: int = 1) -> None:
@@ -89,20 +89,20 @@ def test_a_standalone_server_is_refused_by_watch_as_pymongo_s_is(version: str) -
 def test_an_unreachable_host_is_named_without_the_password() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    uri = f"mongodb://ann:{WRONG}@127.0.0.1:{port}/?serverSelectionTimeoutMS=300"
+    uri = f"mongodb://ann:{WRONG}@127.0.0.1:{port}/?serverSelectionTimeoutMS=5000"
     assert_one_sentence(tailrace("watch", uri), f"cannot reach 127.0.0.1:{port}: connection refused")
 
 
 def test_another_name_of_the_replica_set_is_told_as_that(replica_set: ReplicaSet) -> None:
     """ "Cannot reach any server" was what came: the driver forgets servers of another set, so none was left to name."""
-    uri = replica_set.uri.replace("replicaSet=rs0", "replicaSet=other") + "&serverSelectionTimeoutMS=300"
+    uri = replica_set.uri.replace("replicaSet=rs0", "replicaSet=other") + "&serverSelectionTimeoutMS=5000"
     assert_one_sentence(tailrace("watch", uri), "no server of the connection URI belongs to a replica set named other")
 
 
 def test_a_host_that_takes_connections_and_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        uri = f"mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=500&connectTimeoutMS=200"
+        uri = f"mongodb://127.0.0.1:{port}/?serverSelectionTimeoutMS=5000&connectTimeoutMS=200"
         assert_one_sentence(tailrace("watch", uri), f"cannot reach 127.0.0.1:{port}: no answer in time")
 
 
@@ -169,10 +169,10 @@ def test_a_short_time_limit_of_the_client_does_not_break_the_wait_for_events(
     replica_set: ReplicaSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only socketTimeoutMS bounded the wait; under a shorter timeoutMS each wait ended in a lost connection."""
-    with closing(MongodSource(replica_set.uri, timeoutMS=600)) as source:
-        batches = source.tail(source.newest(), await_ms=2000)
+    with closing(MongodSource(replica_set.uri, timeoutMS=3000)) as source:
+        batches = source.tail(source.newest(), await_ms=10_000)
         with caplog.at_level(logging.WARNING, logger="tailrace.source"):
-            for _ in range(4):
+            for _ in range(2):
                 next(batches)
     assert caplog.records == []
 

@@ -165,7 +165,7 @@ def read_ours(client: tailrace.Client, until: ClusterTime, options: Mapping[str,
     """Events of our stream up to a time."""
     raw = CodecOptions(document_class=RawBSONDocument)
     found: list[bytes] = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     with client.watch(max_await_time_ms=20, codec_options=raw, **options) as stream:
         while time.monotonic() < deadline:
             event = stream.try_next()

@@ -119,7 +119,7 @@ def test_an_asynchronous_client_computes_them_too(
             both = {"full_document": "exact", "full_document_before_change": "exact"}
             async with await ours[NAME]["asyncio"].watch(**both) as stream:
                 orders.update_one({"_id": 1}, {"$set": {"n": 1}})
-                return await asyncio.wait_for(stream.next(), 120)
+                return await asyncio.wait_for(stream.next(), 300)
 
     event = asyncio.run(program())
     assert (event["fullDocumentBeforeChange"], event["fullDocument"]) == ({"_id": 1, "n": 0}, {"_id": 1, "n": 1})
@@ -324,7 +324,7 @@ def test_a_reader_that_is_killed_again_and_again_gives_each_event_once(
             write(orders, rng, 6, fresh=turn == 0)
             if turn == 7:
                 orders.insert_one({"_id": "end"})
-                waited_until = time.monotonic() + 120
+                waited_until = time.monotonic() + 300
                 while b"end\0" not in path.read_bytes()[-600:] and time.monotonic() < waited_until:
                     time.sleep(0.05)
             else:

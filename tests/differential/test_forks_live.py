@@ -62,7 +62,7 @@ def test_what_a_child_and_its_parent_get(replica_set: ReplicaSet, ends: str) -> 
             [sys.executable, "-c", _PROGRAM, replica_set.uri, flavour, ends],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert (done.stderr, done.returncode) == ("", 0)

@@ -32,11 +32,12 @@ from tailrace.embedded import Mongod, ReplicaSet, ShardedCluster
 from tailrace.errors import ServerError, SourceError, TailraceError
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.tcp_proxy import TcpProxy
+from tests.patience import patiently
 from tests.sharded.workload import spread
 
 pytestmark = pytest.mark.mongod
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 #: A stream as somebody opens it: the client, and whether its errors are PyMongo's own.
 Connect = Callable[..., Any]
 
@@ -140,17 +141,6 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
-def patiently(call: Callable[[], Any]) -> Any:
-    """What a call gives, made again after a time-out."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return call()
-        except NetworkTimeout:
-            if time.monotonic() > deadline:
-                raise
-
-
 def code_of(error: Any) -> int | None:
     return error.code if isinstance(error, (TailraceError, pymongo.errors.OperationFailure)) else None
 
@@ -170,7 +160,7 @@ class _Reader(threading.Thread):
         self.result = outcome(self._stream.next)
 
     def wait_until_it_waits(self) -> None:
-        """Return when its thread has not run at all while this one was awake ten times. The kernel is asked:
+        """Return when its thread has slept all the while in which this one was awake ten times. The kernel is asked:
         ``sys._current_frames`` can hang for good where other threads begin or end meanwhile."""
         assert self._begun.wait(_PATIENCE_S)
         deadline, runs, stood = time.monotonic() + _PATIENCE_S, "", 0
@@ -179,7 +169,8 @@ class _Reader(threading.Thread):
             time.sleep(0.02)
             status = Path(f"/proc/self/task/{self.native_id}/status").read_text()
             now = status[status.index("voluntary_ctxt_switches") :]
-            runs, stood = now, stood + 1 if now == runs else 0
+            # On a busy machine one that would run may not have run: it does not sleep.
+            runs, stood = now, stood + 1 if now == runs and "State:\tS" in status else 0
 
     def ended(self) -> bool:
         self.join(_PATIENCE_S)
@@ -314,7 +305,7 @@ def test_a_forgotten_stream_leaves_no_trace_on_the_terminal(
         [sys.executable, "-c", _FORGOTTEN, running.uri, how, engine],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -358,7 +349,7 @@ def test_who_may_not_read_is_told_by_watch_itself(
 def test_the_command_says_so_too_and_does_not_end_well(guarded: Mongod, arguments: list[str]) -> None:
     """With ``--until now`` it came to its end before its first read: exit status 0, and nothing printed."""
     command = [sys.executable, "-m", "tailrace", "watch", uri_of(guarded, "nobody", PASSWORD), "shop", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert "may not read the oplog" in done.stderr
@@ -425,7 +416,7 @@ def test_a_quiet_terminal_says_what_it_watches_and_the_interrupt_how_to_go_on(re
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0
@@ -443,7 +434,7 @@ def test_an_interrupt_at_any_moment_is_quiet(replica_set: ReplicaSet, moment_s: 
     )
     time.sleep(moment_s)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     # However slow the machine: an interrupt before our first line is Python's own, later ones are ours.
     if ", in main\n" in err or "Traceback" not in err:
         assert "Traceback" not in err
@@ -460,14 +451,14 @@ def test_a_reader_that_has_seen_enough_ends_the_command(replica_set: ReplicaSet)
             f'"{sys.executable}" -m tailrace watch "{replica_set.uri}" quiet.many --format {form} '
             f"--start-at-operation-time {start.time},{start.inc} | head -c 2000 >/dev/null; echo ${{PIPESTATUS[0]}}"
         )
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300, check=False)
         assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_tls_to_a_server_without_it_is_told_as_that(replica_set: ReplicaSet) -> None:
     uri = f"{replica_set.uri}&tls=true&serverSelectionTimeoutMS=2000"
     command = [sys.executable, "-m", "tailrace", "watch", uri]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "TLS" in done.stderr
     assert "tls=true" in done.stderr

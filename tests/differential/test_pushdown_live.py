@@ -22,7 +22,7 @@ from tailrace.source.mongod import MongodSource
 
 pytestmark = pytest.mark.mongod
 
-_DEADLINE_S = 120
+_DEADLINE_S = 300
 _DELETES = {"$match": {"operationType": "delete"}}
 
 

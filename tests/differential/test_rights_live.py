@@ -239,7 +239,7 @@ def test_who_may_read_the_oplog_sees_other_databases_and_the_keys_of_users(repli
 def test_doctor_names_what_is_missing_on_a_cluster(cluster: Guarded) -> None:
     uri = cluster.uri_with(ON_REPLICA_SET)
     command = [sys.executable, "-m", "tailrace", "doctor", uri]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "(config.shards)" in done.stdout
     assert "role read on the database config" in done.stdout

@@ -32,7 +32,7 @@ from tests.differential.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.mongod
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 
 
 def entries_of(batches: list[OplogBatch]) -> list[bytes]:

@@ -40,7 +40,7 @@ from tests.differential.workload import COLLECTIONS, Workload
 
 pytestmark = pytest.mark.mongod
 
-_PATIENCE_S = 90.0
+_PATIENCE_S = 300.0
 _RAW = CodecOptions[Any](document_class=RawBSONDocument)
 Outcome = tuple[list[bytes], "int | None"]
 Way = tuple[tuple[str, ...], dict[str, Any]]

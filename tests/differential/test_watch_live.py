@@ -31,7 +31,7 @@ from tailrace.source.mongod import MongodSource
 
 pytestmark = pytest.mark.mongod
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 Raw = MongoClient[RawBSONDocument]
 
 

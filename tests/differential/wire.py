@@ -23,7 +23,7 @@ ANY_VALUE: bson.CodecOptions[dict[str, Any]] = bson.CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO, unicode_decode_error_handler="replace"
 )
 _OP_MSG = 2013
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 300.0
 
 
 class CommandError(Exception):

@@ -72,7 +72,7 @@ class Interpreter:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(30)
+            self._process.wait(300)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._log.close()
@@ -209,7 +209,7 @@ class PageRunner:
             stuck = now - began > _LIMIT_S
             if stuck or (seen is not None and now - seen > self._patience(process)):
                 os.killpg(process.pid, signal.SIGKILL if stuck else signal.SIGINT)
-                process.wait(60)
+                process.wait(300)
                 return not stuck
         return False
 

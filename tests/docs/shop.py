@@ -42,7 +42,7 @@ def _working(act: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(30)
+        thread.join(300)
 
 
 @contextmanager

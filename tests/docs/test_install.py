@@ -74,7 +74,7 @@ def test_the_printed_commands_install_it(page: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert str(packages / "tailrace") in run.stdout, run.stderr
     assert "tailrace 0.1.0" in run.stdout

@@ -85,7 +85,7 @@ def writer(router: Router, namespace: str, region: str) -> Iterator[list[int]]:
 
     thread = threading.Thread(target=write)
     thread.start()
-    begun.wait(60)
+    begun.wait(300)
     try:
         yield kept
     finally:

@@ -12,7 +12,7 @@ from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.server import Gateway
 from tailrace.source.uri import hide
 
-_START_S = 120.0
+_START_S = 300.0
 _T = TypeVar("_T")
 
 

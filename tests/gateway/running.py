@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 _LISTENING = re.compile(r"listening at (\S+:\d+)")
 _STATISTICS = re.compile(r"statistics at (http://\S+)")
-_START_S = 120.0
+_START_S = 300.0
 
 
 class GatewayProcess:
@@ -70,7 +70,7 @@ class GatewayProcess:
     def statistics(self) -> dict[str, float]:
         """What it tells Prometheus, without the prefix; it was started with ``--metrics``."""
         assert self._statistics is not None
-        with urllib.request.urlopen(self._statistics, timeout=60) as answer:
+        with urllib.request.urlopen(self._statistics, timeout=300) as answer:
             return {
                 " ".join([sample.name.removeprefix("tailrace_gateway_"), *sample.labels.values()]): sample.value
                 for family in text_string_to_metric_families(answer.read().decode())
@@ -90,7 +90,7 @@ class GatewayProcess:
         """End it, and give its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(300)
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class GatewayProcess:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(60)
+                self.process.wait(300)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

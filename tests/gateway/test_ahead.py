@@ -16,7 +16,7 @@ from tests.gateway.gateways import RunningGateway, running_gateway
 
 pytestmark = pytest.mark.mongod
 
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 _DOCUMENTS = 400
 _TEXT = "x" * 100_000  # a reply of the oplog holds 160 of them
 

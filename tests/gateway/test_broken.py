@@ -166,7 +166,7 @@ def test_a_large_message_behind_an_open_request_takes_no_memory(replica_set: Rep
     with running_gateway(replica_set.uri) as running, Wire.to(running.uri()) as wire:
         wire.run("admin", {"ping": 1})
         open_before = running.gateway.metrics.connections
-        clients = [socket.create_connection((running.host, running.port), timeout=60) for _ in range(3)]
+        clients = [socket.create_connection((running.host, running.port), timeout=300) for _ in range(3)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(command, "decompress", note_decompress)
             patch.setattr(exchange, "command_of", note_command)

@@ -24,7 +24,7 @@ from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.upstream import Address, Channel
 
-_LIMIT_S = 60.0
+_LIMIT_S = 300.0
 _ADDRESS = Address("127.0.0.1", 1)
 
 

@@ -21,7 +21,7 @@ from tests.gateway.side_by_side import VERSIONS, SideBySide, drained, side_by_si
 
 pytestmark = pytest.mark.mongod
 
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 SCOPES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("shop", "orders", {}),
     ("shop", 1, {}),

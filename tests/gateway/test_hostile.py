@@ -63,7 +63,7 @@ def serves(gateway: GatewayProcess) -> None:
 
 
 def connect(gateway: GatewayProcess) -> socket.socket:
-    return socket.create_connection(gateway.host_and_port, timeout=120)
+    return socket.create_connection(gateway.host_and_port, timeout=300)
 
 
 def answer(connection: socket.socket) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from tailrace.tail.shared_tail import TailStatistics
 
 
 def read(address: str) -> dict[str, float]:
-    with urllib.request.urlopen(address, timeout=60) as answer:
+    with urllib.request.urlopen(address, timeout=300) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {
             sample.name.removeprefix("tailrace_gateway_")

@@ -23,7 +23,7 @@ from tests.gateway.side_by_side import VERSIONS, SideBySide, side_by_side
 
 pytestmark = pytest.mark.mongod
 
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 _OF_THE_MOMENT = ("$clusterTime", "operationTime")
 _ZLIB = 2
 COMMANDS: dict[str, dict[str, Any]] = {

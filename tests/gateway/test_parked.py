@@ -21,7 +21,7 @@ from tests.gateway.gateways import running_gateway
 
 pytestmark = pytest.mark.mongod
 
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 DATABASE = "gatewayParked"
 STREAM = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 

@@ -33,7 +33,7 @@ class Connection:
     """Whole messages, as bytes."""
 
     def __init__(self, running: RunningGateway) -> None:
-        self._socket = socket.create_connection((running.host, running.port), timeout=120)
+        self._socket = socket.create_connection((running.host, running.port), timeout=300)
 
     def __enter__(self) -> Connection:
         return self

@@ -22,7 +22,7 @@ from tests.gateway.side_by_side import OLDER_ARE_SLOW
 
 pytestmark = pytest.mark.mongod
 
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 _ONE = {"resource": {"db": "shop", "collection": "orders"}, "actions": ["changeStream", "find"]}
 #: What each user may do. Two privileges may come to what one does not; half of the rights is none.
 ROLES: dict[str, list[Any]] = {

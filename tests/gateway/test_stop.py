@@ -23,7 +23,7 @@ from tests.gateway.running import GatewayProcess
 
 pytestmark = pytest.mark.mongod
 
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 STREAM = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 

@@ -81,7 +81,7 @@ def outcome(path: Path, replica_set: ReplicaSet, database: str, **environment: s
         env={**os.environ, "MONGODB_URI": replica_set.uri, "DATABASE": database, **environment},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

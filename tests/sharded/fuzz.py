@@ -45,7 +45,7 @@ from tests.sharded.random_workload import History, Ran, RandomWorkload, history_
 #: Two operations an oplog entry, so that transactions become chains.
 PARAMETERS = {"maxNumberOfTransactionOperationsInSingleOplogEntry": 2}
 #: No stream waits longer for the next event that has to come.
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 _MARK_EVERY = 40
 
 

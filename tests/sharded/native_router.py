@@ -29,7 +29,7 @@ from tests.golden.recording import token_time
 _NAME: Final = "router"
 _PACE_MS: Final = 150
 _ATTEMPTS_MAX: Final = 6
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 300.0
 _MAJORITY: Final = {"w": "majority"}
 
 

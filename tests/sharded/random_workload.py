@@ -31,7 +31,7 @@ _CHUNKS_MAX: Final = 8
 _MOVES_MIN: Final = 5
 _ROUNDS_MAX: Final = 10_000
 _DUPLICATE_KEY: Final = 11000
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 300.0
 _Answer = TypeVar("_Answer")
 #: Names that an oplog entry, an event, a token or our own code has for something of its own, and values that such a
 #: field never has there.

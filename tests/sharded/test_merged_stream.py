@@ -32,6 +32,7 @@ def until(stream: tailrace.ChangeStream, end: Callable[[list[bytes]], bool]) -> 
         event = stream.try_next()
         if event is not None:
             events.append(event.raw)
+            deadline = time.monotonic() + PATIENCE_S
         assert stream.alive
     return events
 

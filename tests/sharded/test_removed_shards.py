@@ -90,7 +90,7 @@ def test_a_shard_that_is_removed_and_replaced_under_its_name_loses_nothing(
             assert ids(take(rest, 6)) == [4, 5, 6, 7, 8, 9]
     former.close()
     write("a")
-    with tailrace.connect(cluster.uri, serverSelectionTimeoutMS=500) as client:
+    with tailrace.connect(cluster.uri, serverSelectionTimeoutMS=5000) as client:
         with pytest.raises(SourceError, match=r"shard2 was removed from the cluster at .* cannot be read") as caught:
             client["removed"]["orders"].watch(resume_after=before)
         assert "ignoreRemovedShards" in str(caught.value)

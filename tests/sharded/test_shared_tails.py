@@ -35,6 +35,8 @@ def events_of(stream: Any, until: Any) -> list[bytes]:
     with contextlib.closing(stream):
         while time.monotonic() < deadline:
             event = stream.try_next()
+            if event is not None:
+                deadline = time.monotonic() + PATIENCE_S
             if event is None:
                 if until() is not None and str(stream.resume_token["_data"]) >= until():
                     return events

@@ -9,7 +9,7 @@ from typing import Any
 import tailrace
 from tailrace.client.patience import try_next_patiently
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 def take(stream: tailrace.ChangeStream, count: int) -> list[Any]:

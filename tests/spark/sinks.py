@@ -52,10 +52,10 @@ def postgresql() -> Iterator[str]:
         port = listener.getsockname()[1]
     process: subprocess.Popen[bytes] | None = None
     try:
-        assert run([initdb, "-D", str(data), "-U", "test", "--auth=trust", "-N", "--locale=C"]).wait(120) == 0
+        assert run([initdb, "-D", str(data), "-U", "test", "--auth=trust", "-N", "--locale=C"]).wait(300) == 0
         where = ["-k", str(directory), "-h", "127.0.0.1", "-p", str(port)]
         process = run([server, "-D", str(data), *where, "-c", "shared_buffers=16MB"])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (directory / f".s.PGSQL.{port}").exists() or not _answers(port):
             assert process.poll() is None
             assert time.monotonic() < deadline
@@ -65,7 +65,7 @@ def postgresql() -> Iterator[str]:
         if process is not None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(300)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -372,13 +372,13 @@ def test_kafka_has_every_event_once_and_each_documents_in_order(
     """The first half of batch 1 is in the topic when the handler fails, and all of batch 2 when Spark does not hear."""
     to_kafka = example("to_kafka")
     mock = Producer({"test.mock.num.brokers": 2, "bootstrap.servers": "any"})
-    broker = next(iter(mock.list_topics(timeout=60).brokers.values()))
+    broker = next(iter(mock.list_topics(timeout=300).brokers.values()))
     servers = f"{broker.host}:{broker.port}"
     mock.produce("changes", b"made by its first message", partition=3)  # the mock makes topics when they are used
     assert mock.flush(60) == 0
     with pytest.raises(Exception, match="somebody else has written to partition 3"):
         run(spark, changed["options"], tmp_path / "no", to_kafka.Topic(servers, "changes").write)
-    mock.list_topics("events", timeout=60)
+    mock.list_topics("events", timeout=300)
     moments = ["half", "end", ""]
     options = {name: value for name, value in changed["options"].items() if name != "fullDocument"}
     for number, where in enumerate(moments):

@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         assert process.poll() is None
         time.sleep(0.02)
     yield process, path
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert not path.parent.exists(), "nothing is left of a server that has ended"
 
 
@@ -74,7 +74,7 @@ def test_a_forked_process_has_the_streams_the_surroundings_and_the_status_of_its
     server: Server, asked: Path
 ) -> None:
     done = start(server[1], ["-m", "asked", "a b"], asked, COLOUR="grün")
-    out, err = done.communicate("said", timeout=60)
+    out, err = done.communicate("said", timeout=300)
     assert out.splitlines() == [f"{asked} grün True ['a b'] ['{asked}', '{asked}'] __main__"]
     assert err == "said\n"
     assert done.returncode == 7
@@ -87,7 +87,7 @@ def test_where_the_server_cannot_help_python_starts_as_ever(server: Server, aske
         done = start(path, ["-c", _ASKED, "a b"], asked, COLOUR="red")
     else:
         done = start(path, ["-m", "asked", "a b"], asked, COLOUR="red", PYTHONHASHSEED="3")
-    out, err = done.communicate("said", timeout=60)
+    out, err = done.communicate("said", timeout=300)
     assert "red False ['a b']" in out
     assert (err, done.returncode) == ("said\n", 7)
 
@@ -99,7 +99,7 @@ def test_who_ends_the_launcher_ends_the_process(server: Server, tmp_path: Path) 
         assert begun.stdout is not None
         process = int(begun.stdout.readline())
         begun.send_signal(end)
-        begun.communicate(timeout=60)
+        begun.communicate(timeout=300)
         assert begun.returncode == -end
         while _lives(process):
             time.sleep(0.02)
@@ -109,10 +109,10 @@ def test_a_process_that_fails_or_is_killed_is_said_to_have(server: Server, tmp_p
     (tmp_path / "failing.py").write_text("raise ValueError('seen')\n")
     (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     failing = start(server[1], ["-m", "failing"], tmp_path)
-    assert "ValueError: seen" in failing.communicate(timeout=60)[1]
+    assert "ValueError: seen" in failing.communicate(timeout=300)[1]
     assert failing.returncode == 1
     killed = start(server[1], ["-m", "killed"], tmp_path)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=300)
     assert killed.returncode == 128 + 9
 
 
@@ -125,7 +125,7 @@ def test_half_a_request_does_not_stop_the_server(server: Server, asked: Path) ->
             other.sendall(sent)
             other.shutdown(socket.SHUT_WR)
     done = start(server[1], ["-m", "asked"], asked, COLOUR="red")
-    assert "True" in done.communicate("", timeout=60)[0]
+    assert "True" in done.communicate("", timeout=300)[0]
 
 
 def test_sparks_workers_are_forked_from_the_server(spark: SparkSession) -> None:

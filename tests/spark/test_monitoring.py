@@ -89,7 +89,7 @@ def test_progress_says_lag_and_rows_by_operation(spark: SparkSession, replica_se
 
 def scraped(url: str, done: Callable[[str], bool]) -> str:
     """Spark tells its listeners a little later."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         with urllib.request.urlopen(url) as answer:
             text: str = answer.read().decode()

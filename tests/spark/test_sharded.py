@@ -37,7 +37,7 @@ from tests.spark.streams import Batches, available_now, offsets
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
-_PATIENCE_S = 180
+_PATIENCE_S = 300
 
 
 @dataclass

@@ -47,7 +47,7 @@ def fill(database: Database[dict[str, Any]], count: int, *, pad: int = 100, name
         database[name].insert_many([{"_id": i, "pad": "x" * pad} for i in range(start, end)])
 
 
-def wait_until(done: Callable[[], bool], query: StreamingQuery, patience_s: float = 60) -> None:
+def wait_until(done: Callable[[], bool], query: StreamingQuery, patience_s: float = 300) -> None:
     deadline = time.monotonic() + patience_s
     while not done():
         assert query.isActive

@@ -87,7 +87,7 @@ def in_process(
     """The events of ``watch`` after the first time, up to the second."""
     raw = CodecOptions(document_class=RawBSONDocument)
     found: list[bytes] = []
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     with (
         tailrace.connect(uri) as client,
         client[NAME][_collection(stages)].watch(

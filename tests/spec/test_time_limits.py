@@ -20,6 +20,7 @@ from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
 
 import tailrace
 from tailrace.embedded import ReplicaSet
+from tests.patience import patiently_awaited
 from tests.pymongo_source import NotFetchedError, pymongo_source
 from tests.spec.runner import Case, cases_in, run
 from tests.spec.test_unified import flavour_named
@@ -94,20 +95,21 @@ def test_awaiting_the_next_event_ends_with_the_time_given_and_misses_nothing(
         options: dict[str, Any] = {"timeoutMS": _LIMIT_MS} if what == "client" else {}
         said: dict[str, Any] = {"timeout_ms": _LIMIT_MS} if what == "watch" else {}
         async with tailrace.AsyncClient(replica_set.uri, engine=engine, **options) as client:
-            stream = await client[_DATABASE][name].watch(max_await_time_ms=100, **said)
+            watched = client[_DATABASE][name]
+            stream = await patiently_awaited(lambda: watched.watch(max_await_time_ms=100, **said))
             within = pymongo.timeout(_LIMIT_MS / 1000) if what == "context" else nullcontext()
             with pytest.raises(PyMongoError) as raised, within:
                 await stream.next()
             assert raised.value.timeout
             assert stream.alive
             await asyncio.to_thread(admin[_DATABASE][name].insert_one, {"_id": 1})
-            while (event := await stream.try_next()) is None:
+            while (event := await patiently_awaited(stream.try_next)) is None:
                 pass
             assert event["fullDocument"] == {"_id": 1}
             await stream.close()
 
     async def main() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             await asyncio.gather(*map(limited_by, ("client", "watch", "context")))
 
     asyncio.run(main())
@@ -132,7 +134,7 @@ def test_a_call_does_not_inherit_the_time_of_one_that_was_cancelled(
             await asyncio.sleep(4)
             assert not later.done()
             numbers.insert_one({"_id": 1})
-            assert (await asyncio.wait_for(later, 60))["fullDocument"] == {"_id": 1}
+            assert (await asyncio.wait_for(later, 300))["fullDocument"] == {"_id": 1}
             with pytest.raises(NetworkTimeout), pymongo.timeout(0.5):
                 await stream.next()
             await stream.close()

@@ -29,7 +29,7 @@ def growing(root: Path, pause: float) -> Iterator[None]:
             time.sleep(0.05)
         yield
         assert writer.poll() is None, writer.communicate()[1].decode()
-        writer.communicate(b"\n", timeout=120)
+        writer.communicate(b"\n", timeout=300)
         assert writer.returncode == 0
     finally:
         writer.kill()

@@ -92,7 +92,7 @@ def test_what_is_not_compiled_is_compiled_elsewhere_and_loaded_by_the_next_batch
 ) -> None:
     compiled = threading.Event()
     monkeypatch.setattr(kernel_loader, "_is_compiled", lambda stamp: False)
-    monkeypatch.setattr(kernel_loader._KernelLoader, "_compile", lambda self, stamp: compiled.wait(60))
+    monkeypatch.setattr(kernel_loader._KernelLoader, "_compile", lambda self, stamp: compiled.wait(300))
     loader = kernel_loader._KernelLoader()
     loader.read(ENOUGH)
     loader.read(1)

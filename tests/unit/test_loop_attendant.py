@@ -13,7 +13,7 @@ import pytest
 from tailrace.gateway.attendant import LoopAttendant
 
 #: For a test that would otherwise wait for ever.
-LIMIT_S = 60
+LIMIT_S = 300
 
 
 async def attended(attendant: LoopAttendant, file: socket.socket, turn: Callable[[], bool]) -> None:

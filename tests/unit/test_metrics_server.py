@@ -28,7 +28,7 @@ def test_a_collector_is_asked_at_each_request_and_the_port_is_free_afterwards() 
     collector = Counting()
     with serve_metrics(collector, "127.0.0.1", 0) as address:
         for _ in range(2):
-            with urllib.request.urlopen(address, timeout=60) as reply:
+            with urllib.request.urlopen(address, timeout=300) as reply:
                 assert f"asked {collector.asked}.0" in reply.read().decode()
     port = int(address.rpartition(":")[2].partition("/")[0])
     with socket.create_server(("127.0.0.1", port)):
