@@ -88,7 +88,7 @@ class Mongod:
     def is_running(self) -> bool:
         return self._guard is not None and self._guard.poll() is None
 
-    def start(self, *, timeout_s: float = 60.0) -> None:
+    def start(self, *, timeout_s: float = 300.0) -> None:
         """Start it, and wait until it takes connections. Raises EmbeddedError with the server's own reason."""
         if self.is_running:
             return
@@ -143,7 +143,7 @@ class Mongod:
         """Ask it to shut down in order, without waiting. It may be called again."""
         self._order(b"t")
 
-    def stop(self, *, timeout_s: float = 30.0) -> None:
+    def stop(self, *, timeout_s: float = 120.0) -> None:
         """Shut it down in order; SIGKILL when that takes longer than ``timeout_s``."""
         self.request_stop()
         if not self._wait(timeout_s):

@@ -119,9 +119,9 @@ class ReplicaSet:
     @property
     def primary(self) -> int:
         """The number of the member that accepts writes. Waits for an election; EmbeddedError after 60 s without."""
-        return self._await(self._find_primary, "has no primary", timeout_s=60.0)
+        return self._await(self._find_primary, "has no primary", timeout_s=300.0)
 
-    def start(self, *, timeout_s: float = 120.0) -> None:
+    def start(self, *, timeout_s: float = 300.0) -> None:
         """Start every member; make them a replica set at the first time; wait until writes are accepted and every
         member has the data. Raises EmbeddedError."""
         with ThreadPoolExecutor(len(self._members)) as pool:  # all at once: each waits for its server
@@ -145,7 +145,7 @@ class ReplicaSet:
         self._members[number].stop()
         return number
 
-    def restart(self, member: int, *, timeout_s: float = 120.0) -> None:
+    def restart(self, member: int, *, timeout_s: float = 300.0) -> None:
         """Start a member that was killed or stopped (one that runs is stopped first) on the same data and port, and
         wait until the replica set is whole again, as far as its members run."""
         number = self._checked(member)
@@ -155,7 +155,7 @@ class ReplicaSet:
         if self._has_majority():
             self.wait_until_ready(timeout_s=timeout_s)
 
-    def step_down(self, *, seconds: int = 5, timeout_s: float = 60.0) -> int:
+    def step_down(self, *, seconds: int = 5, timeout_s: float = 300.0) -> int:
         """Make the primary step down for ``seconds`` (2 or more), and wait until there is a primary again: another one
         where there is another member. Returns its number.
 
@@ -184,7 +184,7 @@ class ReplicaSet:
         self.wait_until_ready(timeout_s=max(1.0, deadline - time.monotonic()))
         return number
 
-    def wait_until_ready(self, *, timeout_s: float = 60.0) -> None:
+    def wait_until_ready(self, *, timeout_s: float = 300.0) -> None:
         """Wait until there is a primary whose writes become majority-committed, and every member that runs follows."""
         self._await(self._ready, "did not become ready", timeout_s=timeout_s)
 

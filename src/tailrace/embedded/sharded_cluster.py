@@ -108,7 +108,7 @@ class ShardedCluster:
         """The shards by name, in the order they were added."""
         return dict(self._shards)
 
-    def start(self, *, timeout_s: float = 120.0) -> None:
+    def start(self, *, timeout_s: float = 300.0) -> None:
         """Start every member at once, make them one cluster, and wait until it accepts writes. Raises EmbeddedError."""
         parts = [self.config, *self._shards.values()]
         with ThreadPoolExecutor(len(parts)) as pool:
@@ -123,7 +123,7 @@ class ShardedCluster:
         except OperationFailure as error:
             raise EmbeddedError(f"The config server did not accept a shard: {error}") from error
 
-    def add_shard(self, name: str | None = None, *, members: int = 1, timeout_s: float = 120.0) -> str:
+    def add_shard(self, name: str | None = None, *, members: int = 1, timeout_s: float = 300.0) -> str:
         """Start another shard and add it to the cluster. Returns its name. The name of a removed shard may be used
         again, for another replica set."""
         chosen = name or next(free for free in map("shard{}".format, range(10_000)) if free not in self._shards)
@@ -138,7 +138,7 @@ class ShardedCluster:
             raise EmbeddedError(f"The config server did not accept the shard {chosen}: {error}") from error
         return chosen
 
-    def remove_shard(self, name: str, *, timeout_s: float = 120.0) -> ReplicaSet:
+    def remove_shard(self, name: str, *, timeout_s: float = 300.0) -> ReplicaSet:
         """Move a shard's chunks and databases to the other shards and take it out of the cluster, as an operator does.
 
         Returns its replica set, which still runs: ``close`` it, or leave it to the end of the cluster. Raises
@@ -166,11 +166,11 @@ class ShardedCluster:
         """SIGKILL a member of a shard, by default its primary. Returns its number. It stays dead until ``restart``."""
         return self._part(shard).kill(member)
 
-    def restart(self, shard: str, member: int = 0, *, timeout_s: float = 120.0) -> None:
+    def restart(self, shard: str, member: int = 0, *, timeout_s: float = 300.0) -> None:
         """Start a member that was killed, as ``ReplicaSet.restart``."""
         self._part(shard).restart(member, timeout_s=timeout_s)
 
-    def step_down(self, shard: str, *, timeout_s: float = 60.0) -> int:
+    def step_down(self, shard: str, *, timeout_s: float = 300.0) -> int:
         """Give a shard another primary, as ``ReplicaSet.step_down``. Returns its number."""
         return self._part(shard).step_down(timeout_s=timeout_s)
 

@@ -123,7 +123,7 @@ class Connections:
             raise OperationFailure(failed.get("errmsg", ""), failed.get("code"), reply)
         return reply
 
-    def run_again(self, member: str, database: str, command: Mapping[str, Any], *, timeout_s: float = 90.0) -> Any:
+    def run_again(self, member: str, database: str, command: Mapping[str, Any], *, timeout_s: float = 300.0) -> Any:
         """``run``, repeated while the primary is gone. Only for what may be done twice."""
         return again(lambda: self.run(member, database, command), timeout_s=timeout_s)
 

@@ -51,7 +51,7 @@ class Router(Definitions):
     WriteError; where no primary comes back for ``patience_s`` seconds, PyMongo's AutoReconnect.
     """
 
-    def __init__(self, connections: Connections, dialect: Dialect, *, patience_s: float = 90.0) -> None:
+    def __init__(self, connections: Connections, dialect: Dialect, *, patience_s: float = 300.0) -> None:
         super().__init__(connections, dialect)
         self.patience_s = patience_s
         self._session = _Session()
