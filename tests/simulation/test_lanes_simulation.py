@@ -57,19 +57,21 @@ class OthersDoNotWait(LaneTurn):
 
 
 @pytest.mark.parametrize(
-    "rules",
+    ("rules", "first"),
     [
-        Rules(turn=NoBarriers),
-        Rules(turn=OthersDoNotWait),
-        Rules(is_done=lambda plan, event: False),
-        Rules(fences_generations=False),
-        Rules(answers_each=False),
+        (Rules(turn=NoBarriers), 0),
+        (Rules(turn=OthersDoNotWait), 0),
+        (Rules(is_done=lambda plan, event: False), 0),
+        (Rules(fences_generations=False), 355),
+        (Rules(answers_each=False), 105),
     ],
     ids=["no barriers", "the others do not wait", "no floors", "no generation in the fence", "one answer for all"],
 )
-def test_a_planted_fault_is_found(rules: Rules) -> None:
-    """A simulation that finds nothing shows nothing."""
-    assert failing_seed(range(1000), rules) is not None
+def test_a_planted_fault_is_found(rules: Rules, first: int) -> None:
+    """A simulation that finds nothing shows nothing. ``first``: the search begins shortly before a seed that found the
+    fault, since hundreds that do not find it take 20 s of processor; another one is found where that seed's run has
+    changed."""
+    assert failing_seed(range(first, first + 1000), rules) is not None
 
 
 def test_lanes_share_requests_in_most_runs() -> None:
