@@ -93,7 +93,7 @@ def test_a_handler_is_cancelled_when_its_lease_is_lost(shop: Any) -> None:
                 cancelled.append(change.document_key)
                 raise
 
-        listener = AsyncListener(watched, handle, resource="orders", store=store, lease_seconds=1)
+        listener = AsyncListener(watched, handle, resource="orders", store=store, lease_seconds=6)
         await asyncio.wait_for(listener.run(), 300)
         assert listener.statistics.leases_lost == 1
 

@@ -279,7 +279,7 @@ def lanes_of_items(shop: Shop, seen: list[Any]) -> Listener:
         resource="items",
         store=shop.store,
         partitions=2,
-        lease_seconds=3,
+        lease_seconds=10,
         full_document="updateLookup",
         on_history_lost="snapshot",
     )

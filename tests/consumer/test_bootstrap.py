@@ -51,7 +51,7 @@ def handled(shop: Any, last: tuple[str, Any], start: Any) -> list[tuple[str, Any
         seen.append((change.operation_type, (change.document_key or {})["_id"]))
 
     store = MongoLeaseStore(shop["leases"])
-    with Listener(shop["orders"], handle, resource="orders", store=store, start=start, lease_seconds=1):
+    with Listener(shop["orders"], handle, resource="orders", store=store, start=start, lease_seconds=6):
         until(lambda: last in seen)
     return seen
 

@@ -96,7 +96,7 @@ def test_a_commit_is_tried_until_the_lease_is_gone_and_then_its_change_comes_aga
         if key_of(change) == 1:
             listener.stop()
 
-    listener = Listener(shop["orders"], handle, resource="orders", store=store, lease_seconds=1.5)
+    listener = Listener(shop["orders"], handle, resource="orders", store=store, lease_seconds=4)
     listener.run()
     assert notes[0] == (0, 1)
     assert notes.count("no answer") >= 2
