@@ -80,6 +80,19 @@ def reserve(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def begun_whole(path: Path) -> Iterator[None]:
+    """Remove the file at ``path`` if the block creates it and fails: a file that was begun on a full disk may be one
+    that its library refuses ever after. For a caller that holds the directory's lock."""
+    new = not path.exists()
+    try:
+        yield
+    except BaseException:
+        if new:
+            path.unlink(missing_ok=True)
+        raise
+
+
 def has_no_room(directory: Path) -> bool:
     """Whether ``directory`` has no room for a file of 1 MB. For callers that are told only that a write has failed."""
     try:

@@ -6,7 +6,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,41 @@ def test_a_copy_of_a_cluster_that_dies_goes_on(sharded_cluster: ShardedCluster, 
         assert in_table(tmp_path / "t", namespace) == truth(sharded_cluster, namespace)
     finally:
         sharded_cluster.router.drop_database(DATABASE)
+
+
+@pytest.mark.slow
+def test_a_first_copy_goes_on_over_step_downs(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path) -> None:
+    """Of tables only the kills of a whole deployment had met a step-down, and those when the copy was over."""
+    running, chosen, copied = start_replica_set(3), random.Random(5), 0
+    threads: list[threading.Thread] = []
+
+    def step_down(name: str) -> None:
+        """Between two chunks, and beside the third and its neighbours."""
+        nonlocal copied
+        copied += name == "tables.copied"
+        if name == "tables.copied" and copied in (1, 3):
+            change(client, chosen)
+            threads.append(threading.Thread(target=running.step_down))
+            threads[-1].start()
+            if copied == 1:
+                threads[-1].join()
+
+    with MongoClient[Any](running.uri, w="majority") as client:
+        for name, size in SIZES.items():
+            client[DATABASE][name].insert_many([{"_id": number, "n": 0} for number in range(size)])
+        settings = tables(tmp_path / "t")
+        durable.observe_steps(step_down)
+        try:
+            total = run(running.uri, settings)
+        finally:
+            durable.observe_steps(None)
+            for thread in threads:
+                thread.join()
+        assert len(threads) == 2
+        assert total <= sum(SIZES.values()) + 2 * 20 * len(SIZES), "nothing is copied twice"
+        change(client, chosen)
+        run(running.uri, settings)
+        assert_equal(tmp_path / "t", collections(client, (DATABASE,)), set())
 
 
 _CHILD = """

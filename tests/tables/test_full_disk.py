@@ -11,13 +11,18 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
 
+from tailrace.durable import LakeFullError
 from tailrace.embedded import ReplicaSet
+from tailrace.images.bucket import ImageStateError
+from tailrace.images.state import ImageState
+from tailrace.tables.state import TableState
 from tests.small_disk import PAGE, small_disk
 from tests.tables.equality import in_collection, in_table
 
@@ -81,3 +86,29 @@ def test_the_state_of_exact_images_says_that_there_is_no_room_and_goes_on(tmp_pa
             disk.make_room()
             good = run(12)
             assert good.returncode == 0, (pages, good.stderr)
+
+
+def begin_images(directory: Path) -> None:
+    ImageState.open(directory, buckets=2, map_bytes=1 << 20).close()
+
+
+@pytest.mark.parametrize("begin", [lambda directory: TableState(directory).close(), begin_images])
+def test_a_state_that_could_not_be_begun_is_begun_when_there_is_room(
+    begin: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """With room for one of LMDB's two first pages it was taken for damaged ever after. Only the slow test above tried
+    rooms that small, and the images' none."""
+    said = []
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        for pages in range(24):
+            directory = disk.path / str(pages)
+            disk.leave(pages * PAGE)
+            try:
+                begin(directory)
+            except (LakeFullError, ImageStateError) as error:
+                said.append(str(error))
+            disk.make_room()
+            begin(directory)
+            begin(directory)
+    assert len(said) > 2
+    assert all("no room left" in text or "is full" in text for text in said), said

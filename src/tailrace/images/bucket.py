@@ -75,7 +75,8 @@ class ImageBucket:
 
     def _open(self, map_bytes: int) -> Any:
         try:
-            env = lmdb.open(str(self.directory), map_size=map_bytes, max_dbs=4, max_readers=64, readahead=False)
+            with durable.begun_whole(self.directory / "data.mdb"):
+                env = lmdb.open(str(self.directory), map_size=map_bytes, max_dbs=4, max_readers=64, readahead=False)
             info, page = env.info(), env.stat()["psize"]
             size = (self.directory / "data.mdb").stat().st_size
             if size < (info["last_pgno"] + 1) * page:  # a read past the file's end would kill the process

@@ -125,9 +125,10 @@ class TableState:
                     durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
             elif not (directory / "data.mdb").exists():
                 raise SinkError(f"{directory} does not exist", hint="Give the directory of the tables")
-            self._environment = lmdb.open(
-                str(directory), map_size=_MAP_BYTES, max_dbs=3, readahead=False, readonly=readonly
-            )
+            with durable.begun_whole(directory / "data.mdb"):
+                self._environment = lmdb.open(
+                    str(directory), map_size=_MAP_BYTES, max_dbs=3, readahead=False, readonly=readonly
+                )
             names = (b"documents", b"waiting", b"meta")
             self._documents, self._waiting, self._meta = (
                 self._environment.open_db(name, create=not readonly) for name in names
