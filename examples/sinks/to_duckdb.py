@@ -8,6 +8,7 @@ A batch goes over as one Arrow table, which is fast; ``maxEventsPerTrigger`` bou
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import duckdb
 
@@ -21,8 +22,19 @@ INSERT INTO changes SELECT token, operation_type, collection, document_key, full
 """
 
 
+def opened(file: str) -> duckdb.DuckDBPyConnection:
+    """A file that DuckDB could not begin for want of room is removed: it would be refused ever after."""
+    new = not Path(file).exists()
+    try:
+        return duckdb.connect(file)
+    except duckdb.IOException:
+        if new:
+            Path(file).unlink(missing_ok=True)
+        raise
+
+
 def write(batch: MicroBatch, file: str) -> None:
-    with duckdb.connect(file) as connection, AppliedBatches(connection, "changes").transaction(batch) as new:
+    with opened(file) as connection, AppliedBatches(connection, "changes").transaction(batch) as new:
         connection.execute(SCHEMA)
         rows = new.arrow()
         connection.register("rows", rows)

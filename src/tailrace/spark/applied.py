@@ -88,7 +88,7 @@ class AppliedBatches:
             self._record(found, _Applied(batch.query, batch.number, last, uuid.uuid4().hex))
             self._connection.commit()
         except BaseException:
-            self._connection.rollback()
+            self._give_up()
             raise
 
     def start(self) -> dict[str, str]:
@@ -150,8 +150,10 @@ class AppliedBatches:
         self._open()
         try:
             return self._read()
-        except Exception:  # noqa: BLE001  each driver has classes of its own for a missing table
-            self._connection.rollback()
+        except Exception:
+            # The table is missing (each driver has a class of its own for that), or the database is gone.
+            if not self._give_up():
+                raise
         self._open()
         self._run(
             f"CREATE TABLE IF NOT EXISTS {self._table} (sink VARCHAR(128) PRIMARY KEY, query_id VARCHAR(128) NOT NULL, "
@@ -160,6 +162,15 @@ class AppliedBatches:
         self._connection.commit()
         self._open()
         return self._read()
+
+    def _give_up(self) -> bool:
+        """Roll back after an error. Returns whether the driver could: without a connection there is nothing to roll
+        back, nor behind a commit that DuckDB could not write. What it says of that must not hide the error itself."""
+        try:
+            self._connection.rollback()
+        except Exception:  # noqa: BLE001  each driver has classes of its own
+            return False
+        return True
 
     def _open(self) -> None:
         """Begin a transaction where the driver does not do it by itself with the first statement."""
