@@ -18,6 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
+from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from tailrace import raw_bson
 from tailrace.embedded import ReplicaSet
@@ -55,6 +56,20 @@ def tail_until(source: MongodSource, tail: Iterator[OplogBatch], until: ClusterT
             return batches
         assert time.monotonic() < deadline, f"stuck at {batch.high_water}"
     raise AssertionError("the tail ended")
+
+
+class Commands(CommandListener):
+    """The names of the commands that a client sends."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        self.names.append(event.command_name)
+
+    def succeeded(self, event: CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: CommandFailedEvent) -> None: ...
 
 
 class Writer:
@@ -562,6 +577,54 @@ def test_keys_with_shard_key_fields_find_their_document(replica_set: ReplicaSet)
         keys = [{"x": {"$y": 5}, "_id": 1}, {"x": 7, "_id": 2}, {"x": 8, "_id": 2}]
         lookups = [DocumentLookup("source_shard_keys", "c", bson.encode(key), now, None) for key in keys]
         assert [bool(each) for each in source.documents(lookups)] == [True, True, False]
+
+
+def test_keys_with_shard_key_fields_are_looked_up_together(replica_set: ReplicaSet) -> None:
+    """As the server compares single ones, and with one query where bytes decide. Each was a query of its own, and no
+    test counted them: a stream of updates on a cluster gave some hundred events a second."""
+    found: list[Any] = [
+        {"_id": 1, "x": "a", "y": {"z": 1}},
+        {"_id": 2, "x": 7.0, "y": {"z": 2}},
+        {"_id": 3, "y": {"z": 3}},
+        {"_id": 4, "x": 4, "y": [{"z": 4}]},
+        {"_id": 5.0, "x": 5, "y": {"z": 5}},
+        {"_id": bson.MinKey(), "x": bson.MaxKey(), "y.z": 6, "y": {"z": 6}},
+        *({"_id": f"many{number}", "x": number, "y": {"z": {"a": number}}} for number in range(1100)),
+    ]
+    in_bytes = [{"x": each["x"], "y.z": each["y"]["z"], "_id": each["_id"]} for each in [found[0], *found[6:]]]
+    others: list[Any] = [
+        {"x": 7, "_id": 2},  # 7.0
+        {"x": 7, "_id": 2.0, "y.z": 2},
+        {"x": None, "_id": 3},  # the document has no such field
+        {"x": 1, "_id": 3},
+        {"y.z": 4, "_id": 4},  # in an array
+        {"x": 5, "_id": 5},
+        {"x": 6, "_id": 5},
+        {"x": bson.MaxKey(), "y.z": 6, "_id": bson.MinKey()},
+        {"x": "b", "_id": 1},
+        {"x": "a", "_id": "nobody"},
+        {"_id": 1},
+        {"x": "a"},  # no _id
+    ]
+    commands = Commands()
+    with (
+        MongoClient[Any](replica_set.uri, event_listeners=[commands]) as client,
+        closing(MongodSource(client)) as source,
+    ):
+        collection = client.source_sharded_bulk.c
+        collection.insert_many(found)
+        now = source.newest()
+
+        def looked_up(keys: list[Any]) -> list[Any]:
+            lookups = [DocumentLookup("source_sharded_bulk", "c", bson.encode(key), now, None) for key in keys]
+            return [document and bson.decode(document) for document in source.documents(lookups)]
+
+        single = [collection.find_one({name: {"$eq": value} for name, value in key.items()}) for key in others]
+        assert looked_up(others) == [looked_up([key])[0] for key in others] == single
+        assert [each is None for each in single] == [key in others[3:4] + others[6:7] + others[8:10] for key in others]
+        commands.names.clear()
+        assert looked_up([*in_bytes, *others[9:10]]) == [found[0], *found[6:], None]
+        assert commands.names == ["listCollections", "find", "find"]
 
 
 def test_a_read_waits_until_a_member_has_reached_the_time(replica_set: ReplicaSet) -> None:

@@ -311,24 +311,31 @@ def _keys_in_bulk(keys: DocumentRuns) -> Keys:
 
 
 def _find_documents(connection: Connection, target: _Target, lookups: CollectionLookups) -> list[bytes | None]:
-    """The documents of one namespace: by ``$in`` on ``_id``, then one by one where equal need not mean equal bytes."""
+    """The documents of one namespace: by ``$in`` on ``_id``, then one by one where equal need not mean equal bytes.
+
+    A key may have fields of the shard key beside ``_id``. No two documents of one server have the same ``_id``, so the
+    document that is found by it is the key's, or the key has none there.
+    """
     after = lookups.after
     namespace = (target.database, target.collection)
-    ids = [_id_of(key) for key in lookups.document_keys]
-    plain = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
+    keys = list(lookups.document_keys)
+    ids = [_id_of(key) for key in keys]
+    asked = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
     found: dict[bytes | None, bytes] = {}
-    if plain:
-        for document in _find(connection, namespace, _in_query(plain), after, count=len(plain)):
+    if asked:
+        for document in _find(connection, namespace, _in_query(asked), after, count=len(asked)):
             found[_leading_id(document)] = document
     found.pop(None, None)
-    stray = len(found.keys() - set(plain)) > 0
-    mixed = len({id_[0] for id_ in plain} & _NUMBERS) > 1
+    stray = len(found.keys() - set(asked)) > 0
+    mixed = len({id_[0] for id_ in asked} & _NUMBERS) > 1
     result: list[bytes | None] = [found.get(id_) for id_ in ids]
-    for index in [index for index, document in enumerate(result) if document is None]:
-        key = ids[index]
-        if key is None or stray or _may_equal_other_bytes(key[0], mixed, target.has_collation):
-            query = _equal_query(lookups.document_keys[index])
-            result[index] = next(iter(_find(connection, namespace, query, after, limit=1)), None)
+    for index, (key, id_, document) in enumerate(zip(keys, ids, result, strict=True)):
+        if document is not None:
+            settled = id_ is not None and (len(id_) + 5 == len(key) or _has_fields(document, key))
+        else:
+            settled = not (id_ is None or stray or _may_equal_other_bytes(id_[0], mixed, target.has_collation))
+        if not settled:
+            result[index] = next(iter(_find(connection, namespace, _equal_query(key), after, limit=1)), None)
     return result
 
 
@@ -343,14 +350,30 @@ def _may_equal_other_bytes(type_: int, mixed_numbers: bool, has_collation: bool)
 
 
 def _id_of(document_key: bytes) -> bytes | None:
-    """The element ``_id`` where the key is that alone; keys with shard key fields are looked up one by one."""
+    """The element ``_id`` of a document key; ``None`` where it has none."""
     size = _ID_SIZES.get(document_key[4:9])
-    if size is not None and len(document_key) == size + 5:
-        return document_key[4:-1]
-    elements = list(raw_bson.elements(document_key))
-    if len(elements) != 1 or elements[0].name != b"_id":
-        return None
-    return document_key[elements[0].start : elements[0].end]
+    if size is not None:
+        return document_key[4 : 4 + size]
+    element = raw_bson.find(document_key, b"_id")
+    return None if element is None else document_key[element.start : element.end]
+
+
+def _has_fields(document: bytes, document_key: bytes) -> bool:
+    """Whether the document has every field of the key, under its dotted name, with the same bytes. If not, it may be
+    the key's all the same: 1 equals 1.0, and a missing field equals null."""
+    for element in raw_bson.elements(document_key):
+        *outer, name = element.name.split(b".")
+        start = 0
+        for field in outer:
+            inside = raw_bson.find(document, field, start)
+            if inside is None or inside.type != raw_bson.OBJECT:
+                return False
+            start = inside.value_start
+        field = raw_bson.find(document, name, start)
+        same = field is not None and field.type == element.type != raw_bson.UNDEFINED
+        if field is None or not same or raw_bson.value(document, field) != raw_bson.value(document_key, element):
+            return False
+    return True
 
 
 def _leading_id(document: bytes) -> bytes | None:
