@@ -329,11 +329,14 @@ def _find_documents(connection: Connection, target: _Target, lookups: Collection
     stray = len(found.keys() - set(asked)) > 0
     mixed = len({id_[0] for id_ in asked} & _NUMBERS) > 1
     result: list[bytes | None] = [found.get(id_) for id_ in ids]
-    for index, (key, id_, document) in enumerate(zip(keys, ids, result, strict=True)):
-        if document is not None:
-            settled = id_ is not None and (len(id_) + 5 == len(key) or _has_fields(document, key))
+    for index, (key, id_) in enumerate(zip(keys, ids, strict=True)):
+        current = result[index]
+        if id_ is None:
+            settled = False
+        elif current is not None:
+            settled = len(id_) + 5 == len(key) or _has_fields(current, key)
         else:
-            settled = not (id_ is None or stray or _may_equal_other_bytes(id_[0], mixed, target.has_collation))
+            settled = not (stray or _may_equal_other_bytes(id_[0], mixed, target.has_collation))
         if not settled:
             result[index] = next(iter(_find(connection, namespace, _equal_query(key), after, limit=1)), None)
     return result
@@ -364,8 +367,8 @@ def _has_fields(document: bytes, document_key: bytes) -> bool:
     for element in raw_bson.elements(document_key):
         *outer, name = element.name.split(b".")
         start = 0
-        for field in outer:
-            inside = raw_bson.find(document, field, start)
+        for step in outer:
+            inside = raw_bson.find(document, step, start)
             if inside is None or inside.type != raw_bson.OBJECT:
                 return False
             start = inside.value_start

@@ -184,7 +184,7 @@ class OwnerLookup:
         self.asking = shard
         # config.shards is read anew: a chunk may lie on a shard that was added since, and another replica set may have
         # come under the name of one that was removed.
-        client = self._retrying(partial(self._cluster.current_client, shard))
+        client = self._cluster.current_client(shard, self._config())
         if client is None:
             return None
         found = current_documents(self._to(client, min(_LOOK_AGAIN_S, self._retry_seconds)), lookups)

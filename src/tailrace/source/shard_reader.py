@@ -91,14 +91,22 @@ class ShardReader:
         return self._read_up_to
 
     def next_batch(self) -> OplogBatch | None:
-        """What was read next; ``None`` where nothing waits."""
+        """What was read next: all that waits, up to about ``_PIECE_BYTES``; ``None`` where nothing does.
+
+        At the end of the oplog each reply has an entry or two. Where whoever takes them is behind, they come together:
+        documents are then looked up for all of them at once.
+        """
         with self._changed:
             if not self._batches:
                 return None
-            batch = self._batches.popleft()
-            self._queued_bytes -= _size(batch)
+            batches = [self._batches.popleft()]
+            size = len(batches[0].raw)
+            while self._batches and _can_follow(batches[-1], self._batches[0], size):
+                batches.append(self._batches.popleft())
+                size += len(batches[-1].raw)
+            self._queued_bytes -= sum(map(_size, batches))
             self._changed.notify_all()
-            return batch
+        return batches[0] if len(batches) == 1 else _joined(batches)
 
     def await_time(self, until: ClusterTime) -> None:
         """The stream waits for everything up to ``until``: a batch, empty perhaps, is to say so at once."""
@@ -181,6 +189,16 @@ class ShardReader:
             if not self._closed:
                 self.failure = error
                 self._changed.notify_all()
+
+
+def _can_follow(batch: OplogBatch, next_: OplogBatch, size: int) -> bool:
+    """Whether the next batch may be joined to one that leads up to it and has ``size`` bytes so far. Exact images stay
+    with their batch."""
+    return batch.images is None and next_.images is None and size + len(next_.raw) <= _PIECE_BYTES
+
+
+def _joined(batches: list[OplogBatch]) -> OplogBatch:
+    return OplogBatch(b"".join([batch.raw for batch in batches]), batches[-1].high_water)
 
 
 def _size(batch: OplogBatch) -> int:

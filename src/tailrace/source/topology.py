@@ -203,15 +203,16 @@ class Cluster:
                 client = self._clients[shard] = self._opened(shard.host)
             return client
 
-    def current_client(self, name: str) -> MongoClient[Any] | None:
+    def current_client(self, name: str, config: Connection | None = None) -> MongoClient[Any] | None:
         """The client of the shard that bears the name now, as ``config.shards`` says; ``None`` where none does.
 
         The list of shards that this process read before does not know a shard that was added since, nor that a name now
-        belongs to other servers. Of a fixed list of shards, those in it are not asked about.
+        belongs to other servers. Of a fixed list of shards, those in it are not asked about. ``config`` is a connection
+        to ``config_client`` that the caller has already.
         """
         if name in self._fixed:
             return self._fixed[name]
-        connection = Connection(self.config_client())
+        connection = config or Connection(self.config_client())
         read = self.config_collection("shards").find_one
         found = connection.retrying(lambda: read({"_id": name}, {"host": 1}))
         return None if found is None else self.client_at(ShardAddress(name, str(found["host"])))
