@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,9 @@ SIDES = ("native", "ours")
 _GROUPS = 25
 _LATENCY_EVENTS = 300
 _SHARDS = 3
+_REGIONS = ("a", "g", "n")
+#: Each of these writes goes through the router by itself.
+_LOOKED_UP_MAX = 30_000
 
 
 class Case(NamedTuple):
@@ -63,6 +67,7 @@ class Case(NamedTuple):
     bar: float
     events: float = 1.0
     raw: bool = True
+    database: str = DATABASE
     collection: str = COLLECTION
     pipeline: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = {}
@@ -79,6 +84,7 @@ CASES = {
     "transactions": Case(2, collection=TRANSACTIONS),
     "updateLookup": Case(2, options={"full_document": "updateLookup"}),
     "cluster": Case(2),
+    "cluster-updateLookup": Case(2, database="routed", options={"full_document": "updateLookup"}),
 }
 WORDS = {
     "raw": "raw documents",
@@ -88,6 +94,7 @@ WORDS = {
     "transactions": "transactions, half of the writes",
     "updateLookup": "updateLookup, half are updates",
     "cluster": f"{_SHARDS} shards, raw",
+    "cluster-updateLookup": f"{_SHARDS} shards, updateLookup",
 }
 
 
@@ -104,11 +111,11 @@ def main() -> int:
         print(json.dumps(run_child(json.loads(args.child))))
         return 0
     compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)
-    cases = {name: CASES[name] for name in args.cases.split(",") if name != "cluster" or args.cluster}
+    cases = {name: CASES[name] for name in args.cases.split(",") if name not in CLUSTER_CASES or args.cluster}
     print(f"{args.entries:,} entries, {os.cpu_count()} cores, medians of {args.rounds}")
     print(f"{'':36}{'events/s':>20}{'ratio':>7}{'first':>7}{'client CPU us':>16}{'server CPU us':>16}  bar")
     print(f"{'':36}{'native':>10}{'ours':>10}{'':14}{'native':>8}{'ours':>8}{'native':>8}{'ours':>8}")
-    good = all([one_replica_set(args, cases)] + ([one_cluster(args)] if "cluster" in cases else []))
+    good = all([one_replica_set(args, cases)] + [one_cluster(args, name) for name in CLUSTER_CASES if name in cases])
     return 0 if good else 1
 
 
@@ -124,7 +131,7 @@ def one_replica_set(args: argparse.Namespace, cases: Mapping[str, Case]) -> bool
         if any(case.collection == TRANSACTIONS for case in cases.values()):
             starts[TRANSACTIONS] = fill_transactions(client, args.entries)
         for name, case in cases.items():
-            if name != "cluster":
+            if name not in CLUSTER_CASES:
                 task = {
                     "case": name,
                     "uris": [members.uri],
@@ -140,13 +147,27 @@ def one_replica_set(args: argparse.Namespace, cases: Mapping[str, Case]) -> bool
     return good
 
 
-def one_cluster(args: argparse.Namespace) -> bool:
+def one_cluster(args: argparse.Namespace, name: str) -> bool:
     from tailrace.embedded import ShardedCluster  # noqa: PLC0415
 
-    each = args.entries // _SHARDS
-    with ShardedCluster(shards=_SHARDS) as cluster, contextlib.ExitStack() as stack:
-        uris = [shard.uri for shard in cluster.shards.values()]
-        clients = [stack.enter_context(pymongo.MongoClient[Any](uri)) for uri in uris]
+    with ShardedCluster(shards=_SHARDS) as cluster:
+        start, each = CLUSTER_CASES[name](cluster, args.entries // _SHARDS)
+        parts = [*cluster.shards.values(), cluster.config]
+        task = {
+            "case": name,
+            "uris": [shard.uri for shard in cluster.shards.values()],
+            "uri": cluster.uri,
+            "pids": [member.pid for part_ in parts for member in part_.members],
+            "counts": [each] * _SHARDS,
+            "start": [start.time, start.inc + 1],
+        }
+        return compare(name, CASES[name], task, args.rounds)
+
+
+def fill_shards(cluster: Any, each: int) -> tuple[Timestamp, int]:
+    """Inserts on each shard, past the router; the time before them, and how many they are."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(pymongo.MongoClient[Any](shard.uri)) for shard in cluster.shards.values()]
         for client in clients:
             client[DATABASE].create_collection(COLLECTION)
         start = max(operation_time(client) for client in clients)
@@ -155,16 +176,38 @@ def one_cluster(args: argparse.Namespace) -> bool:
         for first in range(0, each, part):
             for number, client in enumerate(clients):
                 insert(client[DATABASE][COLLECTION], range(first, min(first + part, each)), number + 1)
-        parts = [*cluster.shards.values(), cluster.config]
-        task = {
-            "case": "cluster",
-            "uris": uris,
-            "uri": cluster.uri,
-            "pids": [member.pid for part_ in parts for member in part_.members],
-            "counts": [each] * _SHARDS,
-            "start": [start.time, start.inc + 1],
-        }
-        return compare("cluster", CASES["cluster"], task, args.rounds)
+    return start, each
+
+
+def fill_routed(cluster: Any, each: int) -> tuple[Timestamp, int]:
+    """Half inserts, half updates of a collection with a chunk on each shard, written by a thread for each; as above."""
+    router, namespace = cluster.router, f"{CASES['cluster-updateLookup'].database}.{COLLECTION}"
+    router.create_database(namespace.partition(".")[0], next(iter(cluster.shards)))
+    router.shard_collection(namespace, {"region": 1, "_id": 1})
+    for region, shard in zip(_REGIONS, cluster.shards, strict=True):
+        if region != _REGIONS[0]:
+            router.split(namespace, {"region": region})
+            router.move_chunk(namespace, {"region": region}, to=shard)
+    inserts = min(each, _LOOKED_UP_MAX // _SHARDS) // 2
+
+    def write(region: str, seed: int) -> None:
+        chance = random.Random(seed)
+        documents = [{**document(f"{region}{n}", chance), "region": region} for n in range(inserts)]
+        for first in range(0, inserts, 1000):
+            router.insert_many(namespace, documents[first : first + 1000])
+        for number in range(inserts):
+            key = {"region": region, "_id": f"{region}{chance.randrange(inserts)}"}
+            router.update_one(namespace, key, {"$set": change(number, chance)})
+
+    start: Timestamp = router.fence()
+    with ThreadPoolExecutor(_SHARDS) as writers:
+        list(writers.map(write, _REGIONS, range(_SHARDS)))
+    router.fence()
+    return start, 2 * inserts
+
+
+#: Those that are read of a cluster, and what fills it.
+CLUSTER_CASES = {"cluster": fill_shards, "cluster-updateLookup": fill_routed}
 
 
 def compare(name: str, case: Case, task: dict[str, Any], rounds: int) -> bool:
@@ -357,7 +400,7 @@ def connect(side: str, uri: str) -> Any:
 
 def stream(client: Any, case: Case, task: Mapping[str, Any]) -> Iterable[Any]:
     codec = RAW if case.raw else CodecOptions[Any]()
-    collection = client.get_database(DATABASE).get_collection(case.collection, codec_options=codec)
+    collection = client.get_database(case.database).get_collection(case.collection, codec_options=codec)
     start = Timestamp(*task["start"])
     opened: Iterable[Any] = collection.watch(list(case.pipeline), start_at_operation_time=start, **case.options)
     return opened
