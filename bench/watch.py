@@ -84,7 +84,7 @@ CASES = {
     "transactions": Case(2, collection=TRANSACTIONS),
     "updateLookup": Case(2, options={"full_document": "updateLookup"}),
     "cluster": Case(2),
-    "cluster-updateLookup": Case(2, database="routed", options={"full_document": "updateLookup"}),
+    "cluster-updateLookup": Case(1, database="routed", options={"full_document": "updateLookup"}),
 }
 WORDS = {
     "raw": "raw documents",
