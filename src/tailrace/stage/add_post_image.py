@@ -54,11 +54,11 @@ class AddPostImage(ShardStage):
     def process(
         self, events: list[ChangeEvent], out: list[ChangeEvent]
     ) -> Generator[NeedDocuments | NeedPreImages, Answer, None]:
-        updates = [event for event in events if event.operation_type == "update"]
+        updates = [event for event in events if _is_update(event)]
         if self._looks_up:
             failure = yield from self._look_up(updates)
             for event in events:
-                if event.operation_type == "update" and event.full_document is None and failure is not None:
+                if _is_update(event) and event.full_document is None and failure is not None:
                     # Only the code says whether the error is about this document or about the connection.
                     raise at_event(failure, event) if failure.code == _IN_A_VIEW else failure
                 out.append(event)
@@ -68,7 +68,7 @@ class AddPostImage(ShardStage):
         else:
             images = yield from request_pre_images(updates)
         for event in events:
-            if event.operation_type == "update":
+            if _is_update(event):
                 event.full_document = self._post_image(event, images[id(event)])
             out.append(event)
 
@@ -126,3 +126,8 @@ class AddPostImage(ShardStage):
             return apply_diff(pre_image, raw_bson.value(update, diff))
         except OplogFormatError as error:
             raise OplogFormatError(error.message, position=position, code=error.code) from None
+
+
+def _is_update(event: ChangeEvent) -> bool:
+    """Whether the event may need a document. A witness of an update has none, and nobody is given it."""
+    return event.operation_type == "update" and not event.witness
