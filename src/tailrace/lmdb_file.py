@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import lmdb
+
 #: A page: its number, padding, flags, and the ends of its lists, or how many pages an overflow page stands for.
 _PAGE: Final = struct.Struct("<QHHHH")
 _OVERFLOW_PAGES: Final = struct.Struct("<I")
@@ -35,6 +37,16 @@ _EMPTY: Final = (1 << 64) - 1
 #: transaction.
 _DATABASES_AT: Final = 16 + 24
 _TRANSACTION_AT: Final = _DATABASES_AT + 2 * _DATABASE_BYTES + 8
+
+
+def check_whole(environment: Any, path: Path) -> None:
+    """Close the environment and raise ``lmdb.CorruptedError`` if the file at ``path`` lacks a page that may be read.
+    For the only process that writes it, before it does."""
+    page = environment.stat()["psize"]
+    counted = (environment.info()["last_pgno"] + 1) * page
+    if path.stat().st_size < counted and not is_whole(path, page_size=page):
+        environment.close()
+        raise lmdb.CorruptedError("the file is shorter than what it says it holds")
 
 
 def is_whole(path: Path, *, page_size: int) -> bool:

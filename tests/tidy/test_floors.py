@@ -31,7 +31,7 @@ FLOORS = (
     ("kernel", "pipeline"),
     ("cursor",),
     ("source",),
-    ("durable",),
+    ("durable", "lmdb_file"),
     ("archive",),
     ("images",),
     ("tail",),

@@ -17,8 +17,10 @@ from typing import Any
 import lmdb
 import pytest
 
+from tailrace.errors import SinkError
 from tailrace.images.bucket import ImageBucket, ImageStateError
 from tailrace.lmdb_file import is_whole
+from tailrace.tables.state import TableState
 
 
 def opened(directory: Path) -> Any:
@@ -99,8 +101,11 @@ def test_a_file_is_whole_if_lmdb_can_read_it(tmp_path: Path, seed: int) -> None:
         if not whole:
             break
     assert not whole
-    with pytest.raises(ImageStateError, match="shorter than what it says"):
-        ImageBucket(cut(data, copy, pages * page))
+    for _ in range(2):
+        with pytest.raises(ImageStateError, match="shorter than what it says"):
+            ImageBucket(cut(data, copy, pages * page))
+        with pytest.raises(SinkError, match="is damaged: the file is shorter"):
+            TableState(cut(data, copy, pages * page))
 
 
 def cut(data: Path, copy: Path, size: int) -> Path:

@@ -18,7 +18,7 @@ import lmdb
 
 from tailrace import durable
 from tailrace.errors import TailraceError
-from tailrace.lmdb_file import is_whole
+from tailrace.lmdb_file import check_whole
 
 #: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
@@ -78,12 +78,7 @@ class ImageBucket:
         try:
             with durable.begun_whole(self.directory / "data.mdb"):
                 env = lmdb.open(str(self.directory), map_size=map_bytes, max_dbs=4, max_readers=64, readahead=False)
-            info, page = env.info(), env.stat()["psize"]
-            data = self.directory / "data.mdb"
-            # A read past the file's end would kill the process.
-            if data.stat().st_size < (info["last_pgno"] + 1) * page and not is_whole(data, page_size=page):
-                env.close()
-                raise lmdb.CorruptedError("the file is shorter than what it says it holds")
+            check_whole(env, self.directory / "data.mdb")
             self._documents = env.open_db(b"documents")
             self._undo = env.open_db(b"undo")
             self._meta = env.open_db(b"meta")

@@ -24,6 +24,7 @@ import lmdb
 from tailrace import durable
 from tailrace.durable import LakeFullError
 from tailrace.errors import SinkError
+from tailrace.lmdb_file import check_whole
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.tables.names import state_key
 
@@ -129,6 +130,8 @@ class TableState:
                 self._environment = lmdb.open(
                     str(directory), map_size=_MAP_BYTES, max_dbs=3, readahead=False, readonly=readonly
                 )
+            if not readonly:
+                check_whole(self._environment, directory / "data.mdb")
             names = (b"documents", b"waiting", b"meta")
             self._documents, self._waiting, self._meta = (
                 self._environment.open_db(name, create=not readonly) for name in names
