@@ -36,6 +36,14 @@ class Topic:
         if not self._partitions:  # the process is new, or a batch has failed
             self._partitions = self._last_tokens()
         tokens, self._partitions = dict(self._partitions), {}
+        try:
+            self._send(batch, tokens)
+        except BaseException:
+            self._call_back()
+            raise
+        self._partitions = tokens
+
+    def _send(self, batch: MicroBatch, tokens: dict[int, str]) -> None:
         refused: list[KafkaError] = []
 
         def told(error: KafkaError | None, _: Message) -> None:
@@ -58,9 +66,14 @@ class Topic:
                     self._producer.poll(1)
             tokens[partition] = row.token
         if self._producer.flush(WAIT_S) or refused:
-            self._producer.purge()  # or what is left would come after what is sent again
             raise KafkaException(refused[0] if refused else KafkaError(KafkaError._TIMED_OUT))
-        self._partitions = tokens
+
+    def _call_back(self) -> None:
+        """Nothing of a failed batch may come after the last tokens are read for its repetition. What is not sent yet is
+        taken back, and the answer to what is on the way is awaited, which ``socket.timeout.ms`` bounds."""
+        self._producer.purge(in_flight=False)
+        while self._producer.flush(0.1):
+            self._producer.purge(in_flight=False)  # what was on the way, and would be sent again
 
     def _last_tokens(self) -> dict[int, str]:
         consumer = Consumer({**self._config, "group.id": "unused", "enable.auto.commit": False})
