@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import tempfile
 import threading
@@ -20,6 +20,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tailrace.embedded.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _PLACES = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),)
@@ -35,41 +37,70 @@ def example(name: str) -> ModuleType:
     return module
 
 
+class PostgreSQL:
+    """A server in a directory of its own, that can be away for a while. It does not run as root, so root gives it
+    another user's id."""
+
+    def __init__(self, directory: Path, initdb: str, server: str) -> None:
+        user = "nobody" if os.geteuid() == 0 else None
+        if user:
+            shutil.chown(directory, user)
+        self._run = partial(
+            subprocess.Popen, cwd=directory, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.port = free_port()  # of those that the system gives to nobody while the server is away
+        self._directory, data = directory, str(directory / "data")
+        where = ["-k", str(directory), "-h", "127.0.0.1", "-p", str(self.port)]
+        self._command = [server, "-D", data, *where, "-c", "shared_buffers=16MB"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.dsn = f"host=127.0.0.1 port={self.port} user=test dbname=postgres sslmode=disable"
+        assert self._run([initdb, "-D", data, "-U", "test", "--auth=trust", "-N", "--locale=C"]).wait(300) == 0
+
+    def start(self) -> None:
+        self._process = self._run(self._command)
+        deadline = time.monotonic() + 300
+        while not (self._directory / f".s.PGSQL.{self.port}").exists() or not _answers(self.port):
+            assert self._process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Whoever is connected is cut off."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)  # PostgreSQL's "fast" shutdown; SIGTERM would wait for connections
+        try:
+            self._process.wait(300)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
 @contextmanager
-def postgresql() -> Iterator[str]:
-    """The DSN of a server in a temporary directory. It does not run as root, so root gives it another user's id."""
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """A server that runs, in a temporary directory."""
     path = os.pathsep.join([*map(str, _PLACES), os.environ.get("PATH", "")])
     initdb, server = shutil.which("initdb", path=path), shutil.which("postgres", path=path)
     if initdb is None or server is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt install postgresql)")
-    user = "nobody" if os.geteuid() == 0 else None
     directory = Path(tempfile.mkdtemp(prefix="tailrace-pg-", dir="/tmp"))
-    if user:
-        shutil.chown(directory, user)
-    run = partial(subprocess.Popen, cwd=directory, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    data = directory / "data"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    process: subprocess.Popen[bytes] | None = None
     try:
-        assert run([initdb, "-D", str(data), "-U", "test", "--auth=trust", "-N", "--locale=C"]).wait(300) == 0
-        where = ["-k", str(directory), "-h", "127.0.0.1", "-p", str(port)]
-        process = run([server, "-D", str(data), *where, "-c", "shared_buffers=16MB"])
-        deadline = time.monotonic() + 300
-        while not (directory / f".s.PGSQL.{port}").exists() or not _answers(port):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield f"host=127.0.0.1 port={port} user=test dbname=postgres sslmode=disable"
+        running = PostgreSQL(directory, initdb, server)
+        try:
+            running.start()
+            yield running
+        finally:
+            running.stop()
     finally:
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(300)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """The DSN of a server that runs."""
+    with postgresql_server() as running:
+        yield running.dsn
 
 
 def _answers(port: int) -> bool:
@@ -83,13 +114,16 @@ def _answers(port: int) -> bool:
 
 
 class Index(ThreadingHTTPServer):
-    """An index with external versions. ``busy`` actions are refused with 429 first."""
+    """An index with external versions. ``busy`` actions are refused with 429 first. ``refusal`` is the status of every
+    action, and ``refused`` their number; ``outage`` is the status of every request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Bulk)
         self.documents: dict[str, Any] = {}
         self.versions: dict[str, int] = {}
         self.busy = 0
+        self.refusal = self.outage = 0
+        self.refused = 0
         self.faults: list[str] = []
 
     @property
@@ -100,6 +134,9 @@ class Index(ThreadingHTTPServer):
         if self.busy:
             self.busy -= 1
             return 429
+        if self.refusal:
+            self.refused += 1
+            return self.refusal
         key, version = about["_id"], about["version"]
         if version <= self.versions.get(key, -1):
             return 409
@@ -115,6 +152,8 @@ class _Bulk(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.outage:
+            return self.send_error(self.server.outage)
         try:
             items = self._items(body)
         except (AssertionError, KeyError, ValueError) as error:

@@ -27,7 +27,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark import AppliedBatches, MicroBatch, foreach_batch
 from tailrace.spark.batch import document_of
 from tests.spark.lake_driving import PATIENCE_S, options_for
-from tests.spark.sinks import ROOT, example, postgresql, search_index
+from tests.spark.sinks import ROOT, Index, example, postgresql, search_index
 from tests.spark.streams import newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -54,8 +54,11 @@ def change(uri: str, database: str, *, rounds: int = 3) -> None:
 
 @pytest.fixture(scope="module")
 def changed(replica_set: ReplicaSet) -> dict[str, Any]:
+    return changes_of(replica_set, "foreachbatch")
+
+
+def changes_of(replica_set: ReplicaSet, database: str) -> dict[str, Any]:
     """A database with changes, how to read them, and what the server's own stream says."""
-    database = "foreachbatch"
     start = newest(replica_set.uri)
     change(replica_set.uri, database)
     until = newest(replica_set.uri)
@@ -429,6 +432,12 @@ def taken_from(servers: str, topic: str) -> list[list[bytes]]:
     return found
 
 
+def assert_in_index(index: Index, changed: dict[str, Any]) -> None:
+    assert index.faults == []
+    found = [json_util.loads(json.dumps(one["document"])) for one in index.documents.values()]
+    assert sorted(found, key=canonical) == sorted(changed["documents"], key=canonical)
+
+
 def test_an_index_equals_the_collection_whatever_is_sent_again(
     spark: SparkSession, changed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -441,11 +450,7 @@ def test_an_index_equals_the_collection_whatever_is_sent_again(
             to_elasticsearch.write(batch, index.url, "orders")
 
         run_with_failures(spark, changed["options"], tmp_path / "a", write, *moments)
-        assert index.faults == []
-        found = sorted(
-            (json_util.loads(json.dumps(one["document"])) for one in index.documents.values()), key=canonical
-        )
-        assert found == sorted(changed["documents"], key=canonical)
+        assert_in_index(index, changed)
         before = dict(index.documents)
         run(spark, changed["options"], tmp_path / "again", write)
         assert index.documents == before, "older versions do not come back"
