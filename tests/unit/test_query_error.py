@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import socketserver
 
 import pytest
+from py4j import protocol as proto
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import Py4JNetworkError
 from pyspark import accumulators
 
 from tailrace.durable import LakeFullError
 from tailrace.errors import ChangeStreamHistoryLost, InvalidResumeToken, SinkError, TailraceError, UsageError
-from tailrace.spark.lake.failure import hush_accumulators, query_error
+from tailrace.spark.lake.failure import hush_loss_of_java, query_error
 
 TRACE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION]
 Traceback (most recent call last):
@@ -66,7 +70,8 @@ def test_pyspark_s_own_thread_tells_nothing_of_a_java_that_died(
     before = accumulators.AccumulatorTCPServer.handle_error
     monkeypatch.setattr(accumulators.AccumulatorTCPServer, "handle_error", before)  # set back afterwards
     monkeypatch.setattr(accumulators.AccumulatorUnixServer, "handle_error", before)
-    hush_accumulators()
+    monkeypatch.setattr(logging.getLogger(), "filters", [])
+    hush_loss_of_java()
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -78,3 +83,34 @@ def test_pyspark_s_own_thread_tells_nothing_of_a_java_that_died(
     ):
         server.handle_request()
     assert (type(error).__name__ in capfd.readouterr().err) is told
+
+
+class _OfDeadJava:
+    """A connection of Py4J's to a Java that dies before it answers."""
+
+    socket = None
+
+    def send_command(self, command: str) -> str:
+        raise Py4JNetworkError("Answer from Java side is empty", when=proto.ERROR_ON_RECEIVE)
+
+    def close(self, reset: bool = False) -> None:
+        pass
+
+
+@pytest.mark.parametrize("hushed", [False, True])
+def test_what_py4j_logs_of_a_java_that_died_is_dropped(
+    hushed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It logs with the root logger when a command meets the end of Java: in one of some hundred runs of the test that
+    kills Java, a second line stood behind the sentence."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "filters", [])
+    if hushed:
+        hush_loss_of_java()
+    client = GatewayClient()
+    monkeypatch.setattr(client, "_get_connection", _OfDeadJava)
+    assert client.send_command("a command", retry=False) == proto.ERROR
+    root.error("another error")
+    assert [record.message for record in caplog.records] == (
+        ["another error"] if hushed else ["Exception while sending command.", "another error"]
+    )

@@ -111,7 +111,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     from tailrace.cli.run_archive import archiving, has_history  # noqa: PLC0415
     from tailrace.cli.run_tables import tabling  # noqa: PLC0415
     from tailrace.lake.progress import GrowthWatch  # noqa: PLC0415
-    from tailrace.spark.lake.failure import hush_accumulators, query_error  # noqa: PLC0415
+    from tailrace.spark.lake.failure import hush_loss_of_java, query_error  # noqa: PLC0415
     from tailrace.spark.lake.gap import HISTORY_HINT  # noqa: PLC0415
     from tailrace.spark.lake.stream import stream_of, write_stream  # noqa: PLC0415
     from tailrace.spark.runtime.session import local_session  # noqa: PLC0415
@@ -121,7 +121,7 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         settings = replace(settings, source={**settings.source, "archive": str(settings.archive.path)})
     stream_of(settings.source)  # a wrong option or address is told before Spark takes its seconds to start
     stop = threading.Event()
-    hush_accumulators()
+    hush_loss_of_java()
     with (
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now),

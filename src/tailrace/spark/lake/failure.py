@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import socketserver
@@ -50,7 +51,7 @@ def query_error(error: BaseException) -> TailraceError:
 def _java_is_gone(error: BaseException) -> TailraceError | None:
     """What is to be said where ``error`` comes from speaking to a Java that has died, else ``None``."""
     kind = type(error)
-    lost = isinstance(error, ConnectionError) or kind.__name__ == "Py4JNetworkError"
+    lost = _is_lost_connection(error)
     if not lost and (kind.__module__, kind.__name__) != ("py4j.protocol", "Py4JError"):
         return None
     how = ""
@@ -70,11 +71,13 @@ def _java_is_gone(error: BaseException) -> TailraceError | None:
     )
 
 
-def hush_accumulators() -> None:
-    """PySpark's thread for accumulators no longer prints a traceback when Java dies: ``query_error`` tells of it.
+def hush_loss_of_java() -> None:
+    """PySpark's thread for accumulators no longer prints a traceback when Java dies, and Py4J no longer logs that it
+    could not speak to Java: ``query_error`` tells of it.
 
-    The thread may notice at any moment, also after the command has said its sentence. Its other errors are printed.
+    Both may notice at any moment, also after the command has said its sentence. Their other errors are told.
     """
+    logging.getLogger().addFilter(_is_not_of_java)  # the logger that Py4J uses for this
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
         setattr(server, "handle_error", _handle_error)  # noqa: B010  an assignment is what mypy refuses
 
@@ -82,6 +85,15 @@ def hush_accumulators() -> None:
 def _handle_error(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
     if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
         socketserver.BaseServer.handle_error(server, request, client_address)
+
+
+def _is_not_of_java(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return record.module != "java_gateway" or not _is_lost_connection(error)
+
+
+def _is_lost_connection(error: BaseException | None) -> bool:
+    return isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError"
 
 
 def _signal_name(number: int) -> str:
