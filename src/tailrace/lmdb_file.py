@@ -59,10 +59,14 @@ def is_whole(path: Path, *, page_size: int) -> bool:
         metas = [file.read(page_size) for _ in range(2)]
         newest = max(metas, key=lambda meta: int(_NUMBER.unpack_from(meta, _TRANSACTION_AT)[0]))
         left = [_root(newest, _DATABASES_AT + place * _DATABASE_BYTES) for place in range(2)]
+        seen: set[int] = set()
         while left:
             number = left.pop()
             if number == _EMPTY:
                 continue
+            if number in seen:  # each page has one place: a damaged number may lead round in a circle
+                return False
+            seen.add(number)
             if (number + 1) * page_size > size:
                 return False
             page = os.pread(file.fileno(), page_size, number * page_size)

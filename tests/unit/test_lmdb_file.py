@@ -131,3 +131,19 @@ def test_noise_in_a_page_is_damage(tmp_path: Path) -> None:
         data.write_bytes(whole[: number * page] + b"\xff" * page + whole[(number + 1) * page :])
         damaged += not is_whole(data, page_size=page)
     assert damaged > 25  # the others are free
+
+
+def test_pages_that_lead_round_in_a_circle_are_damage(tmp_path: Path) -> None:
+    """One wrong number in a branch page: following it never came to an end."""
+    with opened(tmp_path) as env:
+        with env.begin(write=True, db=env.open_db(b"documents")) as txn:
+            for number in range(100):
+                txn.put(b"%d" % number, b"x" * 1_000)
+        page, pages = env.stat()["psize"], env.info()["last_pgno"] + 1
+    data = tmp_path / "data.mdb"
+    whole = data.read_bytes()
+    starts = range(2 * page, pages * page, page)
+    (branch,) = (start for start in starts if int.from_bytes(whole[start + 10 : start + 12], "little") == 1)
+    node = branch + int.from_bytes(whole[branch + 16 : branch + 18], "little")
+    data.write_bytes(whole[:node] + (branch // page).to_bytes(2, "little") + whole[node + 2 :])
+    assert not is_whole(data, page_size=page)

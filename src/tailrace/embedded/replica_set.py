@@ -118,7 +118,7 @@ class ReplicaSet:
 
     @property
     def primary(self) -> int:
-        """The number of the member that accepts writes. Waits for an election; EmbeddedError after 60 s without."""
+        """The number of the member that accepts writes. Waits for an election; EmbeddedError after 300 s without."""
         return self._await(self._find_primary, "has no primary", timeout_s=300.0)
 
     def start(self, *, timeout_s: float = 300.0) -> None:
