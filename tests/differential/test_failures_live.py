@@ -32,14 +32,12 @@ from tests.differential.beside import (
     Streams,
     connect,
     insert,
-    kind,
     sharing,
     streams_at,
     wait_until,
 )
 from tests.differential.reply_cutter import ReplyCutter
 from tests.differential.tcp_proxy import TcpProxy
-from tests.quiet import QUIET
 
 pytestmark = pytest.mark.mongod
 StartReplicaSet = Callable[..., ReplicaSet]
@@ -355,143 +353,6 @@ def test_a_look_up_that_fails_once_is_not_noticed(replica_set: ReplicaSet) -> No
             proxy.cut_next(0, "getMore" if flavour.endswith(("pymongo", "server")) else "find")
         client.failing.c.update_one({"_id": "looked up once"}, {"$set": {"n": 1}})
         assert streams.same(lambda stream: stream.next()["fullDocument"]["n"]) == 1
-
-
-def _cursors(admin: MongoClient[Any], *, waiting: bool) -> list[tuple[str, int]]:
-    """The cursors of streams: those with a getMore under way, or those without."""
-    operations = admin.admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
-    return [
-        (operation["ns"], operation["cursor"]["cursorId"])
-        for operation in operations
-        if "cursor" in operation and (operation["type"] == "op") == waiting and operation["cursor"].get("tailable")
-    ]
-
-
-def _kill(admin: MongoClient[Any], cursors: list[tuple[str, int]]) -> None:
-    for namespace, number in cursors:
-        database, _, collection = namespace.partition(".")
-        admin[database].command("killCursors", collection, cursors=[number])
-
-
-def _kill_sessions(admin: MongoClient[Any], cursors: list[tuple[str, int]]) -> None:
-    """Those of ``cursors``, with all that is done in them."""
-    numbers = {number for _, number in cursors}
-    operations = admin.admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
-    lsids = [one["lsid"] for one in operations if one.get("cursor", {}).get("cursorId") in numbers]
-    admin.admin.command("killSessions", [{"id": lsid["id"]} for lsid in lsids])
-
-
-def _kill_all_sessions(admin: MongoClient[Any], cursors: list[tuple[str, int]]) -> None:
-    admin.admin.command("killAllSessions", [])
-
-
-def _kill_operations(admin: MongoClient[Any], cursors: list[tuple[str, int]]) -> None:
-    """Each cursor's getMore; on a busy machine one may end, and another begin, before the kill comes."""
-    numbers = {number for _, number in cursors}
-
-    def all_are_struck() -> bool:
-        missed = False
-        for operation in admin.admin.aggregate([{"$currentOp": {"allUsers": True, "idleCursors": True}}]):
-            if operation.get("cursor", {}).get("cursorId") not in numbers or operation.get("killPending"):
-                continue
-            missed = True  # until a later look finds it struck, or gone
-            if operation["type"] == "op":
-                admin.admin.command("killOp", op=operation["opid"])
-        return not missed
-
-    wait_until(all_are_struck, "every read is killed")
-
-
-#: Of streams that share a read the one cursor of all.
-_CURSORS = len(FLAVOURS)
-_WAYS_TO_KILL = {
-    "killCursors": (_kill, 237),
-    "killSessions": (_kill_sessions, 11601),
-    "killAllSessions": (_kill_all_sessions, 11601),
-    "killOp": (_kill_operations, 11601),
-}
-
-
-@all_versions
-def test_what_somebody_kills_between_two_calls_is_resumed(start_replica_set: StartReplicaSet, version: str) -> None:
-    """Of streams that share a read the killer finds no idle cursor; ``killAllSessions`` strikes the getMore that waits
-    for all of them, while none of them is in a call: PyMongo's streams are resumed (43)."""
-    deployment = start_replica_set(1, version=version, parameters=QUIET)
-    insert(deployment.uri, 0)
-    with streams_at(deployment.uri) as streams, MongoClient[Any](deployment.uri) as admin:
-        for number, kill in enumerate((_kill, _kill_sessions, _kill_all_sessions), 1):
-            insert(deployment.uri, number)
-            assert streams.events(1) == [number]
-            idle = _cursors(admin, waiting=False)
-            assert len(idle) >= _CURSORS - 1  # the shared read waits always
-            kill(admin, idle)
-            streams.read_on(deployment.uri)
-            insert(deployment.uri, number * 10)
-            assert streams.events(1) == [number * 10]
-        assert streams.alive
-
-
-def _all_wait(admin: MongoClient[Any], streams: Streams) -> bool:
-    """One cursor waits for all that share a read, also for those that are in no call: these are asked by themselves."""
-    sharing = [stream for name, stream in streams.streams.items() if name.startswith("shared")]
-    return len(_cursors(admin, waiting=True)) >= _CURSORS and all(
-        stream._source._place.waiter is not None for stream in sharing
-    )
-
-
-def _struck(admin: MongoClient[Any]) -> int:
-    """How many getMores were killed, and are still under way."""
-    operations = admin.admin.aggregate([{"$currentOp": {"allUsers": True}}])
-    return sum(operation["cursor"].get("tailable", False) for operation in operations if _is_killed(operation))
-
-
-def _is_killed(operation: dict[str, Any]) -> bool:
-    return "cursor" in operation and bool(operation.get("killPending"))
-
-
-#: So long getMores wait. On a busy machine one may end between a look at it and the kill, which then strikes a cursor
-#: that is idle: all is done again with a longer wait.
-_WAITS_MS = (1_500, 6_000, 20_000)
-
-
-@pytest.mark.parametrize("wakes", [False, True], ids=["quiet", "an event wakes it"])
-@all_versions
-def test_what_somebody_kills_while_it_waits_ends_the_stream(
-    start_replica_set: StartReplicaSet, version: str, wakes: bool
-) -> None:
-    """The server's getMore answers 237 or 11601 when its wait is over, and so does that of a plain read. PyMongo's
-    tailable cursors take 237 for an end of the data and hide it, so ours was opened again: the test had taken this for
-    the server's doing, and had not tried the other ways."""
-    deployment = start_replica_set(1, version=version)
-    insert(deployment.uri, 0)
-
-    def ends(kill: Callable[..., None], code: int, wait_ms: int) -> bool:
-        """Whether the kill came while all waited; then each stream has ended."""
-        with (
-            ThreadPoolExecutor(1) as pool,
-            streams_at(deployment.uri, max_await_time_ms=wait_ms) as streams,
-        ):
-            insert(deployment.uri, 1)
-            assert streams.events(1) == [1]
-            waited = pool.submit(streams.each, lambda stream: stream.next())
-            wait_until(lambda: _all_wait(admin, streams), "all wait")
-            kill(admin, _cursors(admin, waiting=True))
-            if _struck(admin) < _CURSORS:
-                insert(deployment.uri, 2)  # which ends the other calls
-                waited.result()
-                return False
-            if wakes:
-                insert(deployment.uri, 2)
-            outcomes = waited.result()
-            assert {name: kind(each) for name, each in outcomes.items()} == dict.fromkeys(
-                outcomes, ("OperationFailure", code)
-            )
-            assert not streams.alive
-            return True
-
-    with MongoClient[Any](deployment.uri) as admin:
-        for name, (kill, code) in _WAYS_TO_KILL.items():
-            assert any(ends(kill, code, wait_ms) for wait_ms in _WAITS_MS), f"{name} never came in time"
 
 
 @contextmanager

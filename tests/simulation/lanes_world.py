@@ -276,6 +276,8 @@ class Lane:
     def pull(self) -> Any:
         assert self.turn is not None
         if self.world.loses_history and self.world.has_faults and self.world.rng.random() < 0.005:
+            self.world.lost.add(self.plan.generation)
+        if self.plan.generation in self.world.lost:
             raise ChangeStreamHistoryLost("lost")
         item = None
         self.mark = None
@@ -328,6 +330,8 @@ class Process:
             case HoldLease():
                 return store.refresh(need.lease, LEASE_S)
             case WriteRecord():
+                if need.lease.resource == RESOURCE:
+                    self.world.check_copy_is_due(need.document)
                 return store.commit(need.lease, need.document, LEASE_S)
             case GiveLease():
                 return store.release(need.lease)
@@ -390,6 +394,8 @@ class World:
         self.now = 0.0
         self.has_faults = True
         self.loses_history = self.rng.random() < 0.3
+        #: The generations whose lanes found their history lost: all lanes find it, one after another.
+        self.lost: set[int] = set()
         self.copies = 0
         self.store = MemoryLeaseStore(lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now))
         self.events = events_of(self.rng, 40, 6, self.rng.choice((0, 1, 2, 3)))
@@ -446,6 +452,12 @@ class World:
             raise InvariantBrokenError(f"event {event.number} was handled before a barrier in front of it")
         seen.append((event.n, version))
         self.handled.add(event.number)
+
+    def check_copy_is_due(self, document: Mapping[str, Any]) -> None:
+        """Everything is copied once behind a generation that lost its history. ``document``: a plan to be written."""
+        plan = LanePlan.from_document(document, RESOURCE)
+        if plan.copies and plan.generation not in self.lost:
+            raise InvariantBrokenError(f"generation {plan.generation} asks for a copy, and has lost nothing")
 
     def copied(self, version: int) -> StreamPosition:
         """Everything that is there, written under the fencing token ``version``; where the stream goes on."""

@@ -68,7 +68,8 @@ class LaneGroupLogic:
         self._look_s = min(lease_seconds / _LOOKS, _LOOK_MAX_S)
         self._member: Lease | None = None
         self._slot = 0
-        self._needs_copy = False
+        #: The generation whose lanes found their history lost: it is to be followed by a copy.
+        self._lost: int | None = None
 
     def steps(self) -> GroupSteps:
         """Needs, until the process is told to stop. Raises what ends it."""
@@ -79,11 +80,12 @@ class LaneGroupLogic:
                     calm = False
                 else:
                     calm = yield from self._round(self.plan)
-                if self._needs_copy:
-                    yield from self._ask_for_copy()
+                if self._lost is not None:
+                    yield from self._ask_for_copy(self._lost)
                     calm = False
             except LaneHistoryLost:
-                self._needs_copy = True
+                # Not asked for under a later plan: another process may have copied everything by then.
+                self._lost = None if self.plan is None else self.plan.generation
                 calm = False
             except (LeaseStoreUnavailable, LeaseLost):
                 calm = True
@@ -142,15 +144,16 @@ class LaneGroupLogic:
             yield from self._ask(WriteRecord(lease, plan.changed(positions).to_document()))
         yield from self._ask(GiveLease(lease))
 
-    def _ask_for_copy(self) -> GroupSteps:
-        """Write down that everything is to be copied again, unless that is written down already."""
+    def _ask_for_copy(self, lost: int) -> GroupSteps:
+        """Write down that everything is to be copied behind the generation that is ``lost``, unless that is written
+        down, or done, already."""
         lease = yield from self._ask(TakeLease(self._resource))
         if lease is None:
             return
         plan = LanePlan.from_document(lease.position, self._resource)
-        if plan.generation == (self.plan or plan).generation and plan.beginning is None:
+        if plan.generation == lost and plan.beginning is None:
             yield from self._ask(WriteRecord(lease, plan.asked_for_copy().to_document()))
-        self._needs_copy = False
+        self._lost = None
         yield from self._ask(GiveLease(lease))
 
     # Round after round
