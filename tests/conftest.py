@@ -125,7 +125,7 @@ def quiet_replica_set(replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
 def _clocks_stay_as_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for name in ("replica_set", "sharded_cluster"):
-        shared = request.node.funcargs.get(name)
+        shared = (request.node.funcargs or {}).get(name)  # None where Ctrl-C ended the test
         if isinstance(shared, ReplicaSet | ShardedCluster):  # some folders have something else by that name
             shared_clock.check(shared.uri)
 

@@ -4,13 +4,14 @@
     python -m tests.kills --seed 7 --kills 10 --parts lake    one of them: archive, tables, images, snapshot, lake, sink
     python -m tests.kills --seed 7 --kills 0 --step-downs 5   of three members the primary steps down so often
 
-The seed decides what is written and when each part is killed. Exit code 1 where a part has lost something or has it
-twice; the last line gives the totals.
+The seed decides what is written and when each part is killed. Each kill is told on standard error. Exit code 1 where a
+part has lost something or has it twice; the last line gives the totals.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import threading
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--version", default="6.0.27", help="of the server")
     options = parser.parse_args()
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended too
     # Exact images begin with a copy at one cluster time, which servers before 5.0 cannot give outside a transaction.
     possible = [name for name in names if name != "images" or int(options.version.split(".")[0]) >= 5]
     chosen = [names[name] for name in options.parts.split(",")] if options.parts else [names[name] for name in possible]

@@ -112,7 +112,7 @@ class Part:
     def live(self, seed: int, kills: int) -> None:
         """Be killed so often, a part of the time before the process has done anything."""
         chosen = random.Random(f"{self.name} {seed}")
-        for _ in range(kills):
+        for number in range(1, kills + 1):
             self._begin()
             if chosen.random() < 0.8:
                 before = self.progress()
@@ -121,6 +121,7 @@ class Part:
             if self.on_spark and chosen.random() < 0.4:
                 self._kill_a_worker(chosen)
             self._kill()
+            self._say(f"killed {number} of {kills} times")
 
     def get_on(self) -> None:
         """Run until there is some progress."""
@@ -133,6 +134,10 @@ class Part:
         self._begin()
         self._wait(lambda: self.reached(until))
         self.stop()
+        self._say("has come to the end")
+
+    def _say(self, what: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {self.name}: {what}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the process, if it runs, without counting it."""
