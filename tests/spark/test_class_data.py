@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,33 @@ def test_half_an_archive_is_not_taken_and_goes_with_its_program(java: Java) -> N
     os.utime(half, (0, 0))
     assert "-XX:ArchiveClassesAtExit=" in class_data_options(java)
     assert not half.exists()
+
+
+def test_archives_that_nobody_uses_any_more_are_removed_when_another_one_is_begun(java: Java) -> None:
+    """Each upgrade left one of 180 MB for good: no test had looked at the others' files."""
+    run(java, class_data_options(java))
+    used = class_data_options(java)
+    (archive,) = (cache_directory() / "class-data").glob("*.jsa")
+    now = time.time()
+    os.utime(archive, (0, 0))
+    assert class_data_options(java) == used
+    assert archive.stat().st_mtime >= now - 60, "its use is noted"
+    others = {
+        "spark-4.0.0-java-17-0123456789abcdef.9.jsa": 31,
+        "spark-4.0.0-java-17-fedcba9876543210.9.jsa": 29,
+        f"spark-4.0.0-java-17-0123456789abcdef.{NOBODY}.new": 2,
+        f"spark-4.0.0-java-17-0123456789abcdef.{os.getpid()}.new": 2,
+        f"spark-4.0.0-java-17-fedcba9876543210.{NOBODY}.new": 0,
+        "what somebody else put here": 400,
+    }
+    for name, days in others.items():
+        file = archive.with_name(name)
+        file.write_bytes(b"x")
+        os.utime(file, (now - days * 86400,) * 2)
+    assert "-XX:ArchiveClassesAtExit=" in class_data_options(java, "-Xss2m")
+    kept = {file.name for file in archive.parent.iterdir()} & others.keys()
+    assert sorted(others.keys() - kept) == sorted([*others][:1] + [*others][2:3])
+    assert archive.exists()
 
 
 def test_without_a_place_or_an_archive_of_javas_own_nothing_is_asked_for(

@@ -3,7 +3,8 @@
 A JVM that runs Spark loads 15,000 classes out of 300 jars: half of the CPU of a session's start and of its first query.
 The first session on a machine writes them to an archive when it ends (3 s of CPU behind the program's end, 100 MB in
 the cache directory), and later ones map it. Java passes over an archive that does not fit its jars, but half of one
-ends it, so the size is part of the name and what has another is dropped.
+ends it, so the size is part of the name and what has another is dropped. After an upgrade of Java or Spark there is a
+new archive; one that nobody has used for a month is removed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from tailrace.spark.runtime.java import Java
 _MAGIC: Final = (0xF00BABA8).to_bytes(4, "little")
 #: How long a JVM may take to write one at the end of its program.
 _WRITING_S: Final = 300
+_UNUSED_S: Final = 30 * 86400
+#: That an archive was used is noted at most once in so long.
+_NOTED_S: Final = 86400
 #: Java says of each class why it is not archived, on standard output.
 _QUIET: Final = "-Xlog:cds*=off"
 #: Options with which the user decides on archives, and agents: a JVM that is to write an archive refuses to start with
@@ -53,11 +57,13 @@ def class_data_options(java: Java, given: str = "") -> str:
         directory.mkdir(parents=True, exist_ok=True)
         archive = _archive(directory, key) or _taken(directory, key)
         if archive is not None:
+            _note_use(archive)
             return f'"-XX:SharedArchiveFile={archive}" {_QUIET}'
         if not os.access(directory, os.W_OK):
             return ""
         if next(directory.glob(f"{key}.*.new"), None) is not None:
             return ""  # another program is to write it, or was killed before: after a while it will be ours to do
+        _sweep(directory)
         written = directory / f"{key}.{os.getpid()}.new"
         written.touch()
         return f'"-XX:ArchiveClassesAtExit={written}" {_QUIET}'
@@ -100,6 +106,22 @@ def _taken(directory: Path, key: str) -> Path | None:
             elif taken is not None or not _lives(written):
                 written.unlink()
     return taken
+
+
+def _note_use(archive: Path) -> None:
+    with suppress(OSError):  # a cache that is only read, or another user's archive
+        if time.time() - archive.stat().st_mtime > _NOTED_S:
+            os.utime(archive)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what nobody has used for long, and what a program that is gone has left unfinished. A JVM that still maps
+    a removed archive keeps it."""
+    for file in [*directory.glob("spark-*.jsa"), *directory.glob("spark-*.new")]:
+        with suppress(OSError):
+            unused_s = time.time() - file.stat().st_mtime
+            if unused_s > _UNUSED_S or (file.suffix == ".new" and unused_s > _NOTED_S and not _lives(file)):
+                file.unlink()
 
 
 def _begins_well(archive: Path) -> bool:
