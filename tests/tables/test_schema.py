@@ -97,6 +97,14 @@ def test_quarantine_and_fail() -> None:
         TableSchema.declared({"n": "money"})
 
 
+def test_a_decimal_with_more_places_than_its_column_does_not_fit() -> None:
+    """No test had one of more than 28 digits, to which Python's context rounds: the run ended with Arrow's error."""
+    texts = ("1.000000000000000000000000000000001", "1.5000000000000000000000000000000000", "0.0000", "-0E-6000", "12E2")
+    found = rows(TableSchema.declared({"n": "decimal(6,2)"}), *({"_id": 1, "n": Decimal128(text)} for text in texts))
+    assert [str(value) for value in found.batch.column("n").to_pylist()] == ["1.50", "0.00", "0.00", "1200.00"]
+    assert [one.document.key for one in found.misfits] == [b"k0"]
+
+
 def test_dates_out_of_range_and_bytes_that_are_no_text() -> None:
     far = raw_bson.encode_document(b"\x10_id\0\1\0\0\0", b"\x09d\0" + (2**62).to_bytes(8, "little"))
     assert types(rows(TableSchema(), far)) == {"_id": "long", "d": "json"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import bson
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from bson import json_util
 
@@ -15,8 +16,9 @@ from tailrace.event.extended_json import with_lost_types
 from tailrace.kernel import Part, encode_json, is_utf8
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables.names import BSON, CHANGED, JSON, KEY
-from tailrace.tables.schema import CODEC, Converted, TableSchema, convert
+from tailrace.tables.schema import CODEC, TableSchema
 from tailrace.tables.state import StoredDocument
+from tailrace.tables.typed import typed_columns
 
 #: Cluster time as two numbers, as in a lake; NULL for a document that has not changed since it was copied.
 CLUSTER_TIME: Final = pa.struct([pa.field("t", pa.int64(), nullable=False), pa.field("i", pa.int64(), nullable=False)])
@@ -69,34 +71,21 @@ def chunks(documents: Iterable[StoredDocument]) -> Iterator[list[StoredDocument]
 
 def make_rows(schema: TableSchema, documents: Sequence[StoredDocument]) -> Rows:
     """The rows of some documents. ``schema`` may get more columns."""
-    made = convert(schema, [one.document for one in documents])
-    misfits = [Misfitting(documents[number], why) for number, why in sorted(made.misfits.items())]
-    if misfits:
-        kept = [number for number in range(len(documents)) if number not in made.misfits]
-        documents = [documents[number] for number in kept]
-        made.values = [[column[number] for number in kept] for column in made.values]
-    return Rows(_batch(documents, made), made.schema, misfits, made.retyped)
-
-
-def _batch(documents: Sequence[StoredDocument], made: Converted) -> pa.RecordBatch:
     buffer = b"".join(one.document for one in documents)
     offsets = np.zeros(len(documents) + 1, np.int64)
     np.cumsum([len(one.document) for one in documents], out=offsets[1:])
-    whole = pa.Array.from_buffers(
-        pa.binary(), len(documents), [None, pa.py_buffer(offsets.astype(np.int32).tobytes()), pa.py_buffer(buffer)]
+    texts, whole = json_texts(buffer, offsets)
+    made = typed_columns(schema, [one.document for one in documents], buffer, offsets, whole)
+    bson_column = pa.Array.from_buffers(
+        pa.binary(), len(documents), [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(buffer)]
     )
-    schema = arrow_schema(made.schema)
-    own = [pa.array([one.key for one in documents], pa.binary()), whole, json_texts(buffer, offsets), _times(documents)]
-    typed = [_typed(values, column.arrow) for values, column in zip(made.values, made.schema.columns, strict=True)]
-    return pa.RecordBatch.from_arrays([*own, *typed], schema=schema)
-
-
-def _typed(values: list[Any], type_: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(type_):
-        return pa.array(values, pa.int64()).cast(type_)
-    if pa.types.is_date32(type_):
-        return pa.array(values, pa.int32()).cast(type_)
-    return pa.array(values, type_)
+    keys = pa.array([one.key for one in documents], pa.binary())
+    own = [keys, bson_column, texts, _times(documents)]
+    batch = pa.RecordBatch.from_arrays([*own, *made.arrays], schema=arrow_schema(made.schema))
+    misfits = [Misfitting(documents[number], why) for number, why in sorted(made.misfits.items())]
+    if misfits:
+        batch = batch.filter(pa.array([number not in made.misfits for number in range(len(documents))]))
+    return Rows(batch, made.schema, misfits, made.retyped)
 
 
 def _times(documents: Sequence[StoredDocument]) -> pa.Array:
@@ -107,20 +96,19 @@ def _times(documents: Sequence[StoredDocument]) -> pa.Array:
     )
 
 
-def json_texts(buffer: bytes, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
-    """Relaxed Extended JSON (v2) of the documents that follow each other in ``buffer``."""
+def json_texts(buffer: bytes, offsets: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Relaxed Extended JSON (v2) of the documents that follow each other in ``buffer``, and which of them are made in
+    compiled code."""
     count = len(offsets) - 1
     part = Part(offsets[:-1], offsets[1:], np.full(count, raw_bson.OBJECT, np.int64))
     column = encode_json(buffer, part)
-    binary = pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(column.offsets.tobytes()), pa.py_buffer(column.text.tobytes())]
-    )
+    binary = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(column.offsets), pa.py_buffer(column.text)])
     if column.ok.all() and is_utf8(column.text):
-        return binary.view(pa.string())
+        return binary.view(pa.string()), column.ok
     texts = [text.decode("utf-8", "replace") for text in binary.to_pylist()]
     for row in np.flatnonzero(~column.ok):
         texts[row] = _json_text(buffer[offsets[row] : offsets[row + 1]])
-    return pa.array(texts, pa.string())
+    return pa.array(texts, pa.string()), column.ok
 
 
 def _json_text(document: bytes) -> str | None:

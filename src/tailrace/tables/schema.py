@@ -36,10 +36,10 @@ _RELAXED: Final = json_util.RELAXED_JSON_OPTIONS
 _ODD: Final = re.compile(r"[\s,;{}()=.`\x00-\x1f\"]")
 _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _INT32, _INT64, _EXACT = 2**31, 2**63, 2**53
-_MICROSECONDS: Final = (2**63 - 1) // 1000
-_DAY_MS: Final = 86_400_000
+MICROSECONDS: Final = (2**63 - 1) // 1000
+DAY_MS: Final = 86_400_000
 #: The years 1 to 9999: the dates that every reader of Delta knows.
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896
 
 
 class DocumentMisfitError(SinkError):
@@ -95,13 +95,39 @@ class TableSchema:
 
 @dataclass
 class Converted:
-    """Documents as columns: the rows that fit, and those that do not (row number -> reason)."""
+    """Documents as columns, with all rows, and those that do not fit (row number -> reason)."""
 
     schema: TableSchema
-    values: list[list[Any]]
+    arrays: list[pa.Array]
     misfits: dict[int, str] = field(default_factory=dict)
     #: A column has another type than before, so rows that were written before have to be rewritten.
     retyped: bool = False
+
+
+class Decoded:
+    """Documents as Python objects, each decoded when it is first asked for; ``None`` where the codec cannot."""
+
+    def __init__(self, documents: Sequence[bytes]) -> None:
+        self._documents = documents
+        self._rows: dict[int, dict[str, Any] | None] = {}
+        self._errors: dict[int, str] = {}
+
+    def __getitem__(self, number: int) -> dict[str, Any] | None:
+        if number not in self._rows:
+            self._rows[number] = self._decode(number)
+        return self._rows[number]
+
+    def why(self, number: int) -> str | None:
+        """Why a document cannot be decoded; ``None`` if it can."""
+        _ = self[number]
+        return self._errors.get(number)
+
+    def _decode(self, number: int) -> dict[str, Any] | None:
+        try:
+            return bson.decode(self._documents[number], CODEC)
+        except Exception as error:  # noqa: BLE001  whatever the codec says of bytes that the server has taken
+            self._errors[number] = f"the document cannot be decoded: {error}"
+            return None
 
 
 def arrow_type(type_: str) -> pa.DataType:
@@ -128,28 +154,24 @@ def free_name(wanted: str, taken: Sequence[str]) -> str:
 
 def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
     """The documents' typed columns, by the schema's policy. Raises SinkError with the policy ``fail``."""
-    rows: list[dict[str, Any] | None] = []
+    decoded = Decoded(documents)
+    rows = [decoded[number] for number in range(len(documents))]
     misfits: dict[int, str] = {}
-    for number, document in enumerate(documents):
-        try:
-            rows.append(bson.decode(document, CODEC))
-        except Exception as error:  # noqa: BLE001  whatever the codec says of bytes that the server has taken
-            rows.append(None)
-            if schema.columns or schema.inferred:
-                misfits[number] = f"the document cannot be decoded: {error}"
+    if schema.columns or schema.inferred:
+        misfits = {number: why for number in range(len(rows)) if (why := decoded.why(number)) is not None}
     columns, retyped = list(schema.columns), False
     if schema.inferred and (schema.policy == "evolve" or not columns):
-        _infer(columns, rows)
-    values: list[list[Any]] = []
+        infer(columns, rows)
+    arrays: list[pa.Array] = []
     for place, column in enumerate(columns):
-        found, bad = _fill(column, rows)
+        found, bad = fill(column, rows)
         if bad and schema.policy in ("evolve", "widen"):
             columns[place] = _widened(column, rows)
             retyped = True
-            found, bad = _fill(columns[place], rows)
+            found, bad = fill(columns[place], rows)
         for number, why in bad.items():
             misfits.setdefault(number, why)
-        values.append(found)
+        arrays.append(typed_array(found, columns[place].arrow))
     if misfits and schema.policy == "fail":
         number, why = next(iter(sorted(misfits.items())))
         identifier = (rows[number] or {}).get("_id")
@@ -159,10 +181,10 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
         )
     if schema.policy in ("evolve", "widen"):
         misfits = {}
-    return Converted(schema.with_columns(columns), values, misfits, retyped)
+    return Converted(schema.with_columns(columns), arrays, misfits, retyped)
 
 
-def _infer(columns: list[Column], rows: Sequence[dict[str, Any] | None]) -> None:
+def infer(columns: list[Column], rows: Sequence[dict[str, Any] | None]) -> None:
     """Add a column for each top-level field of the documents that has none."""
     known = {column.path for column in columns}
     names = [column.name for column in columns]
@@ -193,12 +215,13 @@ def _widened(column: Column, rows: Sequence[dict[str, Any] | None]) -> Column:
     candidates = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}.get(column.type, ())
     for type_ in (*candidates, "json"):
         wider = Column(column.name, column.path, type_)
-        if not _fill(wider, rows)[1]:
+        if not fill(wider, rows)[1]:
             return wider
     return Column(column.name, column.path, "json")
 
 
-def _fill(column: Column, rows: Sequence[dict[str, Any] | None]) -> tuple[list[Any], dict[int, str]]:
+def fill(column: Column, rows: Sequence[dict[str, Any] | None]) -> tuple[list[Any], dict[int, str]]:
+    """The values of a column, and the rows with a value that does not fit (row number -> reason)."""
     make = _maker(column.type)
     bad: dict[int, str] = {}
     found: list[Any] = []
@@ -213,6 +236,15 @@ def _fill(column: Column, rows: Sequence[dict[str, Any] | None]) -> tuple[list[A
                 value = None
         found.append(value)
     return found, bad
+
+
+def typed_array(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """The values that ``fill`` has found, as an Arrow array."""
+    if pa.types.is_timestamp(type_):
+        return pa.array(values, pa.int64()).cast(type_)
+    if pa.types.is_date32(type_):
+        return pa.array(values, pa.int32()).cast(type_)
+    return pa.array(values, type_)
 
 
 def _at(row: Any, path: tuple[str, ...]) -> Any:
@@ -266,15 +298,15 @@ def _boolean(value: Any) -> bool:
 
 def _timestamp(value: Any) -> int:
     """Microseconds."""
-    if isinstance(value, DatetimeMS) and abs(int(value)) <= _MICROSECONDS:
+    if isinstance(value, DatetimeMS) and abs(int(value)) <= MICROSECONDS:
         return int(value) * 1000
     raise MisfitError
 
 
 def _date(value: Any) -> int:
     """Days."""
-    if isinstance(value, DatetimeMS) and _FIRST_DAY <= int(value) // _DAY_MS <= _LAST_DAY:
-        return int(value) // _DAY_MS
+    if isinstance(value, DatetimeMS) and FIRST_DAY <= int(value) // DAY_MS <= LAST_DAY:
+        return int(value) // DAY_MS
     raise MisfitError
 
 
@@ -294,12 +326,14 @@ def _decimal(value: Any, precision: int, scale: int) -> Decimal:
     number = value.to_decimal() if isinstance(value, Decimal128) else Decimal(_whole(value, _INT64))
     if not number.is_finite():
         raise MisfitError
-    _, digits, exponent = number.as_tuple()
-    whole = Decimal("".join(map(str, digits)) or "0").normalize().as_tuple()
-    places = -(cast("int", exponent) + cast("int", whole.exponent))
-    if places > scale or len(whole.digits) - places > precision - scale:
+    sign, digits, exponent = number.as_tuple()
+    # Not normalize(): it rounds to the 28 digits of Python's context.
+    text = "".join(map(str, digits)).lstrip("0")
+    kept = text.rstrip("0")
+    places = -(cast("int", exponent) + len(text) - len(kept)) if kept else 0
+    if places > scale or len(kept) - places > precision - scale:
         raise MisfitError
-    return number
+    return Decimal((sign, tuple(map(int, kept)), -places))
 
 
 def _json(value: Any) -> str:

@@ -1,0 +1,132 @@
+"""The typed columns of tables that compiled code makes, beside the reference that decodes each document."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import bson
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tailrace import raw_bson
+from tailrace.errors import SinkError
+from tailrace.tables.rows import json_texts
+from tailrace.tables.schema import POLICIES, Converted, Policy, TableSchema, convert
+from tailrace.tables.typed import typed_columns
+from tests.property import random_values
+from tests.property.test_kernel_columns import usual_document
+
+SEED = 20261123
+NAMES = ("_id", "n", "total", "a.b", "a rather long name", "a rather long nose", "o", "", "é")
+DECLARED = {
+    "_id": "long", "n": "int", "total": "double", "`a.b`": "string", "a rather long name": "timestamp",
+    "a rather long nose": "date", "o.n": "long", "o.o.n": "json", "o": "json", "é": "binary", "x": "objectid",
+    "y": "boolean", "z": "decimal(12,2)",
+}  # fmt: skip
+
+
+def compiled(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
+    buffer = b"".join(documents)
+    offsets = np.cumsum([0, *map(len, documents)]).astype(np.int64)
+    return typed_columns(schema, documents, buffer, offsets, json_texts(buffer, offsets)[1])
+
+
+def outcome(make: object, schema: TableSchema, documents: Sequence[bytes]) -> str:
+    """All that a caller can see of it. As text, since NaN equals nothing."""
+    assert callable(make)
+    try:
+        made = make(schema, documents)
+    except SinkError as error:
+        return str(error)
+    for array in made.arrays:
+        array.validate(full=True)
+    # Python has no datetime for every timestamp.
+    arrays = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in made.arrays]
+    return repr((made.schema, [one.to_pylist() for one in arrays], made.misfits, made.retyped))
+
+
+def document(rng: random.Random, depth: int = 0) -> bytes:
+    """A few of the names; mostly each with values of one type, and now and then with any."""
+    elements = []
+    for name in rng.sample((*NAMES, "x", "y", "z"), rng.randint(0, 8)):
+        type_, value = usual(rng, name, depth)
+        if rng.random() < 0.02:
+            type_, value = random_values.value(rng)
+        elements.append(raw_bson.encode_element(type_, name.encode(), value))
+    if rng.random() < 0.02:
+        elements += elements[:1]
+    return raw_bson.encode_document(*elements)
+
+
+def usual(rng: random.Random, name: str, depth: int) -> tuple[int, bytes]:
+    if name == "o" and depth < 3:
+        return raw_bson.OBJECT, document(rng, depth + 1)
+    kinds = {
+        "_id": raw_bson.INT64, "n": raw_bson.INT32, "total": raw_bson.DOUBLE, "a.b": raw_bson.STRING,
+        "a rather long name": raw_bson.DATE, "a rather long nose": raw_bson.DATE, "é": raw_bson.BINARY,
+        "x": raw_bson.OBJECT_ID, "y": raw_bson.BOOL, "z": raw_bson.DECIMAL128,
+    }  # fmt: skip
+    wanted = kinds.get(name, raw_bson.NULL)
+    if rng.random() < 0.1:
+        return raw_bson.NULL, b""
+    if wanted == raw_bson.DATE:
+        return wanted, (rng.randrange(4 * 10**12) - 10**12).to_bytes(8, "little", signed=True)
+    if wanted == raw_bson.BOOL:
+        return wanted, bytes([rng.randrange(2)])
+    while True:
+        type_, value = random_values.value(rng)
+        if type_ == wanted:
+            return type_, value
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("declared", [False, True])
+def test_columns_are_those_of_the_reference(policy: Policy, declared: bool) -> None:
+    rng = random.Random(SEED)
+    for _ in range(150):
+        schema = TableSchema.declared(DECLARED, policy) if declared else TableSchema(policy=policy)
+        for _ in range(3):
+            documents = [document(rng) for _ in range(rng.choice((1, 5, 40)))]
+            expected = outcome(convert, schema, documents)
+            assert outcome(compiled, schema, documents) == expected
+            if "does not fit" not in expected:
+                schema = convert(schema, documents).schema
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_documents_of_all_types_have_the_same_columns(policy: Policy) -> None:
+    rng = random.Random(SEED)
+    for count in (1, 2, 30):
+        for _ in range(100):
+            documents = [random_values.document(rng) for _ in range(count)]
+            assert outcome(compiled, TableSchema(policy=policy), documents) == outcome(
+                convert, TableSchema(policy=policy), documents
+            )
+
+
+def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first one that has a field is, to see which column it needs."""
+    rng = random.Random(SEED)
+    documents = [bson.encode(usual_document(rng) | {"_id": number}) for number in range(300)]
+    schema = convert(TableSchema(), documents).schema
+    whole = typed_columns.__globals__["slow"].Decoded
+    decoded: list[int] = []
+
+    class Counting(whole):  # type: ignore[misc, valid-type]
+        def __getitem__(self, number: int) -> object:
+            decoded.append(number)
+            return super().__getitem__(number)
+
+    monkeypatch.setattr("tailrace.tables.schema.Decoded", Counting)
+    made = compiled(schema, documents)
+    assert len(made.arrays) == len(schema.columns)
+    assert len(set(decoded)) < 30
+
+
+def test_a_table_has_no_more_columns_than_its_readers_take() -> None:
+    documents = [bson.encode({f"f{number}": number for number in range(first, first + 300)}) for first in (0, 200, 600)]
+    found = compiled(TableSchema(), documents)
+    assert len(found.arrays) == 500
+    assert outcome(compiled, TableSchema(), documents) == outcome(convert, TableSchema(), documents)
