@@ -9,6 +9,7 @@ import bson
 import numpy as np
 import pyarrow as pa
 import pytest
+from bson.datetime_ms import DatetimeMS
 
 from tailrace import raw_bson
 from tailrace.errors import SinkError
@@ -104,6 +105,17 @@ def test_documents_of_all_types_have_the_same_columns(policy: Policy) -> None:
             assert outcome(compiled, TableSchema(policy=policy), documents) == outcome(
                 convert, TableSchema(policy=policy), documents
             )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_numbers_at_the_bounds_of_their_columns(policy: Policy) -> None:
+    schema = TableSchema.declared({"n": "int", "total": "double", "t": "timestamp", "day": "date"}, policy)
+    for bound in (2**31, 2**53, (2**63 - 1) // 1000, -719_162 * 86_400_000, 2_932_896 * 86_400_000):
+        for value in (bound - 1, bound, bound + 1, -bound - 1, -bound, 1 - bound):
+            date = DatetimeMS(value)
+            for one in ({"n": value}, {"total": value}, {"t": date}, {"day": date}):
+                documents = [bson.encode(one)]
+                assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
 
 
 def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,13 @@ def test_quarantine_and_fail() -> None:
 
 def test_a_decimal_with_more_places_than_its_column_does_not_fit() -> None:
     """No test had one of more than 28 digits, to which Python's context rounds: the run ended with Arrow's error."""
-    texts = ("1.000000000000000000000000000000001", "1.5000000000000000000000000000000000", "0.0000", "-0E-6000", "12E2")
+    texts = (
+        "1.000000000000000000000000000000001",
+        "1.5000000000000000000000000000000000",
+        "0.0000",
+        "-0E-6000",
+        "12E2",
+    )
     found = rows(TableSchema.declared({"n": "decimal(6,2)"}), *({"_id": 1, "n": Decimal128(text)} for text in texts))
     assert [str(value) for value in found.batch.column("n").to_pylist()] == ["1.50", "0.00", "0.00", "1200.00"]
     assert [one.document.key for one in found.misfits] == [b"k0"]

@@ -35,7 +35,7 @@ def typed_columns(
     """
     data = np.frombuffer(buffer, np.uint8)
     rows = slow.Decoded(documents)
-    fields = _Fields(data, Part(offsets[:-1], offsets[1:], whole * np.int64(raw_bson.OBJECT)))
+    fields = _FieldTree(data, Part(offsets[:-1], offsets[1:], whole * np.int64(raw_bson.OBJECT)))
     columns = _found(schema, fields, rows, whole)
     others = np.flatnonzero(~whole)
     misfits = {int(row): why for row in others if (why := rows.why(int(row))) is not None} if columns else {}
@@ -59,14 +59,14 @@ def typed_columns(
     return Converted(schema.with_columns(columns), arrays, misfits)
 
 
-class _Fields:
+class _FieldTree:
     """The fields of documents, and those of the objects in them."""
 
     def __init__(self, data: Bytes, documents: Part) -> None:
         self._data = data
         self._scan = FieldScan(data, documents)
         self._numbers: dict[str, int] = {}
-        self._inner: dict[str, _Fields] = {}
+        self._inner: dict[str, _FieldTree] = {}
 
     def look_for(self, names: Sequence[str]) -> None:
         """Look for these names from now on."""
@@ -90,11 +90,11 @@ class _Fields:
             return part
         if name not in self._inner:
             objects = np.where(part.type == raw_bson.OBJECT, part.type, 0)
-            self._inner[name] = _Fields(self._data, Part(part.start, part.end, objects))
+            self._inner[name] = _FieldTree(self._data, Part(part.start, part.end, objects))
         return self._inner[name].part(rest)
 
 
-def _found(schema: TableSchema, fields: _Fields, rows: slow.Decoded, whole: Mask) -> list[Column]:
+def _found(schema: TableSchema, fields: _FieldTree, rows: slow.Decoded, whole: Mask) -> list[Column]:
     """The schema's columns, and those that are inferred from the documents in their order. The fields are scanned."""
     columns = list(schema.columns)
     infers = schema.inferred and (schema.policy == "evolve" or not columns)
