@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import bson
@@ -16,12 +17,14 @@ from bson.timestamp import Timestamp
 
 from tailrace import raw_bson
 from tailrace.errors import SinkError, UsageError
+from tailrace.event import keystring
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.selection import Selection
 from tailrace.tables.names import folder_of, sortable_key
 from tailrace.tables.rows import Rows, make_rows
 from tailrace.tables.schema import Policy, TableSchema, free_name
 from tailrace.tables.state import StoredDocument
+from tests.property import random_values
 
 
 def rows(schema: TableSchema, *documents: dict[str, Any] | bytes) -> Rows:
@@ -130,6 +133,13 @@ def test_keys_sort_as_the_server_sorts() -> None:
         keys.append(sortable_key(element.type, raw_bson.value(document, element)))
     assert keys == sorted(keys)
     assert sortable_key(0x10, b"\1\0\0\0") == sortable_key(0x12, b"\1\0\0\0\0\0\0\0")
+
+
+def test_short_ways_to_a_key_lead_to_the_same_key() -> None:
+    rng = random.Random(20261123)
+    for _ in range(3000):
+        type_, value = random_values.value(rng)
+        assert sortable_key(type_, value) == keystring.encode(type_, value)[0], (type_, value.hex())
 
 
 def test_collections_are_selected_and_have_folders_of_their_own() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tailrace.kernel.arrays import Part
 from tailrace.kernel.batch import Bytes, Offsets, address, as_bytes
@@ -140,6 +139,7 @@ class FieldScan:
         return Part(*self._found[field])
 
 
-def words(buffer: Bytes, starts: Offsets, size: int) -> npt.NDArray[np.uint8]:
+def words(buffer: Bytes, starts: Offsets, size: int) -> Bytes:
     """The ``size`` bytes at each of ``starts``: uint8[n, size]."""
-    return buffer[starts[:, None] + np.arange(size)]
+    found: Bytes = buffer[starts[:, None] + np.arange(size)]
+    return found

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, first_elements
 from tailrace.oplog.selection import Selection
-from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, DocumentWork, StateMismatchError, apply_all
+from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, Change, DocumentWork, StateMismatchError, apply_all
 from tailrace.tables.names import sortable_key
 from tailrace.tables.oplogs import EntryRun, OplogWindow
 from tailrace.tables.state import TabledCollection
@@ -26,6 +28,8 @@ _COMMAND: Final = ord("c")
 #: So many documents, or so many bytes of them, are in memory while their changes are applied.
 _WORKS_MAX: Final = 16_384
 _WORK_BYTES: Final = 64 << 20
+#: What an element ``_id`` has before its value: its type and its name.
+_ID_HEAD: Final = 5
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
 
 
@@ -60,7 +64,8 @@ class Fold:
         self.collections = dict(collections)
         self.unknown: dict[bytes, str] = {}
         self.dropped: list[TabledCollection] = []
-        self._changes: dict[tuple[bytes, bytes], list[tuple[int, bytes, int]]] = {}
+        #: By UUID, then by the element ``_id`` of the document.
+        self._changes: dict[bytes, dict[bytes, list[Change]]] = {}
         self._seen: dict[bytes, bytes] = {}
         self._gone: set[bytes] = set()
         self._wanted: dict[bytes, bool] = {}
@@ -78,40 +83,39 @@ class Fold:
                 self.unknown.setdefault(uuid, namespace.decode("utf-8", "replace"))
 
     def _read_run(self, run: EntryRun, indexes: range | list[int], number: Callable[[], int]) -> None:
-        raw, rows = run.raw, run.rows
-        whole = isinstance(indexes, range)
-        columns = [column if whole else column[indexes] for column in rows[1:]]
-        starts = rows.start[:-1] if whole else rows.start[indexes]
-        ends = rows.start[1:] if whole else rows.start[[index + 1 for index in indexes]]
-        lists = [column.tolist() for column in (starts, ends, *columns)]
-        wanted, changes, seen = self._wanted, self._changes, self._seen
-        for start, end, time, op, ns, ns_end, uuid_at, o, o_end, _, _, migrated, kind, id_, id_end in zip(
-            *lists, strict=True
-        ):
+        raw = run.raw
+        groups: dict[bytes, dict[bytes, list[Change]] | None] = {}
+        for row, op, first, last, name, id_end, o, o_end, time in zip(*_of_interest(run, indexes), strict=True):
             if op == _COMMAND:
-                for entry in run.member.operations(raw[start:end]):
+                for entry in run.member.operations(raw[first:last]):
                     self._operation(entry, number)
                 continue
-            if op not in LETTERS or migrated or not uuid_at or not kind:
+            where = raw[first:last]
+            if where not in groups:
+                groups[where] = self._group(run, row)
+            group = groups[where]
+            if group is None:
                 continue
-            namespace = raw[ns:ns_end]
-            known = wanted.get(namespace)
-            if known is None:
-                known = self._wants(namespace)
-            if not known:
-                continue
-            uuid = raw[uuid_at : uuid_at + 16]
-            place = (uuid, kind.to_bytes(1) + raw[id_:id_end])
-            seen[uuid] = namespace
             self._count += 1
-            if op == UPDATE:
-                found = changes.get(place)
-                if found is None:
-                    changes[place] = [(op, raw[o:o_end], time)]
-                else:
-                    found.append((op, raw[o:o_end], time))
+            identifier = raw[name:id_end]
+            change = (op, raw[o:o_end], time)
+            found = group.get(identifier) if op == UPDATE else None
+            if found is None:
+                group[identifier] = [change]
             else:
-                changes[place] = [(op, raw[o:o_end], time)]
+                found.append(change)
+
+    def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:
+        """The changes of an entry's collection by document; ``None`` if nobody wants them."""
+        namespace = run.raw[run.rows.namespace_start[row] : run.rows.namespace_end[row]]
+        known = self._wanted.get(namespace)
+        if known is None:
+            known = self._wants(namespace)
+        if not known:
+            return None
+        uuid = run.raw[run.rows.uuid[row] : run.rows.uuid[row] + 16]
+        self._seen[uuid] = namespace
+        return self._changes.setdefault(uuid, {})
 
     def _wants(self, namespace: bytes) -> bool:
         answer = self._wanted[namespace] = self._selection.has(namespace.decode("utf-8", "replace"))
@@ -130,16 +134,17 @@ class Fold:
         if key is None:
             return
         document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
-        place = (entry.collection_uuid, key.type.to_bytes(1) + raw_bson.value(document, key))
+        identifier = document[key.start : key.end]
         self._count += 1
         self._seen[entry.collection_uuid] = entry.namespace
         change = (code, entry.o, int(entry.cluster_time))
+        group = self._changes.setdefault(entry.collection_uuid, {})
         if code == UPDATE:
-            self._changes.setdefault(place, []).append(change)
+            group.setdefault(identifier, []).append(change)
         else:
             # Behind those of an equal number: all changes of a transaction have one time.
-            self._changes.pop(place, None)
-            self._changes[place] = [change]
+            group.pop(identifier, None)
+            group[identifier] = [change]
 
     def _command(self, entry: OplogEntry, number: Callable[[], int]) -> None:
         """Apply what a command did to the names of collections."""
@@ -186,17 +191,18 @@ class Fold:
 
     def keys(self) -> set[bytes]:
         """The sortable keys of the documents that were changed."""
-        return {sortable_key(identifier[0], identifier[1:]) for _, identifier in self._changes}
+        return {_key(identifier) for group in self._changes.values() for identifier in group}
 
     def apply(self, state: Documents) -> Folded:
         """Bring the state up to the end of the windows that were read. Raises StateMismatchError."""
         touched: dict[int, list[bytes]] = {}
-        grouped: dict[tuple[bytes, bytes], list[tuple[int, bytes, int]]] = {}
-        for (uuid, identifier), changes in self._changes.items():
-            if uuid in self.collections:
+        grouped: dict[tuple[bytes, bytes], list[Change]] = {}
+        for uuid, group in self._changes.items():
+            if uuid not in self.collections:
+                continue
+            for identifier, changes in group.items():
                 # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
-                key = sortable_key(identifier[0], identifier[1:])
-                place = (uuid, key)
+                place = (uuid, _key(identifier))
                 before = grouped.get(place)
                 grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
         works: list[DocumentWork] = []
@@ -213,6 +219,29 @@ class Fold:
         for gone in self.dropped:
             state.forget(gone)
         return Folded(self._count, touched)
+
+
+def _of_interest(run: EntryRun, indexes: range | list[int]) -> list[list[int]]:
+    """The entries of a run that may matter, in order, as columns: row, operation, a range, where the element ``_id``
+    is, where ``o`` is, time. The range is the whole of a command, and of others the namespace and the UUID."""
+    rows = run.rows
+    picked = np.asarray(indexes)
+    operation = rows.operation[picked]
+    changes = np.isin(operation, list(LETTERS)) & (rows.migrated[picked] == 0)
+    changes &= (rows.uuid[picked] != 0) & (rows.id_type[picked] != 0)
+    picked = picked[changes | (operation == _COMMAND)]
+    whole = rows.operation[picked] == _COMMAND
+    uuid, names = rows.uuid[picked], rows.namespace_start[picked]
+    first = np.where(whole, rows.start[picked], np.minimum(names, uuid))
+    last = np.where(whole, rows.start[picked + 1], np.maximum(rows.namespace_end[picked], uuid + 16))
+    element = rows.id_start[picked] - _ID_HEAD
+    columns = (element, rows.id_end[picked], rows.change_start[picked], rows.change_end[picked], rows.time[picked])
+    return [one.tolist() for one in (picked, rows.operation[picked], first, last, *columns)]
+
+
+def _key(identifier: bytes) -> bytes:
+    """The sortable key of an element ``_id``."""
+    return sortable_key(identifier[0], identifier[_ID_HEAD:])
 
 
 def _take_over(works: list[DocumentWork], state: Documents, touched: dict[int, list[bytes]]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
-from tailrace.event import keystring
+from tailrace import raw_bson
+from tailrace.event import keystring, keystring_number
 
 #: Our own columns. A field of a document with such a name gets another column name.
 KEY, BSON, JSON, CHANGED = "_key", "_bson", "_json", "_changed"
@@ -33,6 +34,10 @@ def folder_of(namespace: str) -> str:
 def sortable_key(type_: int, value: bytes) -> bytes:
     """A value of ``_id`` as bytes that sort as the server sorts it: the server's own form of index keys. Equal numbers
     of different types have the same bytes."""
+    if type_ == raw_bson.OBJECT_ID and len(value) == 12:
+        return b"\x64" + value
+    if (type_ == raw_bson.INT32 and len(value) == 4) or (type_ == raw_bson.INT64 and len(value) == 8):
+        return keystring_number.encode_int(int.from_bytes(value, "little", signed=True))
     return keystring.encode(type_, value)[0]
 
 

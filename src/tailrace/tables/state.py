@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,8 @@ _LOCK_BYTES: Final = 8192
 _FORMAT: Final = 1
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
+#: So many pending rows are read at a time.
+_AT_ONCE: Final = 1024
 _POSITION: Final = b"position"
 _SELECTION: Final = b"selection"
 _COLLECTION: Final = b"collection/"
@@ -186,13 +189,19 @@ class TableState:
 
     def waiting(self, number: int) -> Iterator[tuple[bytes, StoredDocument | None]]:
         """The keys whose rows the collection's table has to take over, with their documents; ``None``: deleted."""
-        prefix = _NUMBER.pack(number)
-        with self._environment.begin() as transaction, transaction.cursor(self._waiting) as cursor:
-            found = cursor.set_range(prefix)
-            while found and cursor.key()[:4] == prefix:
-                value = transaction.get(cursor.key(), db=self._documents)
-                yield cursor.value(), None if value is None else _document(value)
-                found = cursor.next()
+        with (
+            self._environment.begin() as transaction,
+            transaction.cursor(self._waiting) as cursor,
+            transaction.cursor(self._documents) as documents,
+        ):
+            prefix = _NUMBER.pack(number)
+            rows = cursor.iternext() if cursor.set_range(prefix) else iter(())
+            ours = takewhile(lambda row: row[0].startswith(prefix), rows)
+            while keys := list(islice(ours, _AT_ONCE)):
+                there = dict(documents.getmulti([place for place, _ in keys]))
+                for place, key in keys:
+                    value = there.get(place)
+                    yield key, None if value is None else _document(value)
 
     def _read(self, key: bytes) -> dict[str, Any] | None:
         with self._environment.begin(self._meta) as transaction:
@@ -230,7 +239,7 @@ class StateTransaction:
     def get(self, number: int, key: bytes) -> bytes | None:
         """The BSON of the document with a sortable key."""
         value = self._transaction.get(_NUMBER.pack(number) + state_key(key), db=self._documents)
-        return None if value is None else _document(value).document
+        return None if value is None else value[_HEAD.size + _HEAD.unpack_from(value)[1] :]
 
     def put(self, number: int, key: bytes, time: ClusterTime, document: bytes) -> None:
         """Write the current document."""
@@ -243,8 +252,9 @@ class StateTransaction:
 
     def wait(self, number: int, keys: Iterable[bytes]) -> None:
         """Add rows, by their sortable keys, to those that the collection's table has to take over."""
-        for key in keys:
-            self._transaction.put(_NUMBER.pack(number) + state_key(key), key, db=self._waiting)
+        prefix = _NUMBER.pack(number)
+        with self._transaction.cursor(self._waiting) as cursor:
+            cursor.putmulti(sorted((prefix + state_key(key), key) for key in keys))
 
     def forget_waiting(self) -> None:
         """Empty the list of rows to take over: the tables have them all."""
