@@ -88,11 +88,11 @@ class Writer(threading.Thread):
 
 
 @contextmanager
-def writers(cluster: ShardedCluster, namespace: str) -> Iterator[list[Writer]]:
-    """Three writers until the block is left."""
+def writers(cluster: ShardedCluster, namespace: str, *, first_id: int = 0) -> Iterator[list[Writer]]:
+    """Three writers until the block is left; their documents' ``_id`` is ``first_id`` or above."""
     pairs = (("a", "n"), ("g", "t"), ("n", "a"))
     running = [
-        Writer(cluster.router, namespace, region, other, 1_000_000 * number)
+        Writer(cluster.router, namespace, region, other, first_id + 1_000_000 * number)
         for number, (region, other) in enumerate(pairs)
     ]
     for writer in running:

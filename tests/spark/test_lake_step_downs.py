@@ -1,0 +1,108 @@
+"""A lake of a sharded cluster whose micro-batches are divided among several tasks, while shards get other primaries.
+
+A lake of a cluster had been tried where nothing goes wrong, step-downs on a stream that one program reads.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from bson.timestamp import Timestamp
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tailrace.demo.comparison import lake_events
+from tailrace.embedded import ShardedCluster
+from tailrace.lake.commit_log import CommitLog
+from tailrace.spark.lake import CompactionPolicy, verify
+from tailrace.spark.lake.stream import write_stream
+from tests.sharded import native
+from tests.sharded.workload import REGIONS, spread, writers
+from tests.spark.test_sharded import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.mongod, pytest.mark.slow]
+
+_DATABASE = "elections"
+_TASKS = 4
+#: A slice has 2 MB of oplog or more; a micro-batch of so many events is divided among all tasks.
+_EVENTS = 6000
+_PAD = 1800
+_BATCHES = 4
+
+
+def fill(cluster: ShardedCluster, namespace: str, first: int, count: int) -> Timestamp:
+    """Documents for both shards by turns, some of them changed again; a time before the last event."""
+    router = cluster.router
+    for start in range(first, first + count, 500):
+        for place, region in enumerate(REGIONS):
+            numbers = range(start + place * 125, start + (place + 1) * 125)
+            router.insert_many(namespace, [{"_id": n, "region": region, "pad": os.urandom(_PAD)} for n in numbers])
+            router.update_one(namespace, {"_id": numbers[0], "region": region}, {"$set": {"pad": None}})
+            router.delete_one(namespace, {"_id": numbers[1], "region": region})
+    return end_of(cluster, namespace, f"end of {first}")
+
+
+def end_of(cluster: ShardedCluster, namespace: str, mark: str) -> Timestamp:
+    end = cluster.router.fence()
+    cluster.router.insert_one(namespace, {"_id": mark, "region": "z"})
+    return end
+
+
+def next_commit_begun(query: StreamingQuery, lake: Path) -> int:
+    """Wait until a task of a micro-batch writes, behind one that this query has committed. Gives the number that its
+    commit will have. (The lake is committed by a process of its own, so nothing can be hooked here.)"""
+    log = CommitLog(lake)
+    known = log.head().number if (lake / "_tailrace" / "lake.json").exists() else 0
+    wait_until(lambda: log.head().number > known and any((lake / "_staging").iterdir()), query)
+    return log.head().number + 1
+
+
+def holds(lake: Path, until: Timestamp) -> bool:
+    newest = CommitLog(lake).head().newest
+    return newest is not None and newest.planned.until.to_timestamp() >= until
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+def test_a_divided_lake_of_a_cluster_whose_shards_elect_again_holds_what_the_shards_give(
+    spark: SparkSession, start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
+) -> None:
+    cluster = start_sharded_cluster(2, members=[3, 1], version=version)
+    namespace, lake = spread(cluster, _DATABASE), tmp_path / "lake"
+    start = cluster.router.fence()
+    options = {"uri": cluster.uri, "database": _DATABASE, "collection": "orders", "columns": "event,token"}
+    options |= {"startAtOperationTime": f"{start.time},{start.inc}", "partitions": str(_TASKS)}
+    options["maxEventsPerTrigger"] = str(_EVENTS)
+    hit = []
+    for turn, (fault, shard) in enumerate(
+        (("step down", "shard0"), ("step down", "shard1"), ("step down", "shard0"), ("kill", "shard0"))
+    ):
+        # What is there before the query starts can be divided.
+        until = fill(cluster, namespace, turn * 50_000, _EVENTS * _BATCHES)
+        query = write_stream(spark, options, lake, compaction=CompactionPolicy(every=0))
+        try:
+            hit.append(next_commit_begun(query, lake))
+            time.sleep(random.uniform(0, 0.5))
+            with writers(cluster, namespace, first_id=10_000_000 * (turn + 1)):
+                if fault == "kill":
+                    cluster.restart(shard, cluster.kill(shard))
+                else:
+                    cluster.step_down(shard)
+                wait_until(partial(holds, lake, until), query)
+            until = end_of(cluster, namespace, f"end of turn {turn}")
+            wait_until(partial(holds, lake, until), query)
+        finally:
+            query.stop()
+    write_stream(spark, options, lake, available_now=True).awaitTermination()
+    expected = native.union(cluster, _DATABASE, "orders", start, cluster.router.fence())
+    found = list(lake_events(lake))
+    assert len(found) == len(expected) > 4 * _EVENTS * _BATCHES
+    assert found == expected
+    assert verify(lake, full=True).problems == []
+    files = {commit.number: len(commit.files) for commit in CommitLog(lake).commits()}
+    assert all(files[number] > 1 for number in hit), "a step-down met a micro-batch of one task"
