@@ -38,6 +38,8 @@ def test_defaults_are_all_columns_as_variant_of_the_whole_cluster() -> None:
         ({"fullDocumnet": "updateLookup"}, "Did you mean 'fullDocument'"),
         ({"maxOffsetsPerTrigger": "1"}, "Did you mean 'maxEventsPerTrigger'"),
         ({"xyzzy": "1"}, "Known are: uri, database"),
+        ({"fullDocument": "exact"}, "'fullDocument': the Spark source does not compute exact images"),
+        ({"fullDocumentBeforeChange": "exactWhenAvailable"}, "images=DIRECTORY), or 'whenAvailable' where the server"),
         ({"collection": "c"}, "'collection' needs option 'database'"),
         ({"pipeline": "[{"}, "option 'pipeline': not JSON"),
         ({"pipeline": '{"$match": {}}'}, "expected a JSON array"),

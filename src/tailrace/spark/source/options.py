@@ -39,6 +39,8 @@ SERVER_FLAGS: Final = (
     "matchCollectionUUIDForUpdateLookup",
     "ignoreRemovedShards",
 )
+#: The modes of ``watch()`` for exact images, and the server's mode that does the same with images of its own.
+_EXACT: Final = {"exact": "required", "exactWhenAvailable": "whenAvailable"}
 #: The server calls it ``$_generateV2ResumeTokens``; it is an option of aggregate, not of the stage.
 V2_TOKENS: Final = "generateV2ResumeTokens"
 START_OPTIONS: Final = ("resumeAfter", "startAfter", "startAtOperationTime", "startingFrom")
@@ -280,6 +282,12 @@ def _names(text: str) -> list[str]:
 
 def _stage(given: Mapping[str, str]) -> dict[str, Any]:
     stage: dict[str, Any] = {name: given[name] for name in SERVER_TEXTS if name in given}
+    for name, mode in stage.items():
+        if mode in _EXACT:
+            raise UsageError(
+                f"option {name!r}: the Spark source does not compute exact images",
+                hint=f"Use tailrace.connect(images=DIRECTORY), or '{_EXACT[mode]}' where the server keeps images (6.0)",
+            )
     for name in SERVER_FLAGS:
         flag = _read(given, name, _flag)
         if flag is not None:
