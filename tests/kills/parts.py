@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
-from tailrace import raw_bson
 from tailrace.archive.layout import head, oplog_folder
 from tailrace.archive.source import ArchiveSource
 from tailrace.archive.verification import verify
@@ -37,6 +36,7 @@ from tailrace.spark.source.offset import Offset
 from tailrace.tables.delta_commit import stated
 from tailrace.tables.names import folder_of
 from tests.differential.test_archive_live import entries_of
+from tests.following_images import Last, images_that_do_not_follow, without_images
 from tests.kills.children import EVENTS, pairs
 from tests.kills.work import COLLECTIONS, DATABASE, LAST, keeps_images
 from tests.snapshot.copies import Target, id_of, truth
@@ -286,61 +286,24 @@ class Images(Part):
         with MongoClient[Any](self.uri) as client:
             kept = keeps_images(client)
             if not kept:
-                result.wrong += images_that_do_not_follow(client, events)
+                result.wrong += wrong_images(client, events)
         stage = {"fullDocument": "required", "fullDocumentBeforeChange": "required"} if kept else None
         expected = server_events(self.uri, (DATABASE, None), ClusterTime(begun - 1), until, stage=stage)
         result.compare("events", expected, events if kept else map(without_images, events))
         return result
 
 
-def without_images(event: bytes) -> bytes:
-    """The event as a server gives it if it is asked for no images."""
-    update = RawBSONDocument(event)["operationType"] == "update"
-    left_out = {b"fullDocumentBeforeChange", *([b"fullDocument"] if update else [])}
-    kept = [one for one in raw_bson.elements(event) if one.name not in left_out]
-    return raw_bson.encode_document(*(event[one.start : one.end] for one in kept))
-
-
-def images_that_do_not_follow(client: MongoClient[Any], events: Iterable[bytes]) -> list[str]:
-    """What is wrong with the images, on servers that keep none to compare with. Each pre-image must be the document's
-    last post-image, each update's description must turn one into the other, and the last post-image must be what the
+def wrong_images(client: MongoClient[Any], events: Iterable[bytes]) -> list[str]:
+    """What is wrong with the images, on servers that keep none to compare with. The last ones must be what the
     collection holds."""
-    last: dict[tuple[str, bytes], bytes | None] = {}
-    wrong = []
-    for event in events:
-        found = RawBSONDocument(event)
-        kind, name = found["operationType"], str(found["ns"]["coll"])
-        key = name, id_of(bytes(found["documentKey"].raw))
-        before, after = (_raw(found.get(field)) for field in ("fullDocumentBeforeChange", "fullDocument"))
-        if key in last and last[key] != before:
-            wrong.append(f"{name}: the image before a {kind} is not the one after the change before")
-        if kind == "update" and (before is None or after is None or not _turns_into(before, event, after)):
-            wrong.append(f"{name}: the description of an update does not turn one of its images into the other")
-        last[key] = after
+    last: Last = {}
+    wrong = images_that_do_not_follow(events, last)
     for name in COLLECTIONS:
         held = truth(client[DATABASE][name])
         mine = {key: image for (coll, key), image in last.items() if coll == name}
         if any(held.get(key) != image for key, image in mine.items()):
             wrong.append(f"{name}: the last images are not what the collection holds")
     return wrong
-
-
-def _raw(image: RawBSONDocument | None) -> bytes | None:
-    return None if image is None else bytes(image.raw)
-
-
-def _turns_into(before: bytes, event: bytes, after: bytes) -> bool:
-    """Compares the fields' values. The order of the fields is checked at the end, against the collection."""
-    document, description = bson.decode(before), bson.decode(event)["updateDescription"]
-    for path in description["removedFields"]:
-        document.pop(path, None)
-    for path, value in description["updatedFields"].items():
-        field, _, index = path.partition(".")
-        if index:  # the workload's only nested change is a push
-            document[field][int(index) :] = [value]
-        else:
-            document[field] = value
-    return document == bson.decode(after)
 
 
 class Snapshot(Images):

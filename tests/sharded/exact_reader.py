@@ -1,9 +1,9 @@
 """A program that reads a stream with exact images and may be killed at any moment: it goes on after its last event.
 
-    python -m tests.sharded.exact_reader URI DIRECTORY FILE DATABASE
+    python -m tests.sharded.exact_reader URI DIRECTORY FILE DATABASE [SECONDS,INCREMENT]
 
-``FILE`` gets the token at which the stream began, as the ``_id`` of a document, and then the events. The program ends
-behind the insert of the document with the ``_id`` "end".
+The stream begins now, or at the time that is given. ``FILE`` gets the token at which it began, as the ``_id`` of a
+document, and then the events. The program ends behind the insert of the document with the ``_id`` "end".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import bson
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 
 import tailrace
 
@@ -29,14 +30,21 @@ def records(file: Path) -> list[bytes]:
     return found
 
 
-def main(uri: str, directory: str, file: Path, database: str) -> None:
+def main(uri: str, directory: str, file: Path, database: str, start: str | None = None) -> None:
     """Read until the end."""
     whole = records(file)
-    resume: dict[str, Any] = {"resume_after": RawBSONDocument(whole[-1])["_id"]} if whole else {}
+    begins: dict[str, Any] = {}
+    if whole:
+        begins["resume_after"] = RawBSONDocument(whole[-1])["_id"]
+    elif start is not None:
+        begins["start_at_operation_time"] = Timestamp(*map(int, start.split(",")))
     with (
         file.open("ab") as out,
-        tailrace.connect(uri, images=directory, document_class=RawBSONDocument) as client,
-        client[database]["orders"].watch(**EXACT, max_await_time_ms=50, **resume) as stream,
+        # On a loaded machine a member that was killed is away for longer than a client's own 30 s.
+        tailrace.connect(
+            uri, images=directory, document_class=RawBSONDocument, serverSelectionTimeoutMS=300_000
+        ) as client,
+        client[database]["orders"].watch(**EXACT, max_await_time_ms=50, **begins) as stream,
     ):
         out.truncate(sum(map(len, whole)))
         if not whole:
@@ -50,4 +58,4 @@ def main(uri: str, directory: str, file: Path, database: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])

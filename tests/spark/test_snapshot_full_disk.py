@@ -12,9 +12,11 @@ from typing import Any
 
 import pymongo
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import SinkError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.spark.lake import verify
 from tailrace.spark.lake.failure import query_error
@@ -55,9 +57,7 @@ def is_copying(lake: Path) -> bool:
 
 
 @pytest.mark.parametrize("where", ["the lake", "the lake and the checkpoint"])
-@pytest.mark.parametrize(
-    "rooms", [(120,), pytest.param((0, 1, 2, 5, 10, 20, 30, 60, 90, 150, 250, 350), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("rooms", [(120,), pytest.param((0, 1, 2, 5, 10, 20, 30, 60, 90, 150), marks=pytest.mark.slow)])
 def test_a_copy_says_that_there_is_no_room_and_goes_on_where_it_was(
     spark: SparkSession, replica_set: ReplicaSet, db: Any, tmp_path: Path, rooms: tuple[int, ...], *, where: str
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_copy_says_that_there_is_no_room_and_goes_on_where_it_was(
         known: list[dict[str, Any]] = []
         for turn, pages in enumerate(rooms):
             disk.leave(pages * PAGE)
-            with pytest.raises(Exception, match=r"No space left|no room left") as caught:
+            with pytest.raises((PySparkException, SinkError)) as caught:
                 run()
             disk.make_room()
             told = str(query_error(caught.value))

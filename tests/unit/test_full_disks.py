@@ -63,7 +63,8 @@ def stage(root: Path, names: Sequence[str], rows: Sequence[int], aside: Sequence
 
 
 def put(root: Path, claim: str, number: int, names: Sequence[str], aside: Sequence[int] = ()) -> None:
-    """Micro-batch ``number``, as Spark carries it out: what fails is aborted."""
+    """Micro-batch ``number``, as Spark carries it out: what fails is aborted. If that fails too, Spark does not say
+    why the micro-batch has failed. (Either's error was taken here, and it was the same sentence.)"""
     first = number * 20
     rows = [n for n in range(first, first + 20) if n not in aside]
     files: tuple[StagedFile, ...] = ()
@@ -72,7 +73,10 @@ def put(root: Path, claim: str, number: int, names: Sequence[str], aside: Sequen
         files = stage(root, names, rows, aside)
         commit_batch(root, claim, number, planned, files)
     except BaseException:
-        abort_batch(root, files)
+        try:
+            abort_batch(root, files)
+        except BaseException as error:
+            raise AssertionError("the micro-batch cannot be aborted") from error
         raise
 
 

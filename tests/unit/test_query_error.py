@@ -114,3 +114,14 @@ def test_what_py4j_logs_of_a_java_that_died_is_dropped(
     assert [record.message for record in caplog.records] == (
         ["another error"] if hushed else ["Exception while sending command.", "another error"]
     )
+
+
+def test_where_a_job_has_only_failed_its_causes_are_asked() -> None:
+    """(Where a commit had failed, its abort had not.)"""
+    job = RuntimeError("Query [id = 1] terminated with exception: Writing job failed. SQLSTATE: XXKST")
+    job._cause = RuntimeError("Writing job failed")  # type: ignore[attr-defined]  as PySpark's errors have it
+    assert str(query_error(job)).startswith("Spark stopped: Query [id = 1]")
+    job._cause._cause = RuntimeError(TRACE.format(error="tailrace.errors.SinkError: the log has lost its end"))  # type: ignore[attr-defined]
+    assert str(query_error(job)) == "the log has lost its end"
+    job._cause._cause = RuntimeError("java.io.IOException: No space left on device")  # type: ignore[attr-defined]
+    assert "no room left to write the checkpoint" in str(query_error(job))

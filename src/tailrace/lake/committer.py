@@ -8,6 +8,7 @@ proof: those of a replay may differ where the pipeline looks at documents that a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tailrace import durable
@@ -64,12 +65,13 @@ def commit_batch(
 
 
 def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:
-    """Drop the files of a failed micro-batch, unless its commit has happened after all."""
+    """Drop the files of a failed micro-batch, unless its commit has happened after all. If there is no room to find
+    that out, they stay: the next start drops what no commit names, and Spark is to tell why the micro-batch failed."""
     log = CommitLog(root)
     rows, aside = quarantine.divided(files)
     for file in rows:
         checked_name(file.name, "the micro-batch")
-    with log.locked() as head:
+    with suppress(durable.LakeFullError), log.locked() as head:
         held = log.state().files if rows else {}
         newest = log.newest_batch(head) if aside else None
         quarantine.settle(log.layout, newest)

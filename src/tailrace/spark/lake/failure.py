@@ -8,6 +8,7 @@ import signal
 import socketserver
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pyspark import SparkContext, accumulators
@@ -32,20 +33,29 @@ def query_error(error: BaseException) -> TailraceError:
     gone = _java_is_gone(error)
     if gone is not None:
         return gone
-    text = str(error)
-    ours = list(_OURS.finditer(text))
+    texts = list(_texts(error))
+    ours = [found for text in texts for found in list(_OURS.finditer(text))[-1:]]
     if ours:
-        found = ours[-1]
-        return _rebuilt(found["module"], found["name"], found["text"])
-    if _NO_ROOM.search(text):
+        return _rebuilt(ours[0]["module"], ours[0]["name"], ours[0]["text"])
+    if any(map(_NO_ROOM.search, texts)):
         return SinkError(
             "no room left to write the checkpoint or Spark's temporary files",
             hint="What was committed before is intact; make room and start again",
         )
-    foreign = list(_FOREIGN.finditer(text))
+    foreign = [found for text in texts for found in list(_FOREIGN.finditer(text))[-1:]]
     if foreign:
-        return TailraceError(f"Spark stopped: {foreign[-1]['name']}: {foreign[-1]['text']}")
-    return TailraceError(f"Spark stopped: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}")
+        return TailraceError(f"Spark stopped: {foreign[0]['name']}: {foreign[0]['text']}")
+    text = texts[0].strip()
+    return TailraceError(f"Spark stopped: {text.splitlines()[0] if text else type(error).__name__}")
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """What Spark says, and then what it says of the causes: where a sink's ``abort`` fails as its ``commit`` did, the
+    error itself is only that a job has failed."""
+    current: BaseException | None = error
+    while current is not None:
+        yield str(current)
+        current = getattr(current, "_cause", None)  # PySpark has no public name for it
 
 
 def _java_is_gone(error: BaseException) -> TailraceError | None:
