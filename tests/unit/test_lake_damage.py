@@ -55,6 +55,27 @@ def test_verify_names_what_is_wrong(root: Path, four: str) -> None:
     assert report.leftovers == 1
 
 
+def test_a_lake_whose_making_was_cut_off_is_sound_and_one_whose_log_has_gone_is_not(
+    root: Path, checkpoint: Path
+) -> None:
+    """The former ended ``verify --full`` with an OverflowError (a full disk under a lake's first start showed it), and
+    the latter was sound. Only lakes that had a log had been verified, or had lost a part of it."""
+    make(root, checkpoint)
+    layout = CommitLog(root).layout
+    layout.commit(0).unlink()
+    layout.head.unlink()
+    assert verify(root, full=True).problems == []
+    claim = make(root, checkpoint).claim
+    begin(checkpoint)
+    put(root, claim, 0, stage(root, range(10)))
+    for number in (0, 1):
+        layout.commit(number).unlink()
+    layout.head.unlink()
+    for full in (False, True):
+        (problem,) = verify(root, full=full).problems
+        assert "its log has gone" in problem
+
+
 def test_a_flipped_byte_of_an_event_is_found_by_verify_in_full(root: Path, four: str) -> None:
     """It was "sound": only tokens are read, and nothing knew the bytes of the other columns. Pages carry checksums now,
     which readers can check, and the log the hash of each file."""
