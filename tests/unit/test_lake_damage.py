@@ -76,6 +76,21 @@ def test_a_lake_whose_making_was_cut_off_is_sound_and_one_whose_log_has_gone_is_
         assert "its log has gone" in problem
 
 
+def test_what_spark_leaves_of_a_start_that_found_no_room_is_removed(root: Path, checkpoint: Path) -> None:
+    """Spark refused the checkpoint ever after. A full disk had been tried where the checkpoint was on another one."""
+    make(root, checkpoint)
+    names = {".0.54fd7a86-14fe.tmp", "..0.54fd7a86-14fe.tmp.crc", ".12.54fd7a86-14fe.tmp", "other"}
+    (checkpoint / "offsets").mkdir()
+    for name in names:
+        (checkpoint / "offsets" / name).touch()
+    make(root, checkpoint)
+    assert {path.name for path in (checkpoint / "offsets").iterdir()} == {".12.54fd7a86-14fe.tmp", "other"}
+    begin(checkpoint)
+    (checkpoint / "offsets" / ".0.54fd7a86-14fe.tmp").touch()
+    make(root, checkpoint)  # a stream that has begun is Spark's own affair
+    assert (checkpoint / "offsets" / ".0.54fd7a86-14fe.tmp").exists()
+
+
 def test_a_flipped_byte_of_an_event_is_found_by_verify_in_full(root: Path, four: str) -> None:
     """It was "sound": only tokens are read, and nothing knew the bytes of the other columns. Pages carry checksums now,
     which readers can check, and the log the hash of each file."""

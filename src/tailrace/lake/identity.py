@@ -69,6 +69,8 @@ def open_lake(
     _check_partitioning(root, known, partitioning)
     held = durable.read_json(checkpoint / CHECKPOINT_FILE)
     begun = _has_begun(checkpoint)
+    if not begun:
+        _drop_unfinished_start(checkpoint)
     if begun and held is None:
         raise UsageError(
             f"the checkpoint {checkpoint} was not made for a lake",
@@ -168,6 +170,14 @@ def _has_begun(checkpoint: Path) -> bool:
     """Whether Spark has planned a micro-batch in this checkpoint."""
     offsets = checkpoint / "offsets"
     return offsets.is_dir() and any(entry.name.isdigit() for entry in offsets.iterdir())
+
+
+def _drop_unfinished_start(checkpoint: Path) -> None:
+    """Remove what Spark leaves if it could not write the first micro-batch's offsets: a full disk, or a kill. It would
+    refuse the checkpoint for it ever after (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY, PySpark 4.3)."""
+    for name in (".0.*.tmp", "..0.*.tmp.crc"):
+        for path in (checkpoint / "offsets").glob(name):
+            path.unlink(missing_ok=True)
 
 
 def _check_stream(root: Path, known: Mapping[str, Any] | None, stream: Mapping[str, Any]) -> None:
