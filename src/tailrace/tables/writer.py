@@ -27,6 +27,7 @@ from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
+from tailrace.tables.collector import without_collecting
 from tailrace.tables.copying import TablesCopy, key_of
 from tailrace.tables.delta_commit import Batch
 from tailrace.tables.delta_table import CollectionTable, tables_in
@@ -163,20 +164,22 @@ class TablesWriter:
         window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
             return False
-        fold = Fold(self._selection, {bytes.fromhex(one.uuid): one for one in self._state.collections()})
-        with self._state.writing() as state:
-            fold.read(window, state.next_number)
-            hold = self._copy_unknown(fold, state) or position.hold
-            folded = fold.apply(state)
-            for number, keys in folded.touched.items():
-                state.wait(number, keys)
-            known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
-            for uuid, collection in fold.collections.items():
-                if known.get(uuid) != collection:
-                    state.set_collection(collection)
-            changed = bool(folded.touched or fold.dropped or fold.collections.keys() ^ known.keys())
-            number = position.batch + 1
-            state.set_position(TablesPosition(number, window.until, self._oplogs.members, hold, position.stated))
+        with without_collecting():
+            fold = Fold(self._selection, {bytes.fromhex(one.uuid): one for one in self._state.collections()})
+            with self._state.writing() as state:
+                fold.read(window, state.next_number)
+                hold = self._copy_unknown(fold, state) or position.hold
+                folded = fold.apply(state)
+                for number, keys in folded.touched.items():
+                    state.wait(number, keys)
+                known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
+                for uuid, collection in fold.collections.items():
+                    if known.get(uuid) != collection:
+                        state.set_collection(collection)
+                changed = bool(folded.touched or fold.dropped or fold.collections.keys() ^ known.keys())
+                number = position.batch + 1
+                state.set_position(TablesPosition(number, window.until, self._oplogs.members, hold, position.stated))
+            del fold, window  # before anything looks for garbage among them
         durable.step("tables.state")
         self._batches += 1
         self._changes += folded.changes
