@@ -118,6 +118,16 @@ def test_numbers_at_the_bounds_of_their_columns(policy: Policy) -> None:
                 assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_path_leads_through_objects_only(policy: Policy) -> None:
+    """An array lies in BSON as an object whose fields are numbers: no declared path could be mistaken for one."""
+    schema = TableSchema.declared({"o.0": "long", "o.1.0": "long"}, policy)
+    documents = [bson.encode({"o": value}) for value in ([1, [2]], {"0": 7, "1": [3]}, {"1": {"0": 4}}, [{"0": 5}], 6)]
+    made = compiled(schema, documents)
+    assert [one.to_pylist() for one in made.arrays] == [[None, 7, None, None, None], [None, None, 4, None, None]]
+    assert outcome(compiled, schema, documents) == outcome(convert, schema, documents)
+
+
 def test_no_usual_document_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first one that has a field is, to see which column it needs."""
     rng = random.Random(SEED)
