@@ -362,16 +362,23 @@ def is_high_water(record: Lease | None) -> bool:
 
 
 def test_a_quiet_stream_s_position_moves_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an event and behind it: the test took a position before it for one behind it."""
     monkeypatch.setattr("tailrace.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
-    shop.orders.insert_one({"_id": 1})
-    seen: list[Any] = []
-    listener = shop.listener(lambda change: seen.append(change.token))
-    with listener:
-        until = time.monotonic() + 300
-        while not (seen and is_high_water(shop.store.read("orders"))):
-            shop.database.others.insert_one({})
-            assert time.monotonic() < until
-            time.sleep(0.05)
+    seen: list[str] = []
+
+    def handle(change: Change) -> None:
+        seen.append(change.token["_data"])
+        time.sleep(0.3)  # the position is before the event still
+
+    def is_behind(place: str) -> bool:
+        shop.database.others.insert_one({})
+        record = shop.store.read("orders")
+        return is_high_water(record) and record.position["token"]["_data"] > place  # type: ignore[union-attr, index]
+
+    with shop.listener(handle):
+        until(lambda: is_behind(""))
+        shop.orders.insert_one({"_id": 1})
+        until(lambda: seen and is_behind(seen[0]))
     assert is_high_water(shop.store.read("orders"))
     shop.orders.insert_one({"_id": 2})
     assert shop.handled(1) == [("insert", 2)]
