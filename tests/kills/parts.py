@@ -330,15 +330,26 @@ def with_what_was_there(uri: str, events: list[bytes], until: ClusterTime) -> Ve
     result.twice += sum(count - 1 for count in copied.values())
     result.items += len(copied)
     # When the copy began is in tokens alone: from the first change that came, every one has to be there. One that was
-    # lost before shows in what the events give.
-    first = ResumeToken.parse(RawBSONDocument(changes[0])["_id"]).cluster_time
-    expected = server_events(uri, (DATABASE, None), ClusterTime(first - 1), until)
-    result.compare("changes", map(token_of, expected), map(token_of, changes))
+    # lost before shows in what the events give. There is none where the copy began behind the last write.
+    if changes:
+        first = ResumeToken.parse(RawBSONDocument(changes[0])["_id"]).cluster_time
+        expected = server_events(uri, (DATABASE, None), ClusterTime(first - 1), until)
+        result.compare("changes", map(token_of, expected), map(token_of, changes))
     with MongoClient[Any](uri) as client:
         for name in COLLECTIONS:
             if target.collections[f"{DATABASE}.{name}"] != truth(client[DATABASE][name]):
                 result.wrong.append(f"{name}: the events do not give the collection")
     return result
+
+
+def has_committed(checkpoint: Path, until: ClusterTime) -> bool:
+    """Whether Spark has committed a micro-batch of changes that reaches up to a time."""
+    numbers = sorted(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal())
+    if not numbers:
+        return False
+    written = (checkpoint / "offsets" / str(numbers[-1])).read_text()
+    offset = Offset.from_json(json.loads(written.splitlines()[-1]))
+    return offset.snapshot is None and offset.cluster_time >= until
 
 
 class Lake(Part):
@@ -357,8 +368,8 @@ class Lake(Part):
         return max(0, CommitLog(lake).head().number) if (lake / "_tailrace" / "lake.json").exists() else 0
 
     def reached(self, until: ClusterTime) -> bool:
-        newest = CommitLog(self.folder / "lake").head().newest if self.progress() else None
-        return newest is not None and not newest.planned.snapshot and newest.planned.until >= until
+        # Not what the lake says: where the copy began behind the last write, no commit follows it.
+        return has_committed(self.folder / "lake.checkpoint", until)
 
     def verdict(self, until: ClusterTime) -> Verdict:
         lake = self.folder / "lake"
@@ -390,12 +401,7 @@ class Sink(Part):
         return sum(1 for path in (self.folder / "checkpoint" / "commits").glob("[0-9]*"))
 
     def reached(self, until: ClusterTime) -> bool:
-        folder = self.folder / "checkpoint" / "commits"
-        numbers = sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal())
-        if not numbers:
-            return False
-        written = (folder.with_name("offsets") / str(numbers[-1])).read_text()
-        return Offset.from_json(json.loads(written.splitlines()[-1])).cluster_time >= until
+        return has_committed(self.folder / "checkpoint", until)
 
     def verdict(self, until: ClusterTime) -> Verdict:
         result = Verdict()
