@@ -117,13 +117,17 @@ def cut(data: Path, copy: Path, size: int) -> Path:
     return copy
 
 
-def test_noise_in_a_page_is_damage(tmp_path: Path) -> None:
-    with opened(tmp_path) as env:
+def hundred_documents(directory: Path) -> tuple[Path, int, int]:
+    """A file with a hundred documents, the size of its pages in bytes, and how many there are."""
+    with opened(directory) as env:
         with env.begin(write=True, db=env.open_db(b"documents")) as txn:
             for number in range(100):
                 txn.put(b"%d" % number, b"x" * 1_000)
-        page, pages = env.stat()["psize"], env.info()["last_pgno"] + 1
-    data = tmp_path / "data.mdb"
+        return directory / "data.mdb", env.stat()["psize"], env.info()["last_pgno"] + 1
+
+
+def test_noise_in_a_page_is_damage(tmp_path: Path) -> None:
+    data, page, pages = hundred_documents(tmp_path)
     whole = data.read_bytes()
     assert is_whole(data, page_size=page)
     damaged = 0
@@ -135,12 +139,7 @@ def test_noise_in_a_page_is_damage(tmp_path: Path) -> None:
 
 def test_pages_that_lead_round_in_a_circle_are_damage(tmp_path: Path) -> None:
     """One wrong number in a branch page: following it never came to an end."""
-    with opened(tmp_path) as env:
-        with env.begin(write=True, db=env.open_db(b"documents")) as txn:
-            for number in range(100):
-                txn.put(b"%d" % number, b"x" * 1_000)
-        page, pages = env.stat()["psize"], env.info()["last_pgno"] + 1
-    data = tmp_path / "data.mdb"
+    data, page, pages = hundred_documents(tmp_path)
     whole = data.read_bytes()
     starts = range(2 * page, pages * page, page)
     (branch,) = (start for start in starts if int.from_bytes(whole[start + 10 : start + 12], "little") == 1)
