@@ -15,11 +15,7 @@ from typing import Self
 import confluent_kafka
 import pytest
 
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+from tailrace.embedded.ports import free_port
 
 
 class Broker:
@@ -34,7 +30,7 @@ class Broker:
         if found is None:
             pytest.skip(f"{self.program} is not installed (Debian: apt install {self.program})")
         self.directory = directory
-        self.port = _free_port()
+        self.port = free_port()
         self._found = found
         self._process: subprocess.Popen[bytes] | None = None
 

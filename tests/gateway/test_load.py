@@ -7,7 +7,6 @@ import asyncio
 import math
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pymongo.errors import PyMongoError
 from pymongo.write_concern import WriteConcern
 
 from tailrace.embedded import ReplicaSet
+from tailrace.embedded.ports import free_port
 from tests.gateway.running import GatewayProcess
 
 pytestmark = pytest.mark.mongod
@@ -137,11 +137,6 @@ class Writer:
     def end(self) -> None:
         self._ending.set()
         self._thread.join()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def ordeal(

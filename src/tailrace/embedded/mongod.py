@@ -19,9 +19,10 @@ from typing import Self
 from tailrace.embedded import guard
 from tailrace.embedded.binary import MongodBinary, find_mongod
 from tailrace.embedded.errors import EmbeddedError
-from tailrace.embedded.ports import LOOPBACK, free_port
+from tailrace.embedded.ports import LOOPBACK, free_port, give_up_port
 
 ADDRESS_IN_USE = 48  # mongod's exit status
+LISTENS = b"aiting for connections"  # the log's words once it has its port; 4.2 begins them with a small letter
 _START_TRIES = 5
 _STEP_S = 0.02
 
@@ -103,7 +104,7 @@ class Mongod:
                 return
             if status != ADDRESS_IN_USE or self._fixed_port:
                 break
-        why = f"port {self.port} is in use" if status == ADDRESS_IN_USE else self._last_words()
+        why = f"port {self.port} is in use" if status == ADDRESS_IN_USE else self.last_words()
         raise EmbeddedError(f"mongod {self.binary.version} did not start: {why}")
 
     def _launch(self, deadline: float) -> int | None:
@@ -111,6 +112,7 @@ class Mongod:
         command = [str(self.binary.path), "--dbpath", str(self.data_dir / "db"), "--port", str(self.port)]
         command += ["--logpath", str(self.log_path), "--logappend", *self._options]
         job = {"command": command, "parent": os.getpid(), "remove": [str(self.temporary)] if self.temporary else []}
+        told_before = self.log_path.stat().st_size if self.log_path.exists() else 0
         with (self.data_dir / "output.log").open("ab") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, json.dumps(job)],
@@ -126,13 +128,23 @@ class Mongod:
         with process.stdout as answer:
             self.pid = int(answer.readline() or 0) or None
         while process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, self.port or 0), timeout=1.0):
+            if self._takes_connections(told_before):
                 return None
             if time.monotonic() > deadline:
                 self.kill()
-                raise EmbeddedError(f"mongod {self.binary.version} took no connection in time: {self._last_words()}")
+                raise EmbeddedError(f"mongod {self.binary.version} took no connection in time: {self.last_words()}")
             time.sleep(_STEP_S)
         return self._ended()
+
+    def _takes_connections(self, told_before: int) -> bool:
+        """Whether this very process listens. A connection alone does not say so: where another program was given the
+        same port a moment before, that one answers, and ours is about to end with ADDRESS_IN_USE."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(told_before)
+            if LISTENS in log.read():
+                with socket.create_connection((LOOPBACK, self.port or 0), timeout=1.0):
+                    return True
+        return False
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
@@ -154,7 +166,9 @@ class Mongod:
         if self.temporary is not None:
             self.kill()
             shutil.rmtree(self.data_dir, ignore_errors=True)
-        else:
+            if self.port is not None:
+                give_up_port(self.port)
+        else:  # a kept port stays ours as long as the process runs: the next one on this directory takes it again
             self.stop()
 
     def _order(self, order: bytes) -> None:
@@ -181,7 +195,7 @@ class Mongod:
         self.pid = None
         return status
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         """The newest error in the log, as the server put it, or else where the log is."""
         words = f"see {self.log_path}"
         with contextlib.suppress(OSError):

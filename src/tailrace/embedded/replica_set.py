@@ -324,15 +324,14 @@ class ReplicaSet:
     def _await(self, look: Callable[[], Found | None], failing: str, *, timeout_s: float) -> Found:
         """Ask ``look`` until it gives something. A member that is down or electing makes it fail or give ``None``."""
         deadline = time.monotonic() + timeout_s
-        reason = ""
         while True:
             with contextlib.suppress(PyMongoError):
                 found = look()
                 if found is not None:
                     return found
-            dead = [number for number, member in enumerate(self._members) if not member.is_running]
             if time.monotonic() > deadline:
-                reason = f"; members that do not run: {dead}" if dead else ""
+                down = {number: member for number, member in enumerate(self._members) if not member.is_running}
+                reason = "".join(f"; member {number} does not run ({one.last_words()})" for number, one in down.items())
                 raise EmbeddedError(f"The replica set {self.name} {failing} within {timeout_s:g} s{reason}")
             time.sleep(_STEP_S)
 
