@@ -173,8 +173,8 @@ class CollectionTable:
         removed = list(self.files())
         self._commit(batch, schema, Actions(kind, added, removed))
 
-    def change(self, batch: Batch, schema: TableSchema, keys: Sequence[bytes], rows: Sequence[pa.RecordBatch]) -> None:
-        """Remove the rows with these keys, and add ``rows``."""
+    def change(self, batch: Batch, schema: HasColumns, keys: Sequence[bytes], rows: Iterable[pa.RecordBatch]) -> None:
+        """Remove the rows with these keys, and add ``rows``. ``schema`` is read after the last row was made."""
         writers = _Writers(self.root, self._partition_by, self._bounds)
         removed: list[tuple[str, Partition]] = []
         try:

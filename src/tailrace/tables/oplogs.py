@@ -2,10 +2,14 @@
 
 A window takes every member up to one time T that all of them have promised. An idle shard is asked for the promise
 (``tailrace.source.promise``), but only if something of interest happened, since its answer is an oplog entry too.
+
+What a window leaves of the time up to T is read ahead in a thread: all of it is promised already, so it is a closed
+range that is the same whenever it is read.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +33,10 @@ from tailrace.source.promise import PromiseRequester
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.stage.oplog_match import OplogMatch
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_commit, operations_of
+from tailrace.tables.read_ahead import ReadAhead
 
-#: The most bytes of entries that are read for one micro-batch, over all members.
-WINDOW_BYTES: Final = 192 << 20
+#: A window ends after about so many bytes of entries, over all members.
+WINDOW_BYTES: Final = 32 << 20
 #: Seconds: how often the position moves on when nothing of interest happens, so that the oplog does not overtake it.
 _IDLE_S: Final = 10.0
 _LOOK_S: Final = 0.005
@@ -48,11 +53,23 @@ class EntryRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OplogWindow:
-    """Everything after ``after`` up to ``until``: runs of entries, and their order."""
+    """Everything after ``after`` up to ``until``: runs of entries, and their order. ``settled``: so far there may be
+    more, and it can be read at once."""
 
     after: ClusterTime
     until: ClusterTime
     runs: tuple[EntryRun, ...]
+    settled: ClusterTime
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing is left to read at once."""
+        return self.until >= self.settled
+
+    @property
+    def size(self) -> int:
+        """The bytes of the entries."""
+        return sum(int(run.rows.start[-1]) for run in self.runs)
 
     @property
     def entries(self) -> int:
@@ -77,11 +94,14 @@ class OplogWindow:
 
 
 class OplogMember:
-    """One oplog whose entries are read: a replica set's, a shard's, or the part that an archive keeps."""
+    """One oplog whose entries are read: a replica set's, a shard's, or the part that an archive keeps. ``read`` may be
+    called in another thread than the rest, if it has a ``reader`` of its own; otherwise it reads from ``source``."""
 
-    def __init__(self, name: str, source: OplogSource, version: str) -> None:
+    def __init__(self, name: str, source: OplogSource, version: str, *, reader: OplogSource | None = None) -> None:
         self.name = name
         self.source = source
+        self._reader = reader or source
+        self._interrupted = False
         options = StreamOptions(Scope.cluster(), show_expanded_events=True, show_system_events=True)
         self._match = OplogMatch(options, profile_for(version))
         self._unwind = UnwindTransaction(self._match)
@@ -92,7 +112,7 @@ class OplogMember:
         runs: list[EntryRun] = []
         size = 0
         reached = after
-        for batch in self.source.read(after, until):
+        for batch in self._reader.read(after, until):
             reached = batch.high_water
             if batch.raw:
                 rows = change_rows(batch.raw)
@@ -102,7 +122,13 @@ class OplogMember:
                 size += len(batch.raw)
             if size >= bytes_max:
                 break
+            if self._interrupted:
+                raise SourceError(f"reading {self.name} was interrupted")
         return runs, reached
+
+    def interrupt(self) -> None:
+        """End ``read`` soon and for good, from any thread."""
+        self._interrupted = True
 
     def operations(self, raw: bytes) -> Iterator[OplogEntry]:
         """A command entry, or the operations of the transaction that it commits, in order."""
@@ -122,9 +148,14 @@ class LiveOplog(OplogMember):
     """An oplog that grows: its server can be asked for a promise."""
 
     def __init__(self, name: str, client: MongoClient[Any], version: str) -> None:
-        super().__init__(name, MongodSource(client), version)
+        self._ahead = MongodSource(client)
+        super().__init__(name, MongodSource(client), version, reader=self._ahead)
         self._connection = Connection(client)
         self._requester = PromiseRequester(client, name)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._ahead.interrupt()
 
     def newest(self) -> ClusterTime:
         """The time of the newest entry that a majority has committed."""
@@ -163,13 +194,23 @@ class Oplogs:
     """The oplogs of a replica set, or of all shards of a cluster. Not for several threads at a time.
 
     ``members``  name -> host of the shards that were read before this process
+    ``stopped``  when it is set, a read that is under way is no longer waited for
     """
 
-    def __init__(self, client: MongoClient[Any], cluster: Cluster | None, members: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        cluster: Cluster | None,
+        members: Mapping[str, str],
+        stopped: threading.Event | None = None,
+    ) -> None:
+        self._stopped = stopped
         self._cluster = cluster
         self._client = client
         self._hosts: dict[str, str] = dict(members)
         self._members: dict[str, LiveOplog] = {}
+        #: The window that is being read, and after which time.
+        self._ahead: tuple[ClusterTime, ReadAhead[OplogWindow]] | None = None
         self._idle_since = time.monotonic()
         if cluster is None:
             source = MongodSource(client)
@@ -199,14 +240,44 @@ class Oplogs:
 
     def window(self, after: ClusterTime, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> OplogWindow | None:
         """What comes after ``after``; ``None`` if nothing of interest does. ``at_once``: a window even then.
-        ``at_least``: a time that the window reaches even if nothing happens, unless it becomes too large before."""
-        until = self._settled(after, at_once, at_least)
-        if until is None or until <= after:
+        ``at_least``: a time that the window reaches even if nothing happens, unless it becomes too large before. Then a
+        thread begins to read the next window, which the call with the time that this one has reached returns. It
+        returns ``None`` if it is stopped while it waits for that."""
+        if self._ahead is not None and not self._ahead[1].wait(self._stopped):
             return None
-        window = read_window(list(self._members.values()), after, until, WINDOW_BYTES)
-        if self._cluster is not None and window.until == until:
+        window = self._was_read_ahead(after)
+        if window is None:
+            until = self._settled(after, at_once, at_least)
+            if until is None or until <= after:
+                return None
+            window = read_window(list(self._members.values()), after, until, WINDOW_BYTES)
+        if not window.is_last:
+            self._read_ahead(window.until, window.settled)
+        elif self._cluster is not None:
             self._drop_removed()
         return window
+
+    def close(self) -> None:
+        """Give up what is being read."""
+        if self._ahead is not None:
+            self._ahead[1].give_up()
+            self._ahead = None
+
+    def _read_ahead(self, after: ClusterTime, until: ClusterTime) -> None:
+        members = list(self._members.values())
+
+        def interrupt() -> None:
+            for member in members:
+                member.interrupt()
+
+        self._ahead = after, ReadAhead(lambda: read_window(members, after, until, WINDOW_BYTES), interrupt)
+
+    def _was_read_ahead(self, after: ClusterTime) -> OplogWindow | None:
+        """The window after ``after``, if it was read ahead. Raises the error that reading came to."""
+        if self._ahead is None:
+            return None
+        (begins, ahead), self._ahead = self._ahead, None
+        return ahead.result() if begins == after else None  # the caller has gone back
 
     def _settled(self, after: ClusterTime, at_once: bool, at_least: ClusterTime) -> ClusterTime | None:
         """The time up to which a window can be read now."""
@@ -275,7 +346,7 @@ def read_window(members: Sequence[OplogMember], after: ClusterTime, until: Clust
         found, up_to = _named(member, lambda one: one.read(after, until, bytes_max // len(members)))
         runs += found
         reached = min(reached, up_to)
-    return OplogWindow(after, reached, tuple(one for run in runs if (one := _up_to(run, reached)) is not None))
+    return OplogWindow(after, reached, tuple(one for run in runs if (one := _up_to(run, reached)) is not None), until)
 
 
 def _up_to(run: EntryRun, until: ClusterTime) -> EntryRun | None:

@@ -187,21 +187,26 @@ class TableState:
                 yield _document(cursor.value())
                 found = cursor.next()
 
-    def waiting(self, number: int) -> Iterator[tuple[bytes, StoredDocument | None]]:
-        """The keys whose rows the collection's table has to take over, with their documents; ``None``: deleted."""
+    def waiting_keys(self, number: int) -> list[bytes]:
+        """The keys whose rows the collection's table has to take over."""
+        prefix = _NUMBER.pack(number)
+        with self._environment.begin(self._waiting) as transaction, transaction.cursor() as cursor:
+            rows = cursor.iternext() if cursor.set_range(prefix) else iter(())
+            return [key for _, key in takewhile(lambda row: row[0].startswith(prefix), rows)]
+
+    def waiting(self, number: int) -> Iterator[StoredDocument]:
+        """The documents of these keys, of those that have not been deleted."""
+        prefix = _NUMBER.pack(number)
         with (
             self._environment.begin() as transaction,
             transaction.cursor(self._waiting) as cursor,
             transaction.cursor(self._documents) as documents,
         ):
-            prefix = _NUMBER.pack(number)
-            rows = cursor.iternext() if cursor.set_range(prefix) else iter(())
-            ours = takewhile(lambda row: row[0].startswith(prefix), rows)
-            while keys := list(islice(ours, _AT_ONCE)):
-                there = dict(documents.getmulti([place for place, _ in keys]))
-                for place, key in keys:
-                    value = there.get(place)
-                    yield key, None if value is None else _document(value)
+            rows = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
+            ours = takewhile(lambda place: place.startswith(prefix), rows)
+            while places := list(islice(ours, _AT_ONCE)):
+                for _, value in documents.getmulti(places):
+                    yield _document(value)
 
     def _read(self, key: bytes) -> dict[str, Any] | None:
         with self._environment.begin(self._meta) as transaction:

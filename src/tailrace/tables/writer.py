@@ -1,9 +1,12 @@
 """Tables that follow their collections: copy, then micro-batch after micro-batch.
 
-Each micro-batch has two parts. First the state: a window of the oplogs is folded into the documents, and position,
+Each micro-batch has two parts. First the state: windows of the oplogs are folded into the documents, and position,
 documents and the list of changed rows become durable in one step. Then the tables: each takes over its rows in one
 Delta commit, with the micro-batch as its application transaction. After a crash between two tables, or between a table
 and the note that it is done, the next start finishes the rest: each table's log says whether it has the micro-batch.
+
+While there is more to read at once, the second part is left out for some time: the rows stay in the list, and the
+tables take them over together with those of the next micro-batches.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ from tailrace.tables.collector import without_collecting
 from tailrace.tables.copying import TablesCopy, key_of
 from tailrace.tables.delta_commit import Batch
 from tailrace.tables.delta_table import CollectionTable, tables_in
-from tailrace.tables.fold import Fold
+from tailrace.tables.fold import Fold, Folded
 from tailrace.tables.names import folder_of
-from tailrace.tables.oplogs import Oplogs
+from tailrace.tables.oplogs import Oplogs, OplogWindow
 from tailrace.tables.quarantine import Quarantine
 from tailrace.tables.rows import Misfitting, Rows, chunks, make_rows
 from tailrace.tables.schema import DocumentMisfitError, TableSchema
@@ -50,6 +53,10 @@ from tailrace.tables.state import (
 
 STATE: Final = "_tailrace"
 _POLL_S: Final = 0.1
+#: A micro-batch ends after about so many bytes of entries.
+_BATCH_BYTES: Final = 192 << 20
+#: While there is more to read, the tables take over their rows after this many seconds.
+_BEHIND_S: Final = 30.0
 #: The number of no collection: a table has rows of one that the state does not know.
 _UNKNOWN: Final = 0
 
@@ -85,11 +92,16 @@ class TablesWriter:
         self._quarantine = Quarantine(settings.root / "_quarantine")
         self._tables: dict[str, CollectionTable] = {}
         position = self._state.position()
-        self._oplogs = Oplogs(self._client, self._cluster, {} if position is None else position.members)
+        self._oplogs = Oplogs(self._client, self._cluster, {} if position is None else position.members, self._stopped)
         self._copy = TablesCopy(
             self._oplogs, self._state, per_second=settings.documents_per_second, stopped=self._stopped
         )
         self._batches = self._changes = 0
+        #: Whether there is more to read at once.
+        self._behind = False
+        #: When the tables took over their rows last, and the micro-batch when it was seen to their small files.
+        self._published = time.monotonic()
+        self._tidied = 0 if position is None else position.batch
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +111,7 @@ class TablesWriter:
 
     def close(self) -> None:
         """Close everything."""
+        self._oplogs.close()
         self._state.close()
         os.close(self._lock)
         if self._cluster is not None:
@@ -116,7 +129,7 @@ class TablesWriter:
     def progress(self) -> TablesProgress:
         """What the writer has done so far."""
         position = self._state.position()
-        stated = None if position is None or position.time < position.hold else position.time
+        stated = None if position is None else position.stated or None
         return TablesProgress(self._batches, self._changes, self._copy.copied, stated)
 
     def run(self, on_progress: Callable[[TablesProgress], None] | None = None) -> None:
@@ -128,7 +141,8 @@ class TablesWriter:
             if did and on_progress is not None:
                 on_progress(self.progress)
             pause = self._settings.every_s - (time.monotonic() - begun) if did else _POLL_S
-            self._stopped.wait(max(0.0, pause))
+            if not self._behind:
+                self._stopped.wait(max(0.0, pause))
 
     def run_to_present(self, until: ClusterTime | None = None) -> ClusterTime:
         """Bring the tables up to now, or at least to ``until``. Returns the cluster time at which they equal their
@@ -137,10 +151,10 @@ class TablesWriter:
         self.begin()
         while not self._stopped.is_set():
             position = self._position()
-            if position.time >= max(goal, position.hold):
+            if position.stated >= max(goal, position.hold):
                 break
             self.step(at_once=True, at_least=max(goal, position.hold))
-        return self._position().time
+        return self._position().stated
 
     def begin(self) -> None:
         """Copy the collections, if that was not done yet, and finish what a crash has interrupted."""
@@ -165,26 +179,48 @@ class TablesWriter:
         if window is None:
             return False
         with without_collecting():
-            fold = Fold(self._selection, {bytes.fromhex(one.uuid): one for one in self._state.collections()})
-            with self._state.writing() as state:
-                fold.read(window, state.next_number)
-                hold = self._copy_unknown(fold, state) or position.hold
-                folded = fold.apply(state)
-                for number, keys in folded.touched.items():
-                    state.wait(number, keys)
-                known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
-                for uuid, collection in fold.collections.items():
-                    if known.get(uuid) != collection:
-                        state.set_collection(collection)
-                changed = bool(folded.touched or fold.dropped or fold.collections.keys() ^ known.keys())
-                number = position.batch + 1
-                state.set_position(TablesPosition(number, window.until, self._oplogs.members, hold, position.stated))
-            del fold, window  # before anything looks for garbage among them
+            folded, changed, is_last = self._fold(position, window)
+            del window  # before anything looks for garbage in it
         durable.step("tables.state")
         self._batches += 1
         self._changes += folded.changes
-        self._publish(position.time)
+        self._behind = not is_last
+        waits = self._behind and position.stated and not self._stopped.is_set()
+        if not waits or time.monotonic() - self._published >= _BEHIND_S:
+            self._publish(position.time)
         return changed
+
+    def _fold(self, position: TablesPosition, window: OplogWindow) -> tuple[Folded, bool, bool]:
+        """Bring the state to the end of ``window``, and of those behind it that can be read at once, up to the size of
+        a micro-batch. Returns also whether anything changed, and whether there is nothing more to read at once."""
+        fold = Fold(self._selection, {bytes.fromhex(one.uuid): one for one in self._state.collections()})
+        with self._state.writing() as state:
+            window = self._read(fold, window, state)
+            hold = self._copy_unknown(fold, state) or position.hold
+            folded = fold.apply(state)
+            for number, keys in folded.touched.items():
+                state.wait(number, keys)
+            known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
+            for uuid, collection in fold.collections.items():
+                if known.get(uuid) != collection:
+                    state.set_collection(collection)
+            until, members = window.until, self._oplogs.members
+            state.set_position(TablesPosition(position.batch + 1, until, members, hold, position.stated))
+        changed = bool(folded.touched or fold.dropped or fold.collections.keys() ^ known.keys())
+        return folded, changed, window.is_last
+
+    def _read(self, fold: Fold, window: OplogWindow, state: StateTransaction) -> OplogWindow:
+        """Group the changes of ``window`` and of those behind it by document. Returns the last one."""
+        size = 0
+        while True:
+            fold.read(window, state.next_number)
+            size += window.size
+            if window.is_last or size >= _BATCH_BYTES or self._stopped.is_set():
+                return window
+            following = self._oplogs.window(window.until)
+            if following is None:
+                return window
+            window = following
 
     # -- copying ----------------------------------------------------------------------------------------------------
 
@@ -269,6 +305,7 @@ class TablesWriter:
             state.forget_waiting()
             state.set_position(position.now_stated())
         durable.step("tables.done")
+        self._published = time.monotonic()
         self._daily_life(done, position.batch)
 
     def _take_over(self, mark: TableMark, collection: TabledCollection | None, batch: Batch) -> bool:
@@ -287,35 +324,22 @@ class TablesWriter:
                 table.look()
                 self._write_whole(table, collection, batch)
             return True
-        rows = list(self._state.waiting(collection.number))
-        if not rows:
+        keys = self._state.waiting_keys(collection.number)
+        if not keys:
             return False
         if table.batch < batch.number:
             table.refresh()
-            self._change(table, collection, batch, rows)
+            self._change(table, collection, batch, keys)
         return True
 
-    def _change(
-        self,
-        table: CollectionTable,
-        collection: TabledCollection,
-        batch: Batch,
-        rows: list[tuple[bytes, StoredDocument | None]],
-    ) -> None:
+    def _change(self, table: CollectionTable, collection: TabledCollection, batch: Batch, keys: list[bytes]) -> None:
         schema = table.schema(self._rule(collection.namespace).schema)
-        made: list[pa.RecordBatch] = []
-        misfits: list[Misfitting] = []
-        for piece in chunks(document for _, document in rows if document is not None):
-            found = make_rows(schema, piece)
-            if found.retyped:
-                _log.info("%s: a column becomes wider, all rows are rewritten", collection.namespace)
-                self._write_whole(table, collection, batch, found.schema)
-                return
-            schema = found.schema
-            misfits += found.misfits
-            made.append(found.batch)
-        self._quarantine.add(collection, batch, misfits)
-        table.change(batch, schema, [key for key, _ in rows], made)
+        rows = _Widening(schema, lambda misfits: self._quarantine.add(collection, batch, misfits), others=True)
+        try:
+            table.change(batch, rows, keys, rows.batches(self._state.waiting(collection.number)))
+        except _RetypedError as error:
+            _log.info("%s: a column becomes wider, all rows are rewritten", collection.namespace)
+            self._write_whole(table, collection, batch, error.schema)
 
     def _write_whole(
         self, table: CollectionTable, collection: TabledCollection, batch: Batch, schema: TableSchema | None = None
@@ -349,8 +373,9 @@ class TablesWriter:
     def _daily_life(self, marks: list[TableMark], batch: int) -> None:
         """Merge small files and remove old versions, every ``compact_every`` micro-batches."""
         every = self._settings.compact_every
-        if not every or batch % every:
+        if not every or batch // every == self._tidied // every:
             return
+        self._tidied = batch
         for mark in marks:
             table = self._table(mark.namespace)
             try:
@@ -425,19 +450,23 @@ class _RetypedError(Exception):
 
 
 class _Widening:
-    """A schema that grows while the rows of a whole table are made. ``quarantine`` is given the documents that do not
-    fit before the table is committed: a crash in between leaves none of them in neither place."""
+    """A schema that grows while the rows of a table are made. ``quarantine`` is given the documents that do not fit
+    before the table is committed: a crash in between leaves none of them in neither place. ``others``: the table has
+    other rows, which keep their columns' types."""
 
-    def __init__(self, schema: TableSchema, quarantine: Callable[[Sequence[Misfitting]], None]) -> None:
+    def __init__(
+        self, schema: TableSchema, quarantine: Callable[[Sequence[Misfitting]], None], *, others: bool = False
+    ) -> None:
         self.schema = schema
         self._quarantine = quarantine
+        self._others = others
 
     @property
     def columns(self) -> Any:
         return self.schema.columns
 
     def batches(self, documents: Iterator[StoredDocument]) -> Iterator[pa.RecordBatch]:
-        wrote = False
+        wrote = self._others
         misfits: list[Misfitting] = []
         for piece in chunks(documents):
             found: Rows = make_rows(self.schema, piece)
