@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,10 +140,10 @@ def test_a_time_inside_of_micro_batches_without_commits_can_be_asked_for(
     with collection.database.client.start_session(causal_consistency=True) as session:
         collection.find_one(session=session)
         assert session.operation_time is not None
-        time = ClusterTime.from_timestamp(session.operation_time)
+        at = ClusterTime.from_timestamp(session.operation_time)
     fill(collection, 1000)
     brought_up(replica_set.uri, tmp_path)
-    found = as_of(tmp_path, NAMESPACE, time, uri=replica_set.uri)
+    found = as_of(tmp_path, NAMESPACE, at, uri=replica_set.uri)
     assert found.replayed
     assert (
         dict(zip(found.rows.column("_key").to_pylist(), found.rows.column("_bson").to_pylist(), strict=True)) == truth
@@ -295,6 +299,37 @@ def test_a_crash_behind_any_step_is_made_good(
             durable.observe_steps(None)
     assert_equal(tmp_path, collection)
     assert {"tables.state", "table.commit"} <= set(died)
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tailrace.tables import oplogs, writer
+from tailrace.tables.settings import TableRule, TableSettings
+oplogs.WINDOW_BYTES, writer._BATCH_BYTES, writer._BEHIND_S = 1, 40_000, 0.2
+settings = TableSettings(Path(sys.argv[2]), (TableRule(sys.argv[3]),), every_s=0.0)
+with writer.TablesWriter(sys.argv[1], settings) as tables:
+    print("begun", flush=True)
+    tables.run()
+"""
+
+
+@pytest.mark.mongod
+def test_killed_while_it_is_far_behind_nothing_is_lost_or_twice(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path
+) -> None:
+    chosen = random.Random(6)
+    for lives in range(4):
+        fill(collection, 1000 * lives)
+        fill(collection, 1000 * lives + 500_000)
+        command = [sys.executable, "-c", _CHILD, replica_set.uri, str(tmp_path), NAMESPACE]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"begun\n"
+            time.sleep(chosen.uniform(0.0, 0.8))
+            child.kill()
+    brought_up(replica_set.uri, tmp_path)
+    assert_equal(tmp_path, collection)
 
 
 def stuck_at(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[threading.Event, threading.Event]:
