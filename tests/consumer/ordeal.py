@@ -133,11 +133,15 @@ class Ordeal:
             return
         os.kill(process.pid, signal.SIGSTOP)
         try:
-            self._wait_for(lambda: self._is_done_by_another(pause), "others to take over from the stopped process")
+            over = lambda: self._is_done_by_another(pause) or self._is_done_by_itself(pause)  # noqa: E731
+            self._wait_for(over, "others to take over from the stopped process")
+            # The machine was slow: its handler had come to an end when it was stopped. Others have nothing to take over
+            # then, until the document is written again: behind the last write they never have.
+            was_late = self._is_done_by_itself(pause)
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        if any((seen["n"], seen["process"]) == (pause["n"], process.pid) for seen in self._seen(pause["key"])):
-            return  # the machine was slow: its handler had come to an end when it was stopped
+        if was_late:
+            return
         self.stopped += 1
         mine = {name: pause[name] for name in ("key", "n", "process")}
         self._wait_for(lambda: self.effects["refused"].find_one(mine), "the stale write to be refused")
@@ -166,6 +170,9 @@ class Ordeal:
     def _is_done_by_another(self, pause: dict[str, Any]) -> bool:
         others = [seen for seen in self._seen(pause["key"]) if seen["process"] != pause["process"]]
         return any(seen["n"] >= pause["n"] for seen in others)
+
+    def _is_done_by_itself(self, pause: dict[str, Any]) -> bool:
+        return any((seen["n"], seen["process"]) == (pause["n"], pause["process"]) for seen in self._seen(pause["key"]))
 
     def _patiently(self, action: Callable[[], Any]) -> Any:
         for _ in range(300):
