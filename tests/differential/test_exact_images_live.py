@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 import tailrace
-from tailrace import raw_bson as rb
 from tailrace.archive.recorder import ArchivePolicy, Recorder
 from tailrace.archive.writer import SegmentLimits
 from tailrace.embedded import ReplicaSet
@@ -28,40 +25,9 @@ from tailrace.images.bucket import ImageStateError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
 from tests.differential import documents as docs
-from tests.differential import updates
+from tests.differential.image_writes import raw_events, write
 
 NAME = "exact_images"
-
-
-def write(collection: Any, rng: random.Random, rounds: int, *, fresh: bool = True) -> None:
-    """Random inserts, updates, replacements and deletes, some in transactions."""
-    database, client = collection.database, collection.database.client
-    ids = [rb.encode_document(rb.encode_element(rb.INT32, b"_id", rb.encode_int32(n))) for n in range(60)]
-    if fresh:
-        for key in ids:
-            with suppress(OperationFailure):  # values that no server takes
-                collection.insert_one(RawBSONDocument(docs.everyday_document(rng, key[4:-1])))
-    for _ in range(rounds):
-        statements = [updates.statement(rng, RawBSONDocument(key), one=True) for key in rng.sample(ids, 20)]
-        with suppress(OperationFailure):
-            database.command({"update": collection.name, "updates": statements, "ordered": False})
-        if rng.random() < 0.3:
-            # a document twice in one transaction
-            with suppress(OperationFailure), client.start_session() as session, session.start_transaction():
-                for number in (1, 1, 2):
-                    change = {"$set": {"at": rng.random()}, "$inc": {"count": 1}}
-                    collection.update_one({"_id": number}, change, session=session, upsert=True)
-                collection.delete_one({"_id": rng.randrange(60)}, session=session)
-
-
-def raw_events(stream: Any, end: str) -> list[bytes]:
-    """The events up to the insert of ``end``."""
-    found: list[bytes] = []
-    for event in stream:
-        found.append(event.raw)
-        if event["operationType"] == "insert" and event["documentKey"]["_id"] == end:
-            return found
-    raise AssertionError("the stream has ended")
 
 
 @pytest.fixture

@@ -68,7 +68,10 @@ class CrashingQuery:
             kept.planned.append(end)
             if self._crashes():
                 return False
-        start = kept.planned[kept.done - 1] if kept.done else self._start or kept.planned[0]
+        if self._start is None and not kept.done:
+            self._start = kept_by_spark(self._reader.initialOffset())  # Spark keeps no initial offset
+        start = kept.planned[kept.done - 1] if kept.done else self._start
+        assert start is not None
         try:
             rows = list(self._read(start, kept.planned[kept.done]))
         except WorkerDiedError:

@@ -164,6 +164,26 @@ def test_what_is_kept_to_undo_has_a_bound_that_says_so(tmp_path: Path) -> None:
         write(state, 3, {one: b"x"})
 
 
+def test_what_is_held_can_be_undone_however_large_it_is(tmp_path: Path) -> None:
+    """A micro-batch of several batches is read again as a whole; two batches were all that a state kept for sure."""
+    (one,) = keys(1)
+    with opened(tmp_path, undo_bytes=1) as state:
+        for number in range(1, 40):
+            if number == 20:
+                state.hold(19)
+            write(state, number, {one: bytes([number]) * 1000})
+        with pytest.raises(ImageStateError, match="taken back to"):
+            state.undo_until(15)
+        state.undo_until(19)
+        assert state.get([one]) == [bytes([19]) * 1000]
+        for number in range(20, 40):
+            write(state, number, {one: bytes([number]) * 1000})
+        state.hold(39)
+        write(state, 40, {one: b"x"})
+        with pytest.raises(ImageStateError, match="taken back to"):
+            state.undo_until(19)  # it was let go
+
+
 def test_another_number_of_buckets(tmp_path: Path) -> None:
     names = keys(500)
     state = opened(tmp_path, buckets=2)

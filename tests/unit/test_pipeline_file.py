@@ -177,6 +177,14 @@ def test_an_archive_is_kept_and_read_where_the_file_says(tmp_path: Path) -> None
     assert settings.archive is None
 
 
+def test_images_are_kept_where_the_file_says(tmp_path: Path) -> None:
+    source = "source: {uri: x, fullDocument: exact, images: ../kept}\nlake: {path: lake}\n"
+    settings = load(written(tmp_path, source))
+    assert Path(settings.source["images"]).resolve() == (tmp_path.parent / "kept").resolve()
+    with pytest.raises(UsageError, match=r"source\.images is a URI that begins with 's3:'"):
+        load(written(tmp_path, source.replace("../kept", "'s3://bucket/kept'")))
+
+
 def test_what_a_lake_is_divided_by_is_a_name_or_a_list(tmp_path: Path) -> None:
     for given, found in (("hour", ("day", "hour")), ("[collection, day]", ("day", "collection"))):
         path = written(tmp_path, f"source: {{uri: x}}\nlake: {{path: p, partitionBy: {given}}}")

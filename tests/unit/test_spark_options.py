@@ -10,6 +10,7 @@ import pytest
 from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.profile import profile_for
 from tailrace.spark.source.options import COLUMNS, cluster_time, parse
 
 URI = "mongodb://user:s3cret@localhost/?replicaSet=rs0"
@@ -31,6 +32,19 @@ def test_defaults_are_all_columns_as_variant_of_the_whole_cluster() -> None:
     assert options.max_bytes > 0
 
 
+def test_exact_images_are_planned_as_the_server_s_for_any_version() -> None:
+    """A stream that requires images is refused by the plan of a server that has none (5.0, 4.4)."""
+    options = parse({"uri": URI, "fullDocument": "exact", "fullDocumentBeforeChange": "exact", "images": "/i"})
+    stream = options.stream_options()
+    assert (stream.full_document, stream.full_document_before_change) == ("required", "required")
+    assert options.stage == {"fullDocument": "exact", "fullDocumentBeforeChange": "exact"}  # of the identity
+    assert options.plan(stream, profile_for("4.4.2")).exact_images
+    assert options.max_bytes == 128 << 20
+    plain = parse({"uri": URI, "fullDocument": "required"})
+    with pytest.raises(UsageError):
+        plain.plan(plain.stream_options(), profile_for("4.4.2"))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -38,8 +52,20 @@ def test_defaults_are_all_columns_as_variant_of_the_whole_cluster() -> None:
         ({"fullDocumnet": "updateLookup"}, "Did you mean 'fullDocument'"),
         ({"maxOffsetsPerTrigger": "1"}, "Did you mean 'maxEventsPerTrigger'"),
         ({"xyzzy": "1"}, "Known are: uri, database"),
-        ({"fullDocument": "exact"}, "'fullDocument': the Spark source does not compute exact images"),
-        ({"fullDocumentBeforeChange": "exactWhenAvailable"}, "images=DIRECTORY), or 'whenAvailable' where the server"),
+        ({"fullDocument": "exact"}, "exact images need the option 'images'"),
+        ({"fullDocumentBeforeChange": "exactWhenAvailable"}, "exact images need the option 'images'"),
+        ({"images": "/i"}, "option 'images' is the directory for exact images, and none are requested"),
+        ({"images": "/i", "fullDocument": "required"}, "and none are requested"),
+        ({"images": "s3://i", "fullDocument": "exact"}, "option 'images' is a URI that begins with 's3:'"),
+        (
+            {"images": "/i", "fullDocument": "exact", "fullDocumentBeforeChange": "required"},
+            "fullDocument=exact and fullDocumentBeforeChange=required do not go together",
+        ),
+        (
+            {"images": "/i", "fullDocument": "updateLookup", "fullDocumentBeforeChange": "exact"},
+            "fullDocument=updateLookup and fullDocumentBeforeChange=exact do not go together",
+        ),
+        ({"images": "/i", "fullDocument": "exact", "collections": "a.b"}, "'collections' and exact images exclude"),
         ({"collection": "c"}, "'collection' needs option 'database'"),
         ({"pipeline": "[{"}, "option 'pipeline': not JSON"),
         ({"pipeline": '{"$match": {}}'}, "expected a JSON array"),

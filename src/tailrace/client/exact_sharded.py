@@ -6,21 +6,21 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import quote
 
 from pymongo import MongoClient
 
 from tailrace.client import kernel_loader
-from tailrace.client.exact_stream import exact_plan, state_folder
+from tailrace.client.exact_stream import state_folder
 from tailrace.client.request import WatchRequest
 from tailrace.client.sharded_stream import ShardedChangeStream
-from tailrace.errors import TailraceError, UsageError, on_shard
+from tailrace.errors import TailraceError, on_shard
+from tailrace.images.directory import check_kind, shard_folder
 from tailrace.images.source import ExactSource
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.merge import CONFIG_SHARDS
 from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan
+from tailrace.plan.plan import Plan, exact_plan
 from tailrace.plan.profile import ServerProfile
 from tailrace.source.membership import Beginning
 from tailrace.source.mongod import MongodSource
@@ -32,19 +32,14 @@ _RELEASE_S: Final = 10.0
 
 
 class ExactShards:
-    """The sources of one stream, one for each shard, each with an image state in ``folder``. A state's directory has
-    the shard's name and, below that, the name of its replica set, since another replica set may get the shard's name. A
+    """The sources of one stream, one for each shard, each with an image state in ``folder``. A
     ``tailrace.source.sharded.SharedReads``.
 
     Raises UsageError if ``folder`` has the state of a replica set.
     """
 
     def __init__(self, folder: Path, scope: Scope) -> None:
-        if (folder / "layout.json").exists():
-            raise UsageError(
-                f"the images in {folder} belong to a replica set, and this is a sharded cluster",
-                hint="Give each stream a directory of its own",
-            )
+        check_kind(folder, sharded=True)
         self._folder = folder
         self._scope = scope
         self.profile: ServerProfile | None = None
@@ -74,7 +69,7 @@ class ExactShards:
 
     def _opened(self, name: str, live: MongodSource) -> ExactSource:
         """The shard's state with ``live`` to read from. The same state until a reader has had it."""
-        directory = self._folder / f"shard-{quote(name, safe='')}" / quote(live.name, safe="")
+        directory = shard_folder(self._folder, name, live.name)
         found = self._sources.get(directory)
         if found is not None and not found.reads:
             found.read_from(live)

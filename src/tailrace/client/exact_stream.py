@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from tailrace.client.change_stream import OplogChangeStream
 from tailrace.client.request import WatchRequest
 from tailrace.images.source import ExactSource
 from tailrace.plan.options import StreamOptions
-from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.plan import Plan, exact_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.source.mongod import MongodSource
 
@@ -33,13 +32,6 @@ class ExactChangeStream(OplogChangeStream):
         plan.confirm_history(*oldest)
         source.begin(plan.read_after, self._source.client)
         return plan
-
-
-def exact_plan(options: StreamOptions, profile: ServerProfile) -> Plan:
-    """The plan of a stream whose images are computed here."""
-    # Before 6.0 the server does not have all of its images; exact ones do not need them.
-    plain = replace(options, full_document="default", full_document_before_change="off")
-    return replace(build_plan(plain, profile), options=options, exact_images=True)
 
 
 def state_folder(folder: str | Path | None) -> Path:

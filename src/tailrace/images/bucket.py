@@ -39,6 +39,10 @@ class ImageStateError(TailraceError):
     """
 
 
+class ImagesInUseError(ImageStateError):
+    """Another process writes the image state."""
+
+
 class ImageBucket:
     """Documents by key, written by one process at a time. Keys have up to 500 bytes.
 
@@ -69,7 +73,7 @@ class ImageBucket:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ImageStateError(
+            raise ImagesInUseError(
                 f"another process writes the images in {self.directory}",
                 hint="Stop it, or give this process a directory of its own",
             ) from error

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pymongo import MongoClient
 
 from tailrace import durable
-from tailrace.errors import UsageError
-from tailrace.images.bucket import ImageStateError
+from tailrace.images.bucket import ImagesInUseError, ImageStateError
+from tailrace.images.directory import check_kind, other_stream
 from tailrace.images.fold import ImageFolder
 from tailrace.images.found import Images
 from tailrace.images.seed import SEED_BATCHES, seed
@@ -27,6 +28,8 @@ _BATCH_BYTES: Final = 4 << 20
 _MEMORY_BYTES: Final = 64 << 20
 #: Written in a shard's directory: the time at which its state began with nothing.
 _EMPTY: Final = "began-empty.json"
+#: How often it is looked whether another process has released the state.
+_LOOK_S: Final = 0.05
 
 
 class ExactSource:
@@ -38,6 +41,7 @@ class ExactSource:
     ``recover``  whether a new state for a stream that begins at some time is made of all that the source holds before
     ``of_shard`` the source is one shard of a cluster, and the state holds its documents; a new state may begin with
     ``tail``
+    ``wait_s``   how long to wait for a state that another process has open
     ``reads``    whether ``tail`` was called; ``ended`` is set once it has released the state
 
     Raises UsageError for a directory of another scope or deployment, ImageStateError if it cannot be used.
@@ -53,8 +57,10 @@ class ExactSource:
         kernel: Callable[[int], bool] = lambda size: False,
         recover: bool = False,
         of_shard: bool = False,
+        wait_s: float = 0.0,
     ) -> None:
         self._source = source
+        self._wait_s = wait_s
         self._of_shard = of_shard
         self.ended = threading.Event()
         self.reads = False
@@ -73,8 +79,18 @@ class ExactSource:
     def state(self) -> ImageState:
         """The state; it is opened at first use."""
         if self._state is None:
-            self._state = ImageState.open(self._directory, memory_bytes=_MEMORY_BYTES)
+            self._state = self._opened()
         return self._state
+
+    def _opened(self) -> ImageState:
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return ImageState.open(self._directory, memory_bytes=_MEMORY_BYTES)
+            except ImagesInUseError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_LOOK_S)
 
     def read_from(self, source: MongodSource) -> None:
         """Read from another source of the same replica set, before ``tail``: one that nobody has interrupted, or that
@@ -82,11 +98,8 @@ class ExactSource:
         self._source = source
 
     def _claim(self) -> None:
-        if not self._of_shard and any(self._directory.glob("shard-*")):
-            raise UsageError(
-                f"the images in {self._directory} belong to a sharded cluster, and this is a replica set",
-                hint="Give each stream a directory of its own",
-            )
+        if not self._of_shard:
+            check_kind(self._directory, sharded=False)
         mine: dict[str, object] = {"of": self._source.name, "scope": str(self._scope)}
         with self.state:  # one at a time
             found = durable.read_json(self._directory / "stream.json")
@@ -94,10 +107,9 @@ class ExactSource:
                 durable.write_json(self._directory / "stream.json", mine)
         self._state = None
         if found not in (None, mine):
-            raise UsageError(
+            raise other_stream(
                 f"the images in {self._directory} belong to {found.get('scope')} on {found.get('of')}, and the "
-                f"stream is of {self._scope} on {self._source.name}",
-                hint="Give each stream a directory of its own",
+                f"stream is of {self._scope} on {self._source.name}"
             )
 
     def begin(self, after: ClusterTime | None, client: MongoClient[Any]) -> ClusterTime:
@@ -147,12 +159,32 @@ class ExactSource:
             if self._of_shard and self.state.position is None:
                 self.begin(after, self._source.client)
             folder = self._at(after)
-            for batch in self._source.tail(after, **options):
-                self._images = folder.fold(batch, self._source.entries) if batch.raw else {}
-                yield batch._replace(images=self._images)
+            yield from self._folded(folder, self._source.tail(after, **options))
         finally:
             self.release()
             self.ended.set()
+
+    def read(
+        self,
+        after: ClusterTime,
+        until: ClusterTime,
+        *,
+        batch_bytes_max: int = _BATCH_BYTES,
+        oplog_filter: bytes | None = None,
+    ) -> Generator[OplogBatch, None, None]:
+        """See OplogSource; the filter is not used here either. The state must have begun. It keeps what it takes to go
+        back to ``after``, so that the same range can be read again, with the same images, until a later one is."""
+        try:
+            folder = self._at(after)
+            self.state.hold(int(after))
+            yield from self._folded(folder, self._source.read(after, until, batch_bytes_max=batch_bytes_max))
+        finally:
+            self.release()
+
+    def _folded(self, folder: ImageFolder, batches: Iterable[OplogBatch]) -> Generator[OplogBatch, None, None]:
+        for batch in batches:
+            self._images = folder.fold(batch, self._source.entries) if batch.raw else {}
+            yield batch._replace(images=self._images)
 
     def _at(self, after: ClusterTime) -> ImageFolder:
         """Bring the state to ``after``: undo batches first, then apply what the oplog holds."""

@@ -109,6 +109,7 @@ class ImageState:
         self._memory_bytes = memory_bytes
         self._recent = RecentBatches()
         self._dropped: list[bytes] = []
+        self._held: int | None = None
         self._recover()
 
     @classmethod
@@ -288,10 +289,17 @@ class ImageState:
             return
         gone = 0
         while len(self._batches) - gone > _KEPT_BATCHES and total > self._undo_bytes * 3 // 4:
-            total -= self._batches[gone][1]
+            number, size = self._batches[gone]
+            if self._held is not None and number > self._held:
+                break
+            total -= size
             gone += 1
         self._forget(gone)
         self._erase_dropped()
+
+    def hold(self, after: int) -> None:
+        """From now on keep what it takes to undo every batch after ``after``, however much that is."""
+        self._held = after
 
     def settle(self) -> None:
         """Make what is in the state final: nothing before ``position`` can be undone any more."""

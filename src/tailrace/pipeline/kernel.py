@@ -24,6 +24,11 @@ KernelUse: TypeAlias = Literal["auto", "always", "never"] | Callable[[int], bool
 _available = cache(kernel.available)
 
 
+def is_worth_it(size: int) -> bool:
+    """Whether the kernel is there and worth it for a batch of ``size`` bytes."""
+    return size >= KERNEL_BYTES_MIN and _available()
+
+
 def working_on(pipeline: ChangeStreamPipeline, batch: OplogBatch, use: KernelUse) -> Working:
     """The work on one batch. Afterwards the pipeline is in the same state, whichever of the two has done it."""
     if batch.raw and _can_work(pipeline) and _is_used(use, len(batch.raw)) and _available():

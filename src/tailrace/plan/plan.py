@@ -101,6 +101,13 @@ def build_plan(options: StreamOptions, profile: ServerProfile = SERVER_6_0) -> P
     return Plan(options, profile, version, start, token, splits)
 
 
+def exact_plan(options: StreamOptions, profile: ServerProfile) -> Plan:
+    """The plan of a stream whose images are computed here, from entries that its source folds into image states."""
+    # Before 6.0 the server does not have all of its images; exact ones do not need them.
+    plain = replace(options, full_document="default", full_document_before_change="off")
+    return replace(build_plan(plain, profile), options=options, exact_images=True)
+
+
 def _stage_name(stage: bytes) -> bytes:
     first = next(raw_bson.elements(stage), None)
     return b"" if first is None else first.name

@@ -126,8 +126,9 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         _check_keys(parts[name], known, f"{name}.")
     source, lake, trigger, spark = parts["source"], parts["lake"], parts["trigger"], parts["spark"]
     source["uri"] = _uri(source.get("uri"), base, environment)
-    if "archive" in source:
-        source["archive"] = str(local_path(_text(source["archive"], "source.archive"), "source.archive", base))
+    for name in ("archive", "images"):
+        if name in source:
+            source[name] = str(local_path(_text(source[name], f"source.{name}"), f"source.{name}", base))
     if "path" not in lake:
         raise UsageError("lake.path is missing: the directory that the events go to")
     options = {**source, **parts["limits"]}

@@ -89,11 +89,23 @@ class LakeStreamReader(TailraceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with _lake_hint():
+            if self._initial is None:
+                self._require_states()
             if self._initial is None and self._place.copied is not None:
                 copied = copied_position(self._place.copied)
                 self._initial = self.deployment.copied(copied).to_json()
                 self.deployment.require_history(self.deployment.offset(self._initial))
             return super().initialOffset()
+
+    def _require_states(self) -> None:
+        """A new checkpoint continues a lake: with exact images it needs the states that the lake was written with."""
+        states = self.deployment.states
+        if states is not None and states.are_lost and (self._place.after or self._place.copied):
+            raise UsageError(
+                f"the lake has events, and in {self._options.images} there is nothing to compute the next images from",
+                hint="Give the directory that the lake was written with, or the option 'archive', of which the images "
+                "are made again; otherwise begin a new lake",
+            )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         with _lake_hint():

@@ -128,6 +128,11 @@ def _opened(
     root: Path, checkpoint: Path, source: Mapping[str, str], *, accept_gap: bool, partitioning: Partitioning | None
 ) -> Opening:
     options = source_options.parse(source)
+    if accept_gap and options.exact:
+        raise UsageError(
+            "a gap cannot be accepted in a lake with exact images: what changed in the gap would be missing in them",
+            hint="Begin a new lake, with a new directory for the images",
+        )
     if partitioning is not None:
         partitioning.check_columns(options.columns)
     stream = stream_of(source)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from pymongo import MongoClient
 
-from tailrace.errors import SourceError, TailraceError, on_shard
+from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.history import reaches_back
 from tailrace.oplog.namespace import Scope
@@ -40,6 +40,7 @@ from tailrace.spark.source.options import ReadOptions
 
 if TYPE_CHECKING:
     from tailrace.archive.cluster_hybrid import ArchivedShards
+    from tailrace.spark.planning.exact import StateOf
 
 #: No-ops are asked for this often at most, and how often it is looked whether they are majority-committed.
 _SETTLE_INTERVAL_S: Final = 0.1
@@ -115,6 +116,11 @@ class ClusterDeployment(Deployment):
     def __init__(self, options: ReadOptions, cluster: Cluster, client: MongoClient[Any]) -> None:
         super().__init__(options, client)
         self._cluster = cluster
+        if options.exact and options.archive is not None:
+            raise UsageError(
+                "exact images of a sharded cluster cannot be computed from an archive",
+                hint="Leave out the option 'archive' or the images",
+            )
         self._archive = _archived(options)
         self._pool = ThreadPoolExecutor(_THREADS, "tailrace-shard")
         self._config = _Member(ShardAddress("the config server", ""), cluster.config_client())
@@ -303,7 +309,22 @@ class ClusterDeployment(Deployment):
         with self._outlining(position, self._opened(position, newest)):
             return super().end(position, newest, limits)
 
+    @property
+    def _is_sharded(self) -> bool:
+        return True
+
+    def _state_members(self, after: ClusterTime | None) -> Sequence[StateOf]:
+        if after is None:
+            self._list()
+            return [_state_of(shard) for shard in self._shards.values()]
+        return [_state_of(shard) for shard in self._members(self._given(self.at(after).shard_names, after), after)]
+
     def slices(self, start: Offset, end: Offset) -> Sequence[OplogSlice]:
+        states = self.states
+        for name, after in end.opened if states is not None else ():
+            # A shard that joins the cluster has a new state.
+            if states is not None and name in self._given([name], start.cluster_time):
+                states.begin(_state_of(self._member(name, start.cluster_time)), after)
         with self._outlining(start, dict(end.opened)):
             return super().slices(start, end)
 
@@ -383,6 +404,12 @@ def _archived(options: ReadOptions) -> ArchivedShards | None:
     from tailrace.archive.cluster_hybrid import ArchivedShards  # noqa: PLC0415  Arrow and Parquet
 
     return ArchivedShards(options.archive)
+
+
+def _state_of(shard: _Shard) -> StateOf:
+    from tailrace.spark.planning.exact import StateOf  # noqa: PLC0415  not without lmdb
+
+    return StateOf(shard.address.name, shard.oplog.source, shard.connection.client)
 
 
 def _named(name: str, ask: Callable[[], _T]) -> _T:

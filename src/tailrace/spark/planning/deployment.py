@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pymongo import MongoClient
 
+from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.outline import MOST, Bucket, Weights
 from tailrace.source.replica_set_oplog import ReplicaSetOplog
@@ -25,6 +28,13 @@ from tailrace.spark.planning.snapshot import SnapshotPlanner
 from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
 from tailrace.spark.source.options import SNAPSHOT, ReadOptions, Start
 from tailrace.spark.source.snapshot_position import SnapshotPosition
+
+if TYPE_CHECKING:
+    from tailrace.spark.planning.exact import ExactStates, StateOf
+
+
+#: How often it is looked whether a time is majority-committed.
+_LOOK_S: Final = 0.01
 
 
 class Outline(Protocol):
@@ -61,6 +71,7 @@ class Deployment(ABC):
         self._options = options
         self._client = client
         self._snapshots: SnapshotPlanner | None = None
+        self._states: ExactStates | None = None
 
     @property
     @abstractmethod
@@ -116,6 +127,11 @@ class Deployment(ABC):
         """``position`` moved on to a time that was settled."""
 
     @abstractmethod
+    def _state_members(self, after: ClusterTime | None) -> Sequence[StateOf]:
+        """The oplogs that have a state of exact images: those of a stream that stands at ``after``, or all there are
+        now."""
+
+    @abstractmethod
     def _confirm_history(self, plan: Plan) -> None:
         """Raises 286 where the oplogs do not reach back to the plan's start."""
 
@@ -126,6 +142,8 @@ class Deployment(ABC):
     def start(self, default: str) -> Offset:
         """Where a new stream starts; ``default`` is ``oldest`` or ``now``. Raises 286 where the oplog is too short."""
         start = self._options.start or Start(default)
+        if start.option in (SNAPSHOT, "now"):
+            self._seed_states()
         if start.option == SNAPSHOT:
             return self.copied(self.snapshots.begin())
         if start.option == "oldest":
@@ -134,13 +152,41 @@ class Deployment(ABC):
             now = self.newest()
             self.settle(now)  # a write that comes after this is later
             start = Start("startAtOperationTime", time=now.tick())
-        plan = build_plan(self._options.stream_options(start), profile_for(self.server_version))
+        plan = self._options.plan(self._options.stream_options(start), profile_for(self.server_version))
         self._confirm_history(plan)
         resume = None
         if plan.start_token is not None and not plan.start_token.is_high_water_mark:
             resume = Resume(start.option, plan.start_token)
         at = self.at(plan.read_after or ClusterTime(0))
-        return replace(at, token_version=plan.token_version, resume=resume)
+        return self._with_states(replace(at, token_version=plan.token_version, resume=resume))
+
+    @property
+    def states(self) -> ExactStates | None:
+        """Those that exact images are computed from; ``None`` if none are requested."""
+        if self._states is None and self._options.exact:
+            self._states = _exact_states(self._options, self.server_version, sharded=self._is_sharded)
+        return self._states
+
+    @property
+    @abstractmethod
+    def _is_sharded(self) -> bool: ...
+
+    def _seed_states(self) -> None:
+        """Copy what is there, before a stream from now on begins: each new state is brought forward to its start."""
+        if self.states is None:
+            return
+        begun = max(map(self.states.seed, self._state_members(None)))
+        while self.newest() < begun:  # not majority-committed yet
+            time.sleep(_LOOK_S)
+
+    def _with_states(self, offset: Offset) -> Offset:
+        """The offset of a new stream, with exact images only once their states have begun there."""
+        states = self.states
+        if states is None:
+            return offset
+        for member in self._state_members(offset.cluster_time):
+            states.begin(member, offset.cluster_time)
+        return states.marked(offset)
 
     @property
     def snapshots(self) -> SnapshotPlanner:
@@ -158,15 +204,20 @@ class Deployment(ABC):
     def copied(self, snapshot: SnapshotPosition) -> Offset:
         """The offset of a stream in the middle of a copy: it is at the copy's time."""
         start = Start("startAtOperationTime", time=snapshot.start.tick())
-        plan = build_plan(self._options.stream_options(start), profile_for(self.server_version))
-        return replace(self.at(snapshot.start), token_version=plan.token_version, snapshot=snapshot)
+        plan = self._options.plan(self._options.stream_options(start), profile_for(self.server_version))
+        at = replace(self.at(snapshot.start), token_version=plan.token_version, snapshot=snapshot)
+        return self._with_states(at)
 
     def offset(self, value: dict[str, object]) -> Offset:
         """An offset from a checkpoint. ``UsageError`` where it belongs to another stream."""
         offset = Offset.from_json(value)
         self.identity.require_same(offset.stream)
         # The first checkpoint of a server that hid its id, read where the id is seen, is written with it from then on.
-        return replace(offset, stream=self.identity)
+        offset = replace(offset, stream=self.identity)
+        states = self.states
+        if states is None:
+            return offset
+        return states.checked(offset, partial(self._state_members, offset.cluster_time))
 
     def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
         """Where the micro-batch behind ``position`` ends: at ``newest``, which was settled, or before, by ``limits``
@@ -203,10 +254,11 @@ class Deployment(ABC):
         # Asking each entry costs the server four times what giving it costs, so where most would pass all are taken.
         # That is where ``source.filter_choice`` comes to over a network of 1 Gbit/s with entries of some 500 bytes. It
         # is not asked itself: how far the workers are from the server is not known here, nor what entries weigh.
-        filtered = bool(self._options.stages) or weights.matching < MOST
+        filtered = (bool(self._options.stages) or weights.matching < MOST) and not self._options.exact
         cut_at = cuts(weights.buckets, self._options.partitions) if self._may_cut(start) else []
         return [
-            replace(self._slice(start, end, low, high), filtered=filtered) for low, high in slices(after, until, cut_at)
+            replace(self._slice(start, end, low, high), filtered=filtered, images=start.images)
+            for low, high in slices(after, until, cut_at)
         ]
 
     def close(self) -> None:
@@ -214,8 +266,19 @@ class Deployment(ABC):
         self._client.close()
 
     def _may_cut(self, start: Offset) -> bool:
-        return self._options.partitions > 1
+        # A state of exact images goes forward in order, so one task reads all of a micro-batch.
+        return self._options.partitions > 1 and not self._options.exact
 
     @property
     def _shows_migrations(self) -> bool:
         return bool(self._options.stage.get("showMigrationEvents"))
+
+
+def _exact_states(options: ReadOptions, server_version: str, *, sharded: bool) -> ExactStates:
+    try:
+        from tailrace.spark.planning.exact import ExactStates  # noqa: PLC0415  not without lmdb
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"exact images need the package {error.name}", hint="Install tailrace[images], on the workers too"
+        ) from None
+    return ExactStates(options, server_version, sharded=sharded)

@@ -25,7 +25,8 @@ class OplogSlice(InputPartition):
     """The entries with ``after`` < ts <= ``until``. ``resume`` is the token that the stream starts by, in the slice
     that holds it only; ``server_version`` and ``token_version`` were settled by the driver, once for all slices.
     ``filtered``: whether the server is to leave out what gives no event. ``shards`` are those of a sharded cluster,
-    each read up to ``until``; a replica set has none."""
+    each read up to ``until``; a replica set has none. ``images`` is the id of the directory that exact images are
+    computed from."""
 
     after: ClusterTime
     until: ClusterTime
@@ -34,6 +35,7 @@ class OplogSlice(InputPartition):
     resume: Resume | None = None
     filtered: bool = True
     shards: tuple[ShardRange, ...] = ()
+    images: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

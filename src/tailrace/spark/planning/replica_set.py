@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
@@ -20,6 +20,9 @@ from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.planning.planner import Limits
 from tailrace.spark.source.offset import Offset, StreamIdentity
 from tailrace.spark.source.options import ReadOptions
+
+if TYPE_CHECKING:
+    from tailrace.spark.planning.exact import StateOf
 
 T = TypeVar("T")
 #: The start, the end, and the slices between them.
@@ -124,6 +127,15 @@ class ReplicaSetDeployment(Deployment):
 
     def advanced(self, position: Offset, to: ClusterTime, *, invalidated: bool) -> Offset:
         return position.advanced(to, invalidated=invalidated)
+
+    @property
+    def _is_sharded(self) -> bool:
+        return False
+
+    def _state_members(self, after: ClusterTime | None) -> Sequence[StateOf]:
+        from tailrace.spark.planning.exact import StateOf  # noqa: PLC0415  not without lmdb
+
+        return [StateOf(None, self._oplog.source, self._oplog.connection.client)]
 
     def _confirm_history(self, plan: Plan) -> None:
         self._oplog.confirm_history(plan)

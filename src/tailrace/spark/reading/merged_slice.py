@@ -28,6 +28,7 @@ from tailrace.source.mongod import MongodSource
 from tailrace.source.routing import OwnerLookup
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.spark.planning.input_partition import OplogSlice, ShardRange
+from tailrace.spark.reading.exact_slice import Sources, sources_of
 from tailrace.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.spark.source.options import ReadOptions
 
@@ -85,11 +86,18 @@ def merged_slice_events(options: ReadOptions, slice_: OplogSlice, aside: Aside =
     """The slice's events in the order of the cluster, in blocks. Raises what a source, a shard's stages or the router's
     raise."""
     plan = slice_plan(options, slice_, quarantines=aside is not None)
-    return stream_of_slice(plan, slice_, connect(options.uri, options.archive), aside=aside)
+    with sources_of(options, slice_) as through:
+        yield from stream_of_slice(plan, slice_, connect(options.uri, options.archive), aside=aside, through=through)
 
 
 def stream_of_slice(
-    plan: Plan, slice_: OplogSlice, at: Connected, *, kernel: KernelUse = "auto", aside: Aside = None
+    plan: Plan,
+    slice_: OplogSlice,
+    at: Connected,
+    *,
+    kernel: KernelUse = "auto",
+    aside: Aside = None,
+    through: Sources = lambda shard, source: source,
 ) -> Iterator[EventBlock]:
     """The same over a cluster that is connected. What the merge waits for is read next."""
     from_start = [shard.name for shard in slice_.shards if shard.after == slice_.after]
@@ -98,7 +106,7 @@ def stream_of_slice(
     for shard in slice_.shards:
         stream.open_shard(shard.name, shard.after.tick())  # those that were added in the slice
     wanted = stream.oplog_filter if slice_.filtered and not searches else None
-    parts = {shard.name: _ShardOfSlice(shard, slice_, at, wanted) for shard in slice_.shards}
+    parts = {shard.name: _ShardOfSlice(shard, slice_, at, wanted, through) for shard in slice_.shards}
     answers = partial(_answer, parts)
     while True:
         yield from drive(stream, answers)
@@ -120,9 +128,14 @@ def stream_of_slice(
 class _ShardOfSlice:
     """One shard's part of a slice: its batches, and who answers for it."""
 
-    def __init__(self, shard: ShardRange, slice_: OplogSlice, at: Connected, wanted: bytes | None) -> None:
+    def __init__(
+        self, shard: ShardRange, slice_: OplogSlice, at: Connected, wanted: bytes | None, through: Sources
+    ) -> None:
         self._name = shard.name
-        self.source, self.owners = at.source(shard), OwnerLookup(at.cluster)
+        try:
+            self.source, self.owners = through(shard.name, at.source(shard)), OwnerLookup(at.cluster)
+        except TailraceError as error:
+            raise on_shard(error, shard.name) from None
         self._batches = self.source.read(shard.after, slice_.until, batch_bytes_max=_BATCH_BYTES, oplog_filter=wanted)
 
     def next_batch(self) -> OplogBatch | None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from tailrace.errors import ChangeStreamFatal
 from tailrace.pipeline.stream import Stream
-from tailrace.plan.plan import Plan, build_plan
+from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.source.options import ReadOptions, Start
@@ -25,7 +25,7 @@ def slice_plan(options: ReadOptions, slice_: OplogSlice, *, quarantines: bool = 
     else:
         start = Start(slice_.resume.option, token=slice_.resume.token.to_bson())
     stream = options.stream_options(start, v2_tokens=slice_.token_version == 2)
-    return replace(build_plan(stream, profile_for(slice_.server_version)), quarantines=quarantines)
+    return replace(options.plan(stream, profile_for(slice_.server_version)), quarantines=quarantines)
 
 
 def token_not_found(slice_: OplogSlice) -> ChangeStreamFatal:

@@ -20,6 +20,7 @@ from tailrace.source.drive import answers_of, drive
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
 from tailrace.spark.reading.columns import ROWS_MAX, EventColumns
+from tailrace.spark.reading.exact_slice import sources_of
 from tailrace.spark.reading.merged_slice import merged_slice_events
 from tailrace.spark.reading.slice_plan import report_skipped, slice_plan, token_not_found
 from tailrace.spark.reading.snapshot_slice import snapshot_slice_events
@@ -66,6 +67,11 @@ def slice_events(
     options: ReadOptions, slice_: OplogSlice, source: MongodSource, aside: Aside = None
 ) -> Iterator[EventBlock]:
     """The events of a replica set's slice, in blocks."""
+    with sources_of(options, slice_) as through:
+        yield from _events_of(options, slice_, through(None, source), aside)
+
+
+def _events_of(options: ReadOptions, slice_: OplogSlice, source: MongodSource, aside: Aside) -> Iterator[EventBlock]:
     plan = slice_plan(options, slice_, quarantines=aside is not None)
     stream = open_stream(plan, mid_stream=slice_.resume is None)
     answers = answers_of(source)

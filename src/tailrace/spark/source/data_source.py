@@ -39,6 +39,12 @@ class TailraceDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._require_own(schema)
+        if self._parsed.exact:
+            raise UsageError(
+                "exact images are for streams: a batch read is repeated whenever Spark needs its rows again, and the "
+                "images would be computed again from the documents of its start",
+                hint="Use spark.readStream with trigger(availableNow=True), and read what it has written",
+            )
         return (TailraceFilteringReader if self._parsed.filters else TailraceBatchReader)(self._parsed)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

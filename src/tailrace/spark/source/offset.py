@@ -8,8 +8,8 @@
 resume after it and gets what comes next. ``stream`` is the stream's identity, so that a checkpoint is never read by
 another stream. ``resume`` stands only where a stream starts by a token that has not been passed yet, ``opened`` only
 where a shard was added to the cluster in the micro-batch that ends here: it is read behind that time. ``snapshot`` says
-how far the copy before the stream has come (``snapshot_position``). There are no secrets: no URI, and of the
-user's pipeline a digest only.
+how far the copy before the stream has come (``snapshot_position``), and ``images`` which directory holds the states of
+its exact images. There are no secrets: no URI, and of the user's pipeline a digest only.
 
 Spark compares offsets as texts (a source that changed the order of keys made 64 micro-batches of one), so every key is
 written in sorted order and nothing optional wavers between two spellings.
@@ -169,7 +169,7 @@ class Offset:
     """A position between micro-batches: everything at or before ``cluster_time`` has been given.
 
     ``opened`` names the shards that took part for the first time in the micro-batch that ends here, and behind which
-    cluster time they are read.
+    cluster time they are read. ``images`` is the id of the directory with the states of exact images.
     """
 
     cluster_time: ClusterTime
@@ -180,6 +180,7 @@ class Offset:
     resume: Resume | None = None
     snapshot: SnapshotPosition | None = None
     opened: tuple[tuple[str, ClusterTime], ...] = ()
+    images: str | None = None
 
     @property
     def shard_names(self) -> frozenset[str]:
@@ -211,8 +212,10 @@ class Offset:
         """Keys in sorted order, on every level: Spark compares the text."""
         result: dict[str, Any] = {
             "clusterTime": {"i": self.cluster_time.increment, "t": self.cluster_time.seconds},
-            "invalidated": self.invalidated,
         }
+        if self.images is not None:
+            result["images"] = self.images
+        result["invalidated"] = self.invalidated
         if self.opened:
             result["opened"] = _times_to_json(self.opened)
         if self.resume is not None:
@@ -252,6 +255,7 @@ class Offset:
                 resume=Resume.from_json(value["resume"]) if "resume" in value else None,
                 snapshot=SnapshotPosition.from_json(value["snapshot"]) if "snapshot" in value else None,
                 opened=_times_from_json(value.get("opened", {})),
+                images=str(value["images"]) if "images" in value else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidResumeToken) as error:
             raise UsageError(

@@ -26,6 +26,8 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.selection import Selection
 from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import Plan, build_plan, exact_plan
+from tailrace.plan.profile import ServerProfile
 
 #: Options of ``$changeStream`` that take a text, and those that take a boolean.
 SERVER_TEXTS: Final = ("fullDocument", "fullDocumentBeforeChange")
@@ -39,8 +41,10 @@ SERVER_FLAGS: Final = (
     "matchCollectionUUIDForUpdateLookup",
     "ignoreRemovedShards",
 )
-#: The modes of ``watch()`` for exact images, and the server's mode that does the same with images of its own.
+#: The modes of exact images, and the server's mode that does the same with images of its own.
 _EXACT: Final = {"exact": "required", "exactWhenAvailable": "whenAvailable"}
+#: The modes that ask the server for documents, and so do not go together with exact ones.
+_SERVERS: Final = frozenset({"updateLookup", "whenAvailable", "required"})
 #: The server calls it ``$_generateV2ResumeTokens``; it is an option of aggregate, not of the stage.
 V2_TOKENS: Final = "generateV2ResumeTokens"
 START_OPTIONS: Final = ("resumeAfter", "startAfter", "startAtOperationTime", "startingFrom")
@@ -83,10 +87,13 @@ KNOWN: Final = (
     "filterPushdown",
     "failOnInvalidate",
     "archive",
+    "images",
     "snapshotDocumentsPerSecond",
 )
 #: Without a limit the first micro-batch after a long pause is the whole oplog, and a crash in it loses all its work.
 MAX_BYTES_DEFAULT: Final = 1 << 30
+#: With exact images one task reads all of a micro-batch, and the documents that it changes are kept as they were.
+MAX_BYTES_EXACT: Final = 128 << 20
 _BY_LOWER: Final = {name.lower(): name for name in KNOWN}
 
 _TIME_PAIR = re.compile(r"(?:Timestamp\()?\s*(\d{1,10})\s*[,:]\s*(\d{1,10})\s*\)?")
@@ -112,7 +119,7 @@ class Start:
 class ReadOptions:
     """Checked options.
 
-    ``stage``       the server's options, but for where to start
+    ``stage``       the server's options, but for where to start; the modes of exact images among them
     ``selection``   the collections that are watched, if a list of them is given; the scope is then the cluster
     ``pipeline``    the user's stages as BSON
     ``collation``   how they compare strings, as BSON; ``None``: by their bytes
@@ -122,6 +129,7 @@ class ReadOptions:
     ``max_bytes``   bound of a micro-batch in bytes of oplog
     ``filters``     whether a batch read takes Spark's filters on its columns into the read
     ``archive``     the directory of an archive of the same deployment: what the oplog no longer holds is read from it
+    ``images``      the directory for the states that exact images are computed from
     ``snapshot_rate``  how many documents a second are copied at most; ``None``: no limit
     ``fails_on_invalidate``  whether a stream whose collection or database is gone fails, behind its last event
     """
@@ -144,6 +152,12 @@ class ReadOptions:
     archive: str | None = None
     snapshot_rate: int | None = None
     selection: Selection | None = None
+    images: str | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether images are computed here."""
+        return any(self.stage.get(name) in _EXACT for name in SERVER_TEXTS)
 
     @property
     def watched(self) -> Scope | Selection:
@@ -168,7 +182,7 @@ class ReadOptions:
 
     def stream_options(self, start: Start | None = None, *, v2_tokens: bool = False) -> StreamOptions:
         """The change stream that these options ask for, beginning at ``start``; raises as ``StreamOptions.parse``."""
-        stage = dict(self.stage)
+        stage = {name: _EXACT.get(value, value) for name, value in self.stage.items()}
         if start is not None and start.token is not None:
             stage[start.option] = bson.decode(start.token)
         if start is not None and start.time is not None:
@@ -181,6 +195,10 @@ class ReadOptions:
             collation=self.collation,
         )
 
+    def plan(self, stream: StreamOptions, profile: ServerProfile) -> Plan:
+        """The plan of such a stream; raises as ``build_plan``."""
+        return (exact_plan if self.exact else build_plan)(stream, profile)
+
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
     """Check Spark's options. ``UsageError`` for an unknown, missing, contradicting or unreadable one."""
@@ -190,11 +208,12 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         raise UsageError(
             "the option 'uri' is missing", hint='Give it as .option("uri", "mongodb://host/?replicaSet=rs")'
         )
+    stage = _stage(given)
     options_read = ReadOptions(
         uri=uri,
         scope=_scope(given.get("database"), given.get("collection")),
         selection=_selection(given),
-        stage=_stage(given),
+        stage=stage,
         pipeline=_read(given, "pipeline", _pipeline) or (),
         collation=_read(given, "collation", _collation),
         v2_tokens=_read(given, V2_TOKENS, _flag) or False,
@@ -203,13 +222,15 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         documents=_read(given, "documents", _documents) or "variant",
         columns=_read(given, "columns", _columns) or COLUMNS,
         max_events=_read(given, "maxEventsPerTrigger", _count),
-        max_bytes=_read(given, "maxBytesPerTrigger", _size) or MAX_BYTES_DEFAULT,
+        max_bytes=_read(given, "maxBytesPerTrigger", _size) or _max_bytes(stage),
         partitions=_read(given, "partitions", _count) or os.cpu_count() or 1,
         filters=_read(given, "filterPushdown", _flag) or False,
         fails_on_invalidate=_read(given, "failOnInvalidate", _flag) or False,
         archive=_read(given, "archive", lambda text: str(local_path(text, "option 'archive'"))),
+        images=_read(given, "images", lambda text: str(local_path(text, "option 'images'"))),
         snapshot_rate=_read(given, "snapshotDocumentsPerSecond", _count),
     )
+    _check_exact(options_read)
     options_read.stream_options(options_read.start)  # the server's own rules, before anything runs
     return options_read
 
@@ -282,17 +303,42 @@ def _names(text: str) -> list[str]:
 
 def _stage(given: Mapping[str, str]) -> dict[str, Any]:
     stage: dict[str, Any] = {name: given[name] for name in SERVER_TEXTS if name in given}
-    for name, mode in stage.items():
-        if mode in _EXACT:
-            raise UsageError(
-                f"option {name!r}: the Spark source does not compute exact images",
-                hint=f"Use tailrace.connect(images=DIRECTORY), or '{_EXACT[mode]}' where the server keeps images (6.0)",
-            )
     for name in SERVER_FLAGS:
         flag = _read(given, name, _flag)
         if flag is not None:
             stage[name] = flag
     return stage
+
+
+def _max_bytes(stage: Mapping[str, Any]) -> int:
+    return MAX_BYTES_EXACT if any(stage.get(name) in _EXACT for name in SERVER_TEXTS) else MAX_BYTES_DEFAULT
+
+
+def _check_exact(options: ReadOptions) -> None:
+    if not options.exact:
+        if options.images is not None:
+            raise UsageError(
+                "option 'images' is the directory for exact images, and none are requested",
+                hint="Add fullDocument=exact or fullDocumentBeforeChange=exact, or leave 'images' out",
+            )
+        return
+    after, before = (options.stage.get(name) for name in SERVER_TEXTS)
+    if after in _SERVERS or before in _SERVERS:
+        raise UsageError(
+            f"options fullDocument={after} and fullDocumentBeforeChange={before} do not go together",
+            hint="Request exact images with both, or with one of them alone",
+        )
+    if options.images is None:
+        raise UsageError(
+            "exact images need the option 'images': the directory for the documents that they are computed from",
+            hint="Give a directory on a local disk of the machine that runs the driver and the executors",
+        )
+    if options.selection is not None:
+        raise UsageError(
+            "option 'collections' and exact images exclude each other: a collection that is renamed into the list "
+            "brings documents that are not known",
+            hint="Watch a collection, a database or the whole cluster, with a $match on ns in 'pipeline'",
+        )
 
 
 def _start(given: Mapping[str, str]) -> Start | None:
