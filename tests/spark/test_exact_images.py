@@ -142,8 +142,14 @@ def test_only_the_last_micro_batch_can_be_read_again_for_sure(
     query = Query(options_of(replica_set.uri, tmp_path / "images", **at(start)))
     write(orders, docs.UniqueNames(3), 10)
     run_to(query, newest(replica_set.uri))
+    orders.delete_many({})
+    orders.insert_many([{"_id": number, "pad": "x" * 300} for number in range(10)])
+    run_to(query, newest(replica_set.uri))
+    orders.update_many({}, {"$set": {"count": "x" * 700}})  # in several batches
+    run_to(query, newest(replica_set.uri))
     ends = query.checkpoint.planned
     assert len(ends) > 4
+    assert len(query.batches[-1]) == 10
     for _ in range(2):  # a commit that was lost, twice
         assert [row["event"] for row in query._read(ends[-2], ends[-1])] == [row["event"] for row in query.batches[-1]]
     with pytest.raises(ImageStateError, match=r"can be taken back to \d+ and no further"):
@@ -333,6 +339,41 @@ def test_a_state_in_use_is_waited_for_and_then_refused(
     run_to(two_micro_batches, newest(replica_set.uri))
     released.join()
     assert len(two_micro_batches.events()) == 10
+
+
+def test_two_tasks_of_one_slice_give_the_same_one_after_the_other(
+    replica_set: ReplicaSet, two_micro_batches: Query
+) -> None:
+    """Speculation, or a task that was given up and still runs. One that is left in its middle releases the state."""
+    reader = TailraceStreamReader(two_micro_batches._options)
+    start = two_micro_batches.offset
+    until = newest(replica_set.uri)
+    while Offset.from_json(end := reader.latestOffset(start, reader.getDefaultReadLimit())).cluster_time < until:
+        pass
+    [slice_] = reader.partitions(start, end)
+
+    def events() -> Iterator[bytes]:
+        options = two_micro_batches._options
+        assert isinstance(slice_, OplogSlice)
+        for block in slice_reader.slice_events(options, slice_, slice_reader._source(options.uri, None)):
+            yield from block.events()
+
+    found: list[list[bytes]] = []
+    first = events()
+    one = [next(first)]
+    second = threading.Thread(target=lambda: found.append(list(events())))
+    second.start()
+    second.join(1)
+    assert second.is_alive()
+    one += first
+    second.join(300)
+    assert found == [one]
+    assert len(one) == 5
+    left = events()
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    assert list(events()) == one
+    reader.stop()
 
 
 def test_a_directory_that_is_not_the_checkpoint_s_is_refused(
