@@ -132,6 +132,26 @@ def test_what_the_writer_states_is_what_the_tables_have(
 
 @pytest.mark.mongod
 @pytest.mark.usefixtures("small")
+def test_rows_do_not_wait_for_a_window_that_does_not_come(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that cannot tell its time at the moment has none."""
+    fill(collection)
+    with tables_of(replica_set.uri, tmp_path) as tables:
+        at = tables.progress.time
+        tables.begin()
+        tables.step()
+        monkeypatch.setattr(oplogs.Oplogs, "window", lambda *_, **__: None)
+        assert not tables.step()
+        now = tables.progress.time
+        assert now is not None
+        assert at is not None
+        assert now > at
+        assert not tables.step()
+
+
+@pytest.mark.mongod
+@pytest.mark.usefixtures("small")
 def test_a_time_inside_of_micro_batches_without_commits_can_be_asked_for(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:

@@ -177,6 +177,9 @@ class TablesWriter:
         hold = position.hold if position.time < position.hold else ZERO
         window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
+            if self._behind and not self._stopped.is_set():
+                self._behind = False
+                self._publish()
             return False
         with without_collecting():
             folded, changed, is_last = self._fold(position, window)
