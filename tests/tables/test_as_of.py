@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -87,10 +91,77 @@ def test_as_of_equals_what_was_recorded(replica_set: ReplicaSet, tmp_path: Path)
         as_of(tmp_path / "t", "tables_as_of.things", ClusterTime(before - (100 << 32)))
     # By the deployment's clock: other tests have set the shared one forward by hours.
     later = datetime.fromtimestamp(end >> 32, UTC) + timedelta(hours=1)
-    with pytest.raises(UsageError, match="have come to"):
+    with pytest.raises(UsageError, match="has come to"):
         as_of(tmp_path / "t", "tables_as_of.things", later)
     with pytest.raises(UsageError, match="no time zone"):
         as_of(tmp_path / "t", "tables_as_of.things", datetime.now())
+
+
+@contextmanager
+def busy(uri: str) -> Iterator[None]:
+    """The deployment's clock moves on all the time."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with MongoClient[Any](uri) as client:
+            while not ended.wait(0.002):
+                client["tables_unfollowed"]["unselected"].insert_one({})
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_nothing_is_said_of_a_time_when_nobody_followed_the_collection(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    """Between a table's last version and the next one, its state was lost, or there was no rule for its collection. The
+    next version had stated that the one before held until it began: a reader of such a time was given old rows. (No
+    test had asked for a time at which no writer was there.)"""
+    client: Any = MongoClient(replica_set.uri)
+    database = client["tables_unfollowed"]
+    for name in ("lost", "left", "kept"):
+        database[name].drop()
+        database[name].insert_one({"_id": 1, "n": 0})
+    root = tmp_path / "t"
+
+    def write(*names: str) -> ClusterTime:
+        rules = tuple(TableRule(f"tables_unfollowed.{name}") for name in names)
+        with TablesWriter(replica_set.uri, TableSettings(root, rules)) as writer:
+            return writer.run_to_present(note(wire, "written"))
+
+    def changed(value: int) -> tuple[ClusterTime, dict[bytes, bytes]]:
+        database["lost"].update_one({"_id": 1}, {"$set": {"n": value}})
+        database["left"].update_one({"_id": 1}, {"$set": {"n": value}})
+        return note(wire, "changed"), in_collection(database["left"])
+
+    def held(name: str, time: ClusterTime) -> dict[bytes, bytes]:
+        return rows_of(as_of(root, f"tables_unfollowed.{name}", time, uri=replica_set.uri).rows)
+
+    with Wire.to(replica_set.uri) as wire, busy(replica_set.uri):
+        first = write("lost", "left", "kept"), in_collection(database["left"])
+        second = changed(1)
+        write("lost", "kept")
+        third = changed(2)
+        assert held("lost", second[0]) == second[1]
+        for time, _ in (second, third):
+            with pytest.raises(UsageError, match=r"left has come to .* only, .*Nobody follows the collection"):
+                held("left", time)
+        assert held("left", first[0]) == first[1]
+        shutil.rmtree(root / "_tailrace" / "state")
+        write("lost", "left", "kept")
+        fourth = changed(3)
+        write("lost", "left", "kept")
+        for name in ("lost", "left"):
+            for time, truth in (first, second, third, fourth):
+                assert held(name, time) == truth, (name, time)
+        write("lost", "kept")
+        fifth = changed(4)
+        write("lost", "kept")
+        write("lost", "left", "kept")
+        assert held("left", fifth[0]) == fifth[1]
 
 
 def test_as_of_on_the_command_line(replica_set: ReplicaSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

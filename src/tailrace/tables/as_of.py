@@ -88,16 +88,18 @@ def as_of(
     if not (folder / "_delta_log").is_dir():
         raise UsageError(f"{namespace} has no table in {root}")
     found, following = _around(folder, time)
-    reached = _reached(root)
+    reached = _reached(root, namespace)
     if found is None:
         raise UsageError(
             f"the table of {namespace} knows nothing of {delta_commit.time_text(time)}: {_first(folder)}",
             hint="Ask for a later time; tables.retention says how long old versions are kept",
         )
-    if time > reached and following is None:
+    last = max(found.time, reached or ZERO)
+    if following is None and time > last:
         raise UsageError(
-            f"the tables in {root} have come to {delta_commit.time_text(reached)} only, but "
-            f"{delta_commit.time_text(time)} was asked for"
+            f"the table of {namespace} has come to {delta_commit.time_text(last)} only, but "
+            f"{delta_commit.time_text(time)} was asked for",
+            hint=None if reached is not None else "Nobody follows the collection: tables has no rule for it",
         )
     table = _load(folder, found)
     if following is None or time <= following.after:
@@ -126,13 +128,16 @@ def _first(folder: Path) -> str:
     return "it has no versions" if oldest is None else f"its oldest version is of {delta_commit.time_text(oldest.time)}"
 
 
-def _reached(root: Path) -> ClusterTime:
+def _reached(root: Path, namespace: str) -> ClusterTime | None:
+    """The time up to which the table is followed; ``None`` if it is not."""
     state = TableState(root / STATE / "state", readonly=True)
     try:
         position = state.position()
+        if position is None or namespace not in state.marks():
+            return None
+        return position.stated
     finally:
         state.close()
-    return ZERO if position is None else position.stated
 
 
 def _load(folder: Path, wanted: Stated) -> DeltaTable:

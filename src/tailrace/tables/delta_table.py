@@ -24,6 +24,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace import durable
 from tailrace.errors import SinkError
+from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables import delta_commit
 from tailrace.tables.delta_commit import Actions, Batch, NewFile
 from tailrace.tables.names import BSON, JSON, KEY
@@ -101,6 +102,11 @@ class CollectionTable:
         """The last micro-batch that it has taken over; -1 if there is none."""
         found = None if self._delta is None else self._delta.transaction_version(self._app)
         return -1 if found is None else found
+
+    @property
+    def stated(self) -> ClusterTime | None:
+        """The time at which its newest version equals the collection; ``None`` if it has no version of ours."""
+        return next((one.time for one in delta_commit.stated(self.root)), None) if self.exists else None
 
     def schema(self, given: TableSchema) -> TableSchema:
         """The columns of the table under the rules of ``given``; if the table was made from another declaration, the

@@ -298,6 +298,9 @@ class TablesWriter:
             mark = marks.get(namespace, TableMark(namespace, None, -1, whole=True))
             collection = current.get(namespace)
             since = position.stated if after is None else min(after, position.stated) if position.stated else after
+            if mark.collection == _UNKNOWN or namespace not in marks:
+                # Nobody has followed the table since its last version, which says nothing of the time behind its own.
+                since = self._table(namespace).stated or since
             batch = Batch(position.batch, since or ZERO, position.time, None if collection is None else collection.uuid)
             if self._take_over(mark, collection, batch):
                 number = None if collection is None else collection.number
