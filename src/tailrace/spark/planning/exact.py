@@ -113,6 +113,7 @@ class ExactStates:
         mark = Mark.read(self._folder)
         if mark is None and self._recovers and is_new(self._folder):
             mark = Mark.make(self._folder, replaces=offset.images)
+            self._has_begun = False  # it may have been made again before, and lost again
         if mark is not None and offset.images in (mark.id, *mark.replaces):
             self._make_again(offset.cluster_time, members)
             return replace(offset, images=mark.id)
