@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -182,7 +183,8 @@ def test_an_index_that_is_down_refuses_or_has_no_room(
     spark: SparkSession, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to_elasticsearch = example("to_elasticsearch")
-    monkeypatch.setattr(to_elasticsearch.time, "sleep", lambda _: None)
+    # Not time.sleep itself: everything in this process that waits would turn round and round for minutes.
+    monkeypatch.setattr(to_elasticsearch, "time", SimpleNamespace(sleep=lambda _: None))
     with search_index() as gone:
         url = gone.url
     assert "Connection refused" in fails(spark, changed, tmp_path, partial(to_elasticsearch.write, url=url, index="o"))
