@@ -133,8 +133,10 @@ class Ordeal:
             return
         os.kill(process.pid, signal.SIGSTOP)
         try:
-            over = lambda: self._is_done_by_another(pause) or self._is_done_by_itself(pause)  # noqa: E731
-            self._wait_for(over, "others to take over from the stopped process")
+            self._wait_for(
+                lambda: self._is_done_by_another(pause) or self._is_done_by_itself(pause),
+                "others to take over from the stopped process",
+            )
             # The machine was slow: its handler had come to an end when it was stopped. Others have nothing to take over
             # then, until the document is written again: behind the last write they never have.
             was_late = self._is_done_by_itself(pause)
