@@ -102,15 +102,12 @@ class Burst(threading.Thread):
         assert self.error is None, self.error
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_after_kills_at_random_moments_the_sink_holds_the_servers_stream_once(
-    kills: int, replica_set: ReplicaSet, tmp_path: Path
+def check_through_kills(
+    replica_set: ReplicaSet, database: str, directory: Path, kills: int, *, more: dict[str, str], stage: dict[str, str]
 ) -> None:
-    """With a sink of a user's own; the lake is also killed inside a commit."""
+    """A query with the options ``more`` is killed so many times while ``database`` is written to. In the end its sink
+    holds what the server's stream with the options ``stage`` gives."""
     rng = random.Random()
-    database = f"crash{kills}"
-    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
-        client[database].create_collection("orders")
     start = newest(replica_set.uri)
     options = {
         "uri": replica_set.uri,
@@ -118,18 +115,30 @@ def test_after_kills_at_random_moments_the_sink_holds_the_servers_stream_once(
         "startAtOperationTime": f"{start.seconds},{start.increment + 1}",
         "columns": "event,token",
         "maxEventsPerTrigger": "400",
+        **more,
     }
     for number in range(kills):
-        before = len(batches(tmp_path))
+        before = len(batches(directory))
         burst = Burst(replica_set.uri, database, number * 20 * ROUNDS)
         burst.start()
-        with driver(options, tmp_path) as process:
-            wait_for(lambda before=before: len(batches(tmp_path)) > before, process, tmp_path)
+        with driver(options, directory) as process:
+            wait_for(lambda before=before: len(batches(directory)) > before, process, directory)
             time.sleep(rng.uniform(0, 1.5))
             os.killpg(process.pid, signal.SIGKILL)
         burst.finish()
     until = newest(replica_set.uri)
-    expected = server_events(replica_set.uri, (database, None), start, until)
-    with driver(options, tmp_path) as process:
-        wait_for(lambda: len(arrived(tmp_path)) >= len(expected), process, tmp_path)
-    assert arrived(tmp_path) == expected
+    expected = server_events(replica_set.uri, (database, None), start, until, stage=stage)
+    with driver(options, directory) as process:
+        wait_for(lambda: len(arrived(directory)) >= len(expected), process, directory)
+    assert arrived(directory) == expected
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_after_kills_at_random_moments_the_sink_holds_the_servers_stream_once(
+    kills: int, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    """With a sink of a user's own; the lake is also killed inside a commit."""
+    database = f"crash{kills}"
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client[database].create_collection("orders")
+    check_through_kills(replica_set, database, tmp_path, kills, more={}, stage={})
