@@ -29,7 +29,7 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway kills simulate-consumers record bench lock clean
+.PHONY: help demo test test-slow test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway kills simulate-consumers record bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ test: style ## format and lint, then every test that is not slow, and types besi
 test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare
 	$(BIN)/python -m pytest -m slow -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-whole: $(INSTALLED) ## all tests, the slow ones too, with as many random examples as they have: takes hours
+	$(BIN)/python -m tests.prepare
+	TAILRACE_TESTS=whole $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: style ## ruff (format and lint) and mypy --strict, without changing anything
 	$(BIN)/mypy --strict src

@@ -1,0 +1,16 @@
+"""How much a test that draws examples at random runs: a slice in ``make test``, everything in ``make test-whole``.
+
+A slice is as large as it takes to find the faults that were planted when it was measured.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+WHOLE: Final = os.environ.get("TAILRACE_TESTS") == "whole"
+
+
+def amount(quick: int, whole: int) -> int:
+    """``whole`` where the environment variable TAILRACE_TESTS says ``whole``, ``quick`` otherwise."""
+    return whole if WHOLE else quick
