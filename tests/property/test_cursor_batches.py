@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tailrace.cursor.reply_events import REPLY_BYTES_MAX, ReplyEvents
 from tailrace.event.event_block import EventBlock
+from tests.amounts import amount
 from tests.golden import recording
 from tests.golden.cursors import Cursors, MemorySource, batch_of, carry_out
 from tests.golden.replay import memory_of
@@ -30,7 +31,7 @@ def _stream() -> tuple[recording.Recording, recording.RecordedStream]:
     return source, next(stream for stream in source.streams if stream.name == _STREAM)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(20, 60), deadline=None)
 @given(_SIZES, st.integers(min_value=1, max_value=12), st.booleans())
 def test_any_sequence_of_batch_sizes_gives_the_same_events(sizes: list[int], entries_max: int, resumes: bool) -> None:
     source, stream = _stream()
@@ -65,7 +66,7 @@ def _events(sizes: list[int]) -> EventBlock:
     )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(40, 200), deadline=None)
 @given(
     st.lists(st.integers(min_value=5, max_value=REPLY_BYTES_MAX // 2 + 1000), min_size=1, max_size=6),
     st.sampled_from(("firstBatch", "nextBatch")),
@@ -103,7 +104,7 @@ _COMMANDS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=amount(80, 400), deadline=None)
 @given(
     st.sampled_from(_COMMANDS),
     st.lists(st.tuples(st.integers(min_value=0, max_value=400), st.integers(min_value=0, max_value=255)), max_size=4),

@@ -15,6 +15,7 @@ from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, UsageError
 from tailrace.kernel import Part, encode_variants, gather, is_utf8, locate
 from tailrace.spark.reading import variant
+from tests.amounts import amount
 from tests.property import random_values
 from tests.property.guard_page import GuardedBuffer
 
@@ -82,20 +83,20 @@ def encoded(documents: list[bytes]) -> list[variant.Variant | None]:
 
 def test_usual_documents_become_the_variants_of_the_plain_encoder_byte_for_byte() -> None:
     rng = random.Random(SEED)
-    documents = [bson.encode(usual_document(rng)) for _ in range(3000)]
+    documents = [bson.encode(usual_document(rng)) for _ in range(amount(600, 3000))]
     made = encoded(documents)
     for document, got in zip(documents, made, strict=True):
         assert got is None or got == variant.from_value(raw_bson.OBJECT, document)
-    assert sum(got is None for got in made) < 150, "nearly all usual documents are the kernel's"
+    assert sum(got is None for got in made) < 0.05 * len(made), "nearly all usual documents are the kernel's"
 
 
 def test_documents_of_all_types_are_encoded_alike_or_left_to_the_plain_encoder() -> None:
     rng = random.Random(SEED)
-    documents = [random_values.document(rng) for _ in range(5000)]
+    documents = [random_values.document(rng) for _ in range(amount(1500, 5000))]
     made = encoded(documents)
     for document, got in zip(documents, made, strict=True):
         assert got is None or got == variant.from_value(raw_bson.OBJECT, document)
-    assert sum(got is not None for got in made) > 500
+    assert sum(got is not None for got in made) > 0.1 * len(made)
 
 
 def test_decimals_are_encoded_alike_or_left_to_the_plain_encoder() -> None:
@@ -150,7 +151,7 @@ def test_a_damaged_document_is_encoded_as_the_plain_encoder_does_or_left_to_it()
             assert (column.value.tobytes(), column.metadata.tobytes()) == variant.from_value(raw_bson.OBJECT, document)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=amount(80, 400), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -10,9 +10,11 @@ from tailrace import raw_bson as rb
 from tailrace.kernel import EVENT, PLAIN, transform_batch
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.profile import SERVER_8_1
+from tests.amounts import amount
 from tests.property import random_entries
 from tests.property.guard_page import GuardedBuffer
 from tests.property.test_kernel_events import PlainStages, plan_of
+from tests.property.wrong_bytes import wrong_bytes
 
 PLAN, SETTINGS = plan_of("shop.orders", profile=SERVER_8_1, showExpandedEvents=True)
 NAMES = (b"a", b"0", b"7", b"01", b"12", b"00", b"b.c", b".", b"9.9", b"", "é".encode(), b"a-1", b"1234567890", b"$x")
@@ -72,14 +74,14 @@ def _paths(event: bytes) -> bytes:
 def test_random_deltas_give_the_same_descriptions() -> None:
     rng = random.Random(1)
     plain = PlainStages(PLAN)
-    entries = [entry_of(_document_diff(rng)) for _ in range(2_000)]
+    entries = [entry_of(_document_diff(rng)) for _ in range(amount(500, 2_000))]
     made = transform_batch(b"".join(entries), SETTINGS)
     several = 0
     for index, entry in enumerate(entries):
         assert made.kind[index] == EVENT
         assert [made.event(index)] == plain.events(entry), entry.hex()
         several += sum(1 for _ in rb.elements(_paths(made.event(index)))) > 1
-    assert several > 500
+    assert several > len(entries) // 4
 
 
 def test_a_delta_with_one_wrong_byte_gives_the_same_or_is_left_to_the_plain_stages() -> None:
@@ -90,7 +92,7 @@ def test_a_delta_with_one_wrong_byte_gives_the_same_or_is_left_to_the_plain_stag
     for _ in range(6):
         sample = entry_of(_document_diff(rng))
         for position in range(len(sample)):
-            for new in {0, 0xFF, sample[position] ^ 1, rng.randrange(256)}:
+            for new in wrong_bytes(rng, sample[position]):
                 entry = sample[:position] + bytes([new]) + sample[position + 1 :]
                 made = transform_batch(guarded.place(entry), SETTINGS)
                 if made.kind.tolist() == [EVENT]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from hashlib import blake2b
 from typing import Any
@@ -20,6 +21,7 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, ServerProfile
 from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, OplogBatch, Request
+from tests.amounts import amount
 from tests.property import random_entries, random_values
 from tests.property.test_kernel_events import START, PlainOplog, PlainStages, driven, plan_of, random_run
 from tests.property.working import drive_blocks
@@ -65,6 +67,7 @@ def images_plan(
     return build_plan(StreamOptions.parse(Scope.parse(scope), {**START, **options}, pipeline), profile)
 
 
+@functools.cache
 def entries_of(seed: int, count: int, profile: ServerProfile = SERVER_6_0) -> list[bytes]:
     """Random entries that the plain stages make something of."""
     plain = PlainStages(plan_of(None, profile=profile)[0])
@@ -112,7 +115,7 @@ LOOK_UP = {"fullDocument": "updateLookup"}
 @pytest.mark.parametrize("scope", [None, "shop.orders"])
 def test_images_that_are_found_or_not(profile: ServerProfile, options: dict[str, Any], scope: str | None) -> None:
     """A delta that does not fit its image is an error here too: the events before it are the same."""
-    entries = entries_of(SEED, 900, profile)
+    entries = entries_of(SEED, amount(250, 900), profile)
     given = check_same(entries, images_plan(profile, scope=scope, **options))
     assert given
 
@@ -130,7 +133,8 @@ def test_images_that_are_found_or_not(profile: ServerProfile, options: dict[str,
 )
 @pytest.mark.parametrize("missing", [0, 40, 400])
 def test_a_required_image_that_is_missing_is_an_error_at_its_event(options: dict[str, str], missing: int) -> None:
-    check_same(_plain_updates(1_200), images_plan(SERVER_6_0, **options), missing=missing)
+    parts = amount(4, 1)  # of the entries, and so of those that are between two that are missing
+    check_same(_plain_updates(1_200 // parts), images_plan(SERVER_6_0, **options), missing=missing // parts)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +146,11 @@ def test_a_required_image_that_is_missing_is_an_error_at_its_event(options: dict
 def test_what_comes_before_a_look_up_that_fails_is_given(options: dict[str, str], failing: int) -> None:
     """As far as the source's answers allow: ``AddPreImage`` asks for a whole batch or nothing."""
     plan = images_plan(SERVER_6_0, **options)
+    parts = amount(4, 1)
+    entries, failing = _plain_updates(900 // parts), -(-failing // parts)
     if "fullDocumentBeforeChange" not in options and options["fullDocument"] == "updateLookup":
-        check_same(_plain_updates(900), plan, failing=failing)
+        check_same(entries, plan, failing=failing)
         return
-    entries = _plain_updates(900)
     plain, error = driven(Images(entries, failing=failing), plan, 1, fast=False)
     assert driven(Images(entries, failing=failing), plan, 1, fast=True) == (plain, error)
     given, at_once = driven(Images(entries, failing=failing), plan, MANY, fast=True)
@@ -196,7 +201,7 @@ MATCHES = [
     ids=lambda options: " ".join(options.values()),
 )
 def test_a_match_around_the_images(stages: list[dict[str, Any]], options: dict[str, str]) -> None:
-    check_same(_plain_updates(400), images_plan(SERVER_6_0, stages, **options), missing=50)
+    check_same(_plain_updates(amount(120, 400)), images_plan(SERVER_6_0, stages, **options), missing=50)
 
 
 def test_large_images_are_asked_for_a_few_at_a_time_and_given_before_the_next() -> None:
@@ -223,6 +228,7 @@ def test_large_images_are_asked_for_a_few_at_a_time_and_given_before_the_next() 
     assert set(oplog.asked[1:-1]) == {15}
 
 
+@functools.cache
 def _plain_updates(count: int) -> list[bytes]:
     """Entries of which most are updates that fit every document, among other writes."""
     rng = random.Random(SEED)
