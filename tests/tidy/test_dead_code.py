@@ -12,6 +12,8 @@ from tests.tidy.parsing import parse
 
 ROOT = Path(__file__).parents[2]
 WORD = re.compile(r"\w+")
+#: What may be a name that a module gives.
+AT_THE_TOP = re.compile(r"^(?:(?:async )?def |class )?(\w+)", re.MULTILINE)
 #: Members of a list of numbers that stands for a whole: slots of a record, kinds, types of a format.
 NUMBERED = re.compile(r"^[A-Z][A-Z0-9_]*$")
 
@@ -40,6 +42,8 @@ def defined(module: ast.Module) -> Iterator[str]:
 
 
 def unasked(text: str, words: Counter[str]) -> list[str]:
+    if not any(words[name] == 1 for name in AT_THE_TOP.findall(text)):
+        return []  # without parsing it
     return [name for name in defined(parse(text)) if words[name] == 1 and not name.startswith("__")]
 
 

@@ -39,9 +39,14 @@ def test_every_exported_name_is_documented(name: str) -> None:
     assert bare == []
 
 
+def says_what_it_is_for(text: str) -> bool:
+    # Nearly all begin with it; parsing the others alone takes a tenth of the time.
+    return re.match(r'"""[^"\s]', text) is not None or bool(ast.get_docstring(parse(text)))
+
+
 def test_every_module_says_what_it_is_for() -> None:
     sources = sorted((ROOT / "src").rglob("*.py"))
-    bare = [str(path.relative_to(ROOT)) for path in sources if not ast.get_docstring(parse(path.read_text()))]
+    bare = [str(path.relative_to(ROOT)) for path in sources if not says_what_it_is_for(path.read_text())]
     assert bare == []
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 from collections import defaultdict
 from pathlib import Path
 
-from tests.tidy.parsing import parse
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "glossary.md"
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*?) ?\|$", re.MULTILINE)
+#: By its line, which takes a tenth of the time of parsing all modules.
+CLASS = re.compile(r"^ *class (\w+)\b.*:$", re.MULTILINE)
 #: Words of daily use that the page has to explain.
 WORDS = {"entry", "event", "block", "batch", "micro-batch", "slice", "participant", "promise", "high water", "need"}
 WORDS |= {"answer", "token", "post-batch resume token", "high-water mark", "pushdown", "image", "scope", "stage"}
@@ -52,7 +51,6 @@ def test_the_words_of_daily_use_are_explained_once() -> None:
 def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(list)
     for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(path.relative_to(ROOT)))
+        for name in CLASS.findall(path.read_text()):
+            places[name].append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -24,7 +24,7 @@ def functions(path: Path, text: str) -> Iterator[tuple[str, int]]:
                 if not isinstance(child, ast.ClassDef):
                     yield f"{path}::{name}", (child.end_lineno or child.lineno) - child.lineno + 1
                 yield from walk(child, f"{name}.")
-            else:
+            elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):  # nothing is defined in expressions
                 yield from walk(child, prefix)
 
     return walk(parse(text), "")
