@@ -28,15 +28,18 @@ FIELDS = {
 
 def rows(events: Sequence[bytes], columns: Sequence[str], documents: str) -> list[dict[str, Any]]:
     """What ``RecordBatch.to_pylist`` must give."""
-    return [{name: value(event, name, documents) for name in columns} for event in events]
+    made = []
+    for event in events:
+        fields = bson.decode(event, CODEC)
+        made.append({name: value(event, fields, name, documents) for name in columns})
+    return made
 
 
-def value(event: bytes, column: str, documents: str) -> Any:
+def value(event: bytes, fields: dict[str, Any], column: str, documents: str) -> Any:
     if column == "event":
         return event
     if column in FIELDS:
         return document(event, FIELDS[column], documents)
-    fields = bson.decode(event, CODEC)
     namespace = fields.get("ns") or {}
     simple = {
         "token": lambda: (fields.get("_id") or {}).get("_data"),

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-STEADY = settings(deadline=None, derandomize=True, suppress_health_check=(HealthCheck.too_slow,))
+from tests.amounts import amount
+
+STEADY = settings(
+    deadline=None, derandomize=True, max_examples=amount(25, 100), suppress_health_check=(HealthCheck.too_slow,)
+)

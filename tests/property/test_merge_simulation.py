@@ -25,6 +25,7 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import build_plan
 from tailrace.plan.request import NeedShard
 from tailrace.source.drive import drive
+from tests.amounts import amount
 from tests.property.cluster_oplogs import (
     COLLECTION,
     DATABASE,
@@ -42,7 +43,7 @@ from tests.property.unsigned import unsigned_document
 
 pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 
-SEEDS = range(60)
+SEEDS = range(amount(30, 60))
 STEPS = 120
 DOCUMENTS = 5
 NAMES = ("s0", "s2", "s3", "s4")
@@ -370,10 +371,11 @@ def test_the_merge_of_a_cluster_in_miniature(kernel_on_and_off: str, seed: int) 
 
 def test_the_seeds_come_by_every_kind_of_end_and_by_shards_that_are_added(kernel_on_and_off: str) -> None:
     runs = [run_of(kernel_on_and_off, seed) for seed in SEEDS]
-    assert sum(bool(cluster.added) for cluster, _ in runs) > 5
-    assert sum(reading.merged.invalidated for _, reading in runs) > 5
-    assert sum(isinstance(reading.error, OplogFormatError) for _, reading in runs) > 5
-    assert sum(isinstance(reading.error, SourceError) for _, reading in runs) > 5
+    often = amount(3, 5)
+    assert sum(bool(cluster.added) for cluster, _ in runs) > often
+    assert sum(reading.merged.invalidated for _, reading in runs) > often
+    assert sum(isinstance(reading.error, OplogFormatError) for _, reading in runs) > often
+    assert sum(isinstance(reading.error, SourceError) for _, reading in runs) > often
     assert any(reading.ends().count("drop") > 1 for _, reading in runs)
     assert sum(bool(cluster.removed) for cluster, _ in runs) > 10
     assert any(

@@ -16,6 +16,7 @@ from tailrace.errors import ServerError
 from tailrace.expression import compile_stages
 from tailrace.expression.stages.redact import Redact
 from tailrace.expression.values import value as v
+from tests.amounts import amount
 
 NAMES = ("a", "level", "b", "levels", "0")
 LEAVES = st.one_of(
@@ -51,7 +52,7 @@ def _applied(stage: dict[str, Any], document: bytes) -> bytes | int | None:
 
 @pytest.mark.parametrize("decision", DECISIONS, ids=str)
 @given(document=DOCUMENTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=amount(20, 60), deadline=None)
 def test_redact_decides_as_if_it_looked_at_every_level(decision: Any, document: dict[str, Any]) -> None:
     whole = bson.encode(document)
     quick = _applied({"$redact": decision}, whole)
@@ -73,7 +74,7 @@ def test_redact_numbers_the_elements_of_an_array_anew() -> None:
 
 
 @given(document=DOCUMENTS, other=DOCUMENTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(40, 200), deadline=None)
 def test_merged_objects_are_those_of_two_documents(document: dict[str, Any], other: dict[str, Any]) -> None:
     """An object that stands in the pipeline is merged without being made: as ``$literal`` of the same document is."""
     whole = bson.encode({"d": document, "x": other.get("a", 1)})
@@ -91,7 +92,7 @@ def test_merged_objects_are_those_of_two_documents(document: dict[str, Any], oth
 
 
 @given(values=st.lists(st.integers(-(2**31), 2**31 - 1) | st.booleans() | st.none(), max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(40, 200), deadline=None)
 def test_the_sum_of_ints_is_that_of_the_same_longs(values: list[Any]) -> None:
     longs = [bson.Int64(one) if type(one) is int else one for one in values]
     ints, wide = (
@@ -102,7 +103,7 @@ def test_the_sum_of_ints_is_that_of_the_same_longs(values: list[Any]) -> None:
 
 
 @given(items=st.lists(DOCUMENTS | LEAVES, max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(40, 200), deadline=None)
 def test_what_a_filter_hands_on_is_what_it_would_have_written(items: list[Any]) -> None:
     """``$map`` and ``$reduce`` take the elements of a ``$filter`` as they are; in ``$concatArrays`` it writes them."""
     kept = {"$filter": {"input": "$v", "cond": {"$ne": ["$$this.level", 1]}}}
@@ -118,7 +119,7 @@ def test_what_a_filter_hands_on_is_what_it_would_have_written(items: list[Any]) 
 
 
 @given(document=DOCUMENTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=amount(40, 200), deadline=None)
 def test_nested_values_are_found_among_the_others(document: dict[str, Any]) -> None:
     whole = bson.encode(document)
     assert v.nested_of(whole) == [one for one in v.elements_of((v.OBJECT, whole)) if one[0] in v.NESTED]

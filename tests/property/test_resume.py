@@ -8,6 +8,7 @@ import bson
 import pytest
 
 from tailrace.event.resume_token import ResumeToken
+from tests.amounts import amount
 from tests.golden import recording
 from tests.golden.recording import RecordedStream, Recording, entry_time
 from tests.golden.replay import OurStream, memory_of
@@ -43,7 +44,7 @@ def test_a_resume_at_any_token_gives_exactly_the_rest(name: str) -> None:
         start = {"startAtOperationTime": bson.Timestamp(entry_time(source.oplog[0]).seconds, 1)}
         whole = _stream(source, stream, start)
         assert whole.error is None
-        for index in range(0, len(whole.tokens), max(1, len(whole.tokens) // 12)):
+        for index in range(0, len(whole.tokens), max(1, len(whole.tokens) // amount(4, 12))):
             token = bson.decode(whole.tokens[index])
             ended = ResumeToken.parse(whole.tokens[index]).from_invalidate
             for option in ("startAfter",) if ended else ("resumeAfter", "startAfter"):

@@ -18,6 +18,7 @@ from tailrace.errors import OplogFormatError
 from tailrace.event.event_block import EventBlock
 from tailrace.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventColumns
 from tailrace.spark.source.options import COLUMNS, DOCUMENT_FORMS
+from tests.amounts import amount
 from tests.golden import recording
 from tests.property import plain_columns, random_values
 
@@ -65,7 +66,7 @@ def test_recorded_events_become_the_columns_that_their_fields_say(name: str, doc
 @pytest.mark.parametrize("documents", ["variant", "bson"])
 def test_random_events_become_the_columns_that_their_fields_say(documents: str) -> None:
     rng = random.Random(SEED)
-    events = [random_event(rng) for _ in range(600)]
+    events = [random_event(rng) for _ in range(amount(300, 600))]
     columns = EventColumns(COLUMNS, documents)
     batch = columns.batch(EventBlock.of_bson(events))
     batch.validate(full=True)

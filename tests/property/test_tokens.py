@@ -20,6 +20,7 @@ from tailrace.event import keystring
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.stage.check_resumability import ResumeStatus, compare_with_token
+from tests.amounts import amount
 from tests.property import random_values
 
 RANDOM = st.randoms(use_true_random=False)
@@ -56,14 +57,14 @@ def finite_number(rng: random.Random) -> tuple[int, bytes]:
             return type_, value
 
 
-@settings(max_examples=1500)
+@settings(max_examples=amount(250, 1500))
 @given(RANDOM)
 def test_a_number_comes_back_from_its_key_byte_for_byte(rng: random.Random) -> None:
     type_, value = finite_number(rng)
     assert decode(*keystring.encode(type_, value)) == (type_, value)
 
 
-@settings(max_examples=500)
+@settings(max_examples=amount(100, 500))
 @given(RANDOM)
 def test_keys_of_numbers_are_ordered_like_the_numbers_across_all_four_types(rng: random.Random) -> None:
     numbers = [finite_number(rng) for _ in range(6)]
@@ -77,7 +78,7 @@ def test_keys_of_numbers_are_ordered_like_the_numbers_across_all_four_types(rng:
             assert (left_key == right_key) == (number_of(*left) == number_of(*right))
 
 
-@settings(max_examples=300)
+@settings(max_examples=amount(60, 300))
 @given(RANDOM)
 def test_a_document_with_all_types_comes_back_from_its_token(rng: random.Random) -> None:
     document = random_values.document(rng)
@@ -117,7 +118,7 @@ def test_random_bytes_are_a_token_or_an_invalid_resume_token(key: bytes, type_bi
     assert is_token_or_refused(lambda: ResumeToken.from_hex(key.hex(), type_bits))
 
 
-@settings(max_examples=500)
+@settings(max_examples=amount(100, 500))
 @given(RANDOM)
 def test_a_damaged_token_is_a_token_or_an_invalid_resume_token(rng: random.Random) -> None:
     token = ResumeToken(
