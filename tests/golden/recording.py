@@ -63,9 +63,9 @@ class RecordedStream:
     error: StreamError | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recording:
-    """One workload on one server version."""
+    """One workload on one server version. Equal to itself alone, so that what is made of it can be kept for it."""
 
     name: str
     server: str

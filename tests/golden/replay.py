@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import bson
@@ -40,18 +40,14 @@ EVERYTHING = 1 << 62
 BEGINNING = ClusterTime.of(1, 0)
 
 
+@lru_cache(maxsize=8)
 def entry_filter(query: bytes | None) -> Callable[[bytes], bool]:
     """The query as a test of raw entries, by our own query language."""
     if query is None:
         return lambda entry: True
     compiled = compile_stages([bson.encode({"$match": RawBSONDocument(query)})])
-    return lambda entry: compiled.apply(entry) is not None
-
-
-@lru_cache(maxsize=8)
-def _times(entries: tuple[bytes, ...]) -> list[ClusterTime]:
-    """Kept, since each of a recording's hundred streams is replayed several times."""
-    return [entry_time(entry) for entry in entries]
+    # Each answer is kept too: a recording is read again and again, in other batches.
+    return cache(lambda entry: compiled.apply(entry) is not None)
 
 
 class MemoryOplog:
@@ -59,7 +55,7 @@ class MemoryOplog:
 
     def __init__(self, entries: Sequence[bytes], pre_images: Iterable[bytes], documents: Documents) -> None:
         self.entries = entries
-        self.times = _times(tuple(entries))
+        self.times = [entry_time(entry) for entry in entries]
         self._by_time = dict(zip(self.times, entries, strict=True))
         self._pre_images = {
             _pre_image_key(stored): bytes(stored["preImage"].raw) for stored in map(RawBSONDocument, pre_images)
@@ -173,8 +169,9 @@ class OurStream:
         self.error = StreamError(error.code or 0, error.message, frozenset(error.labels))
 
 
+@lru_cache(maxsize=2)
 def memory_of(recording: Recording) -> MemoryOplog:
-    """A recording's oplog and images."""
+    """A recording's oplog and images. Kept, since each of its hundred streams is replayed several times."""
     documents = {
         (stored["ns"], bytes(stored["documentKey"].raw)): None
         if stored["document"] is None

@@ -49,9 +49,9 @@ class ShardedStream:
     closed: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShardedRecording:
-    """One run on one server version."""
+    """One run on one server version. Equal to itself alone, so that what is made of it can be kept for it."""
 
     name: str
     server: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -49,8 +50,13 @@ from tests.property.working import drive_by
 def memory_of(recording: ShardedRecording, member: str, images: Images | None = None) -> MemoryOplog:
     """One member's oplog. Without ``images`` the collections are gone, as when most streams were recorded."""
     if images is None:
-        return MemoryOplog(recording.oplogs[member], (), lambda lookups: [None] * len(lookups))
+        return _oplog_of(recording, member)
     return MemoryOplog(recording.oplogs[member], images.pre_images[member], images.documents)
+
+
+@lru_cache(maxsize=32)
+def _oplog_of(recording: ShardedRecording, member: str) -> MemoryOplog:
+    return MemoryOplog(recording.oplogs[member], (), lambda lookups: [None] * len(lookups))
 
 
 class Images:

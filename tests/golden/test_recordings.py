@@ -9,6 +9,7 @@ import bson
 import pytest
 
 from tailrace.oplog.cluster_time import ClusterTime
+from tests.amounts import WHOLE
 from tests.differential.first_difference import first_difference
 from tests.golden import recording
 from tests.golden.recording import (
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 
 GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["gaps"]
 STREAMS = recording.streams()
+#: Entries in a batch, beside all at once.
+CUTS = (3, 1) if WHOLE else (1,)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -50,10 +53,13 @@ def test_the_recordings_are_all_there() -> None:
 def _first_difference(source: Recording, stream: RecordedStream) -> str | None:
     """What differs first, or None: the events, the error, and each reply's post-batch resume token."""
     try:
-        for entries_max in (1 << 30, 3, 1):
-            if problem := _difference_of_run(source, stream, entries_max):
+        everything = _run(source, stream, 1 << 30)
+        if problem := _difference_of_run(stream, everything):
+            return f"all entries at once: {problem}"
+        for entries_max in CUTS:
+            if problem := _difference_of_run(stream, _run(source, stream, entries_max)):
                 return f"{entries_max} entries a batch: {problem}"
-        return _difference_of_tokens(source, stream)
+        return _difference_of_tokens(source, stream, everything)
     except (AssertionError, KeyError, NotImplementedError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -79,9 +85,13 @@ def _reads_to_the_end(stream: RecordedStream) -> bool:
     return stream.replies[-1].closed or token_is_high_water_mark(stream.replies[-1].post_batch_resume_token)
 
 
-def _difference_of_run(source: Recording, stream: RecordedStream, entries_max: int) -> str | None:
+def _run(source: Recording, stream: RecordedStream, entries_max: int) -> OurStream:
     ours = _open(source, stream)
     ours.advance(_end(source, stream), entries_max=entries_max)
+    return ours
+
+
+def _difference_of_run(stream: RecordedStream, ours: OurStream) -> str | None:
     compared = ours.events if _reads_to_the_end(stream) else ours.events[: len(stream.events)]
     for index, (expected, got) in enumerate(zip(stream.events, compared, strict=False)):
         if expected != got:
@@ -94,12 +104,10 @@ def _difference_of_run(source: Recording, stream: RecordedStream, entries_max: i
     return None
 
 
-def _difference_of_tokens(source: Recording, stream: RecordedStream) -> str | None:
+def _difference_of_tokens(source: Recording, stream: RecordedStream, everything: OurStream) -> str | None:
     """A high-water mark must be ours after the same time; an event's token must be that of the last event given."""
     if stream.error is not None:
         return None
-    everything = _open(source, stream)
-    everything.advance(_end(source, stream))
     ours = _open(source, stream)
     start = ours.resume_token
     given = 0

@@ -14,6 +14,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace import raw_bson
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tests.amounts import WHOLE, amount
 from tests.differential.first_difference import first_difference
 from tests.golden import sharded_recording
 from tests.golden.recording import token_is_high_water_mark, token_time
@@ -26,6 +27,9 @@ GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml")
 RECORDINGS = {name: sharded_recording.load(name) for name in sharded_recording.names()}
 ROUTED = "migration_6.0.27"
 ALL_AT_ONCE = 1 << 30
+#: Entries in a batch, and entries that are read of a shard before the next is chosen.
+CUTS = (ALL_AT_ONCE, 7, 1) if WHOLE else (ALL_AT_ONCE, 1)
+STRIDES = (ALL_AT_ONCE, 20, 1) if WHOLE else (ALL_AT_ONCE, 5)
 
 
 def _named(kind: Callable[[ShardedRecording], tuple[ShardedStream, ...]]) -> dict[str, tuple[str, int]]:
@@ -67,7 +71,7 @@ def _shard_difference(recording: ShardedRecording, stream: ShardedStream) -> str
     """Events, the last reply's post-batch resume token, and whether the cursor was closed."""
     # The catalog has a collection's shard key while the collection exists.
     keys = recording.shard_keys if stream.before_drop else {}
-    for entries_max in (ALL_AT_ONCE, 7, 1):
+    for entries_max in CUTS:
         ours = ShardPart(memory_of(recording, stream.member), recording.server, stream.database, stream.command, keys)
         if (first := ours.resume_token) != stream.reply_tokens[0]:
             return f"first token {bson.decode(first)}"
@@ -81,7 +85,7 @@ def _shard_difference(recording: ShardedRecording, stream: ShardedStream) -> str
     return None
 
 
-@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("name", ROUTER_STREAMS)
 def test_the_merged_stream_is_the_router_s(name: str, stride: int) -> None:
     recording_name, index = ROUTER_STREAMS[name]
@@ -93,7 +97,7 @@ def test_the_merged_stream_is_the_router_s(name: str, stride: int) -> None:
     assert ours.opened == []
 
 
-@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("name", WITH_A_NEW_SHARD)
 def test_it_is_the_same_when_the_shard_is_met_on_the_way(name: str, stride: int) -> None:
     recording_name, index = ROUTER_STREAMS[name]
@@ -108,7 +112,7 @@ def test_it_is_the_same_when_the_shard_is_met_on_the_way(name: str, stride: int)
     assert {opened.name for opened in ours.opened} == set(recording.shards) - set(known)
 
 
-@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("index", range(3))
 def test_images_come_from_each_event_s_own_shard_and_documents_from_wherever_they_are(index: int, stride: int) -> None:
     recording = RECORDINGS["definitions_6.0.27"]
@@ -212,7 +216,7 @@ def _time_of(key: str) -> ClusterTime:
     return ClusterTime(int(key[2:18], 16))
 
 
-@pytest.mark.parametrize("stride", [ALL_AT_ONCE, 20, 1])
+@pytest.mark.parametrize("stride", STRIDES)
 def test_a_stream_that_was_open_while_a_shard_was_added_sees_the_new_shard_from_its_first_event(stride: int) -> None:
     recording = RECORDINGS[ROUTED]
     assert recording.live_token is not None
@@ -252,7 +256,7 @@ def test_a_resume_at_any_token_and_any_high_water_mark_of_a_merged_stream_gives_
             rest += 1
         places.append((token, rest))
     added = added_at(recording.name)
-    for token, given in places[:: max(1, len(places) // 40)]:
+    for token, given in places[:: max(1, len(places) // amount(8, 40))]:
         time = token_time(token)
         stage = {k: v for k, v in command["pipeline"][0]["$changeStream"].items() if not k.startswith("start")}
         resumed = {**command, "pipeline": [{"$changeStream": {**stage, "startAfter": bson.decode(token)}}]}

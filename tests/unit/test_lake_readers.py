@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import amount
 from tests.unit.lake_readers import READERS, growing, read_often
 
 
-@pytest.fixture(scope="module", params=[15, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[amount(6, 15), pytest.param(1000, marks=pytest.mark.slow)])
 def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """A lake that grows and is compacted until the module's tests are done, and how often to read it."""
     root = tmp_path_factory.mktemp("growing") / "lake"
