@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import resource
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,6 +21,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.source.mongod import MongodSource
+from tests import commands
 from tests.differential.test_archive_live import archive_now, archiving, entries_of, wait_for
 
 pytestmark = pytest.mark.mongod
@@ -31,18 +30,11 @@ pytestmark = pytest.mark.mongod
 def run_archive(uri: str, folder: Path, *, room: int | None) -> subprocess.CompletedProcess[str]:
     """``tailrace archive --once`` with files of at most ``room`` bytes, which is how a full disk looks to a writer."""
 
-    def limit() -> None:
-        if room is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-
-    return subprocess.run(
-        [sys.executable, "-m", "tailrace", "archive", uri, str(folder), "--once", "--segment-bytes", "300k"],
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    code = "import resource, sys\nfrom tailrace.cli.main import main\n"
+    if room is not None:
+        code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))\n"
+    code += "sys.exit(main(sys.argv[1:]))"
+    return commands.run_text("archive", uri, str(folder), "--once", "--segment-bytes", "300k", code=code)
 
 
 @pytest.mark.parametrize("images", [False, True])

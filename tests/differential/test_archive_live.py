@@ -6,8 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +33,7 @@ from tailrace.plan.plan import build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
+from tests import commands
 from tests.differential.test_source_live import fill, wait_until_truncated
 from tests.sharded.workload import spread
 
@@ -84,12 +83,12 @@ def test_a_writer_that_is_killed_again_and_again_archives_each_entry_once(
     replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
     folder = tmp_path / "archive"
-    command = [sys.executable, "-m", "tailrace", "archive", replica_set.uri, str(folder), "--from", "now"]
+    command = ["archive", replica_set.uri, str(folder), "--from", "now"]
     command += ["--segment-bytes", "50k", "--segment-seconds", "0.1"]
     rng = random.Random(7)
     with MongoClient[dict[str, Any]](replica_set.uri) as client:
         for life in range(4):
-            running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            running = commands.Command(*command)
             end = time.monotonic() + 1.5 + rng.random()
             while time.monotonic() < end:
                 client.archived.c.insert_many([{"count": life, "ts": "x" * 200} for _ in range(50)])

@@ -6,8 +6,6 @@ There was no asynchronous client: programs had to run a stream in a thread of th
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from pymongo.errors import InvalidOperation, NetworkTimeout, OperationFailure
 
 import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests import commands
 from tests.differential.auth import PASSWORD, add_user, mongod_with_users, uri_of
 from tests.patience import patiently_awaited
 from tests.sharded.workload import spread
@@ -183,7 +182,8 @@ def test_the_clients_own_limit_bounds_each_call(connect: Connect) -> None:
 
 
 _FORGOTTEN = """
-import asyncio, sys, tailrace
+import asyncio, sys, tailrace, warnings
+warnings.simplefilter("ignore")
 async def program():
     client = tailrace.AsyncMongoClient(sys.argv[1], engine=sys.argv[3])
     stream = await client.habits.c.watch(max_await_time_ms=300)
@@ -201,8 +201,7 @@ asyncio.run(program())
 @pytest.mark.parametrize("how", ["left", "waiting", "raises"])
 @pytest.mark.parametrize("engine", ["server", "oplog"])
 def test_a_forgotten_stream_leaves_no_traceback(replica_set: ReplicaSet, engine: str, how: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", _FORGOTTEN, replica_set.uri, how, engine]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = commands.run_text(replica_set.uri, how, engine, code=_FORGOTTEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

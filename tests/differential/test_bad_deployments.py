@@ -7,7 +7,6 @@ import logging
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -18,6 +17,7 @@ import pytest
 from tailrace.client import AsyncClient
 from tailrace.embedded import Mongod, ReplicaSet, find_mongod
 from tailrace.source.mongod import MongodSource
+from tests import commands
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.beside import connect, event_loop, kind, on, outcome
 
@@ -27,7 +27,7 @@ WRONG = "wr0ng-s3cret"
 
 
 def tailrace(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "tailrace", *arguments], capture_output=True, timeout=300, check=False)
+    return commands.run(*arguments)
 
 
 def assert_one_sentence(done: subprocess.CompletedProcess[bytes], pattern: str, *, status: int = 1) -> None:

@@ -24,6 +24,7 @@ from tailrace.errors import ChangeStreamHistoryLost, UsageError
 from tailrace.images.bucket import ImageStateError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
+from tests import commands
 from tests.differential import documents as docs
 from tests.differential.image_writes import raw_events, write
 
@@ -219,10 +220,10 @@ def test_the_command_line(replica_set: ReplicaSet, client: MongoClient[Any], tmp
     start = client.admin.command("ping")["operationTime"]
     orders.insert_one({"_id": 1, "n": 0})
     orders.update_one({"_id": 1}, {"$set": {"n": 1}})
-    command = [sys.executable, "-m", "tailrace", "watch", replica_set.uri, f"{NAME}.cli", "--format", "bson"]
+    command = ["watch", replica_set.uri, f"{NAME}.cli", "--format", "bson"]
     command += ["--full-document", "exact", "--full-document-before-change", "exact", "--images", str(tmp_path)]
     command += ["--start-at-operation-time", f"{start.time},{start.inc}", "--until", "2"]
-    done = subprocess.run(command, capture_output=True, check=False)
+    done = commands.run(*command)
     assert done.returncode == 0, done.stderr.decode()
     update = bson.decode_all(done.stdout)[1]
     assert update["fullDocument"] == {"_id": 1, "n": 1}

@@ -31,6 +31,7 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 import tailrace
 from tailrace.embedded import Mongod, ReplicaSet, ShardedCluster
 from tailrace.errors import ServerError, SourceError, TailraceError
+from tests import commands
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.differential.tcp_proxy import TcpProxy
 from tests.patience import patiently
@@ -302,13 +303,7 @@ def test_a_forgotten_stream_leaves_no_trace_on_the_terminal(
     """Every test closed its streams."""
     running = request.getfixturevalue("sharded_cluster" if kind == "sharded" else "replica_set")
     engine = "server" if kind == "server" else "oplog"
-    done = subprocess.run(
-        [sys.executable, "-c", _FORGOTTEN, running.uri, how, engine],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = commands.run_text(running.uri, how, engine, code=_FORGOTTEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -349,8 +344,7 @@ def test_who_may_not_read_is_told_by_watch_itself(
 @pytest.mark.parametrize("arguments", [["--until", "now"], ["--until", "1"], []])
 def test_the_command_says_so_too_and_does_not_end_well(guarded: Mongod, arguments: list[str]) -> None:
     """With ``--until now`` it came to its end before its first read: exit status 0, and nothing printed."""
-    command = [sys.executable, "-m", "tailrace", "watch", uri_of(guarded, "nobody", PASSWORD), "shop", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = commands.run_text("watch", uri_of(guarded, "nobody", PASSWORD), "shop", *arguments)
     assert done.returncode == 1
     assert done.stdout == ""
     assert "may not read the oplog" in done.stderr
@@ -402,24 +396,7 @@ def test_a_quiet_terminal_says_what_it_watches_and_the_interrupt_how_to_go_on(re
         assert terminal.interrupt() == 130
         token = terminal.text.rpartition("--resume-after ")[2].split()[0]
         client.quiet.c.insert_one({"_id": "the second"})
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tailrace",
-            "watch",
-            "--until",
-            "1",
-            "--resume-after",
-            token,
-            replica_set.uri,
-            "quiet.c",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = commands.run_text("watch", "--until", "1", "--resume-after", token, replica_set.uri, "quiet.c")
     assert done.returncode == 0
     assert "the second" in done.stdout
     assert "the first" not in done.stdout
@@ -459,8 +436,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command(replica_set: ReplicaSet)
 
 def test_tls_to_a_server_without_it_is_told_as_that(replica_set: ReplicaSet) -> None:
     uri = f"{replica_set.uri}&tls=true&serverSelectionTimeoutMS=2000"
-    command = [sys.executable, "-m", "tailrace", "watch", uri]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = commands.run_text("watch", uri)
     assert done.returncode == 1
     assert "TLS" in done.stderr
     assert "tls=true" in done.stderr

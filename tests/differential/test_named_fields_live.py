@@ -7,8 +7,6 @@ tests none.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,6 +27,8 @@ from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.source.mongod import MongodSource
+from tests import commands
+from tests.amounts import WHOLE
 from tests.differential import named_fields
 from tests.differential.cursors import Pair, Sides
 from tests.differential.native import aggregate, read
@@ -78,6 +78,11 @@ class Written:
     end: Timestamp
     events: int
 
+    @property
+    def pushdowns(self) -> tuple[bool, ...]:
+        """With pushdown and without: what the plain stages do alone is the same on all versions."""
+        return (True, False) if WHOLE or self.server == "6.0.27" else (True,)
+
     def expected(
         self, scope: str = "database", options: dict[str, Any] | None = None, pipeline: tuple[Any, ...] = ()
     ) -> list[bytes]:
@@ -107,7 +112,7 @@ def test_watch_gives_the_servers_bytes(written: Written, scope: str, options: di
     expected = written.expected(scope, options)
     with ExitStack() as stack:
         source = stack.enter_context(closing(MongodSource(written.uri)))
-        for pushes_down in (True, False):
+        for pushes_down in written.pushdowns:
             assert _ours(source, written, scope, options, (), pushes_down=pushes_down) == expected
     assert scope != "database" or len(expected) == written.events
 
@@ -117,7 +122,7 @@ def test_a_pipeline_that_asks_for_them_gives_the_servers_bytes(written: Written,
     pipeline = PIPELINES[case]
     expected = written.expected("database", OPTIONS, pipeline)
     with closing(MongodSource(written.uri)) as source:
-        for pushes_down in (True, False):
+        for pushes_down in written.pushdowns:
             assert _ours(source, written, "database", OPTIONS, pipeline, pushes_down=pushes_down) == expected
     assert expected, "the case must say something"
 
@@ -167,9 +172,9 @@ def test_a_dump_replays_them(written: Written, tmp_path: Path, form: str) -> Non
         entries = [bytes(entry.raw) for entry in client.local["oplog.rs"].find().sort("$natural", 1)]
     (tmp_path / "oplog.bson").write_bytes(b"".join(entries))
     start = f"{written.start.time},{written.start.inc}"
-    command = [sys.executable, "-m", "tailrace", "replay", str(tmp_path), NAME, "--format", form]
+    command = ["replay", str(tmp_path), NAME, "--format", form]
     command += ["--server-version", written.server, "--start-at-operation-time", start]
-    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    done = commands.run(*command)
     assert (done.returncode, done.stderr) == (0, b"")
     expected = written.expected()
     if form == "bson":

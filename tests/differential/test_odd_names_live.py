@@ -6,8 +6,6 @@ are opened on collections only.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from tailrace.client import watch_scope
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import TailraceError, UsageError
 from tailrace.oplog.namespace import Scope
+from tests import commands
 from tests.differential.test_watch_live import both, note
 from tests.differential.wire import CommandError, Wire
 
@@ -138,7 +137,6 @@ def test_the_command_watch_passes_on_dates_that_python_cannot_hold(replica_set: 
         client.odd_dates.c.insert_one({"_id": 1, "when": DatetimeMS(2**60)})
     arguments = ["watch", replica_set.uri, "odd_dates", "--start-at-operation-time", f"{start.time},{start.inc}"]
     stages = ["--pipeline", '[{"$addFields": {"when": "$fullDocument.when"}}]', "--until", "1", "--format", "json"]
-    command = [sys.executable, "-m", "tailrace", *arguments, *stages]
-    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    done = commands.run(*arguments, *stages)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b'"when": {"$date": {"$numberLong": "1152921504606846976"}}}' in done.stdout

@@ -28,6 +28,7 @@ from tailrace.errors import ChangeStreamFatal, InvalidResumeToken, ServerError, 
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
+from tests import commands
 
 pytestmark = pytest.mark.mongod
 
@@ -331,7 +332,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command(*arguments), capture_output=True, timeout=_PATIENCE_S, check=False)
+    return commands.run(*arguments)
 
 
 def at(start: Timestamp) -> list[str]:

@@ -29,6 +29,8 @@ from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake.pipeline_file import load
 from tailrace.spark.source.offset import Offset
+from tests import commands
+from tests.amounts import amount
 
 TOKEN = ResumeToken.high_water_mark(ClusterTime.of(5, 6))
 
@@ -50,7 +52,7 @@ BAD_FILES: dict[str, Callable[[Path], Any]] = {
     "noise": lambda path: path.write_bytes(random.Random(7).randbytes(50_000)),
     "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe\xfa: [\x00"),
     "zeros": lambda path: path.write_bytes(bytes(10_000)),
-    "deep": lambda path: path.write_text("[" * 20_000),
+    "deep": lambda path: path.write_text("[\n" * 20_000),  # in lines: PyYAML looks for a key in each 1,024 characters
     "long number": lambda path: path.write_text("1" * 20_000),
     "long line": lambda path: path.write_text("x" * 2_000_000),
     "unreadable": _unreadable,
@@ -101,12 +103,12 @@ def test_replay_takes_the_dump_from_standard_input(tmp_path: Path) -> None:
     entry = {"ts": Timestamp(5, 1), "t": Int64(1), "v": Int64(2), "op": "i", "ns": "d.c", "o2": {"_id": 1}}
     entry |= {"ui": Binary(bytes(16), 4), "wall": __import__("datetime").datetime(2026, 1, 1), "o": {"_id": 1}}
     for form in ("json", "bson"):
-        command = [sys.executable, "-m", "tailrace", "replay", "-", "d.c", "--format", form]
-        done = subprocess.run(command, input=bson.encode(entry), capture_output=True, timeout=300, check=False)
+        command = ["replay", "-", "d.c", "--format", form]
+        done = commands.run(*command, input=bson.encode(entry))
         assert (done.returncode, done.stderr) == (0, b"")
         event = json.loads(done.stdout) if form == "json" else bson.decode(done.stdout)
         assert event["documentKey"] == {"_id": 1}
-    done = subprocess.run(command, input=b"noise", capture_output=True, timeout=300, check=False)
+    done = commands.run(*command, input=b"noise")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
 
@@ -114,7 +116,7 @@ def test_replay_takes_the_dump_from_standard_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[" * 5000, "nested too deeply"),
+        ("[\n" * 5000, "nested too deeply"),
         ("a: " + "1" * 5000, "digits"),
         ("source: {uri: 'mongodb://h'}\nlake: {path: a, path: b}", "'path' stands there twice"),
         ("source: {uri: 'mongodb://h'}\nlake: {path: a}\nsource: {}", "'source' stands there twice"),
@@ -144,7 +146,7 @@ def test_mutated_token_documents_end_in_our_errors(seed: int) -> None:
         bson.encode({"_data": TOKEN.data, "_typeBits": {"x": [1, 2.5, None]}}),
     ]
     refused = 0
-    for number in range(10_000):
+    for number in range(rounds := amount(2_000, 10_000)):
         damaged = bytearray(wholes[number % len(wholes)])
         for _ in range(rng.choice((1, 1, 2, 4))):
             damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 2, 3, 4, 127, 255, rng.randrange(256)))
@@ -152,7 +154,7 @@ def test_mutated_token_documents_end_in_our_errors(seed: int) -> None:
             _ = ResumeToken.parse(bytes(damaged)).parts
         except TailraceError as error:
             refused += bool(str(error))
-    assert refused > 5000
+    assert refused > rounds // 2
 
 
 @pytest.mark.parametrize("cut", [2, 4, 10, 17, -4, -1])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from tailrace.cli import main as main_module
 from tailrace.cli.main import main
 from tailrace.spark.lake.pipeline_file import load
+from tests import commands
 
 SECRET = "tr0ub4dor"
 URI = f"mongodb://ann:{SECRET}@127.0.0.1:1/?serverSelectionTimeoutMS=50"
@@ -86,7 +85,7 @@ def test_a_pipeline_file_takes_the_uri_from_the_environment_or_a_file_too(tmp_pa
 )
 def test_wrong_usage_does_not_show_the_password(arguments: list[str]) -> None:
     """argparse quotes what it does not understand; only our own sentences were masked."""
-    done = subprocess.run([sys.executable, "-m", "tailrace", *arguments], capture_output=True, text=True, check=False)
+    done = commands.run_text(*arguments)
     assert done.returncode == 2
     assert "usage: tailrace" in done.stderr
     assert SECRET not in done.stdout + done.stderr

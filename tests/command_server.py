@@ -1,0 +1,105 @@
+"""Forks ``tailrace`` commands, and programs, from a process that has imported what they need.
+
+    python -m tests.command_server FD
+
+Every message on the socket asks for one command, and brings its three standard files and a socket that is told its
+process id and, at its end, its status. The end of the socket is ours. ``tests/commands.py`` starts it.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from tailrace.cli.main import main
+from tailrace.client import kernel_loader
+
+_COMMANDS = ("archive", "doctor", "explanation", "gateway", "replay", "streams", "token", "watch")
+#: Of the gateway, which imports its server when it starts.
+_MORE = ("tailrace.gateway.process", "tailrace.gateway.server", "tailrace.source.mongod", "tailrace.archive")
+MESSAGE_BYTES_MAX = 1 << 17
+
+
+def import_everything() -> None:
+    for name in (*(f"tailrace.cli.{command}" for command in _COMMANDS), *_MORE):
+        import_module(name)
+    stamp = kernel_loader._stamp()
+    if stamp is not None and kernel_loader._is_compiled(stamp):
+        for name in kernel_loader._MODULES:
+            import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def serve(control: socket.socket) -> dict[str, Any]:
+    """Give back a request in the process that is to carry it out; in this one never."""
+    waiting = selectors.DefaultSelector()
+    waiting.register(control, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            if key.fileobj is not control:
+                pid, told = key.data
+                _, status = os.waitpid(pid, 0)
+                waiting.unregister(key.fileobj)
+                os.close(key.fd)
+                told.send(str(os.waitstatus_to_exitcode(status)).encode())
+                told.close()
+                continue
+            message, ancillary, _, _ = control.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4 * 4))
+            if not message:
+                os._exit(0)
+            files = array.array("i")
+            for _, _, data in ancillary:
+                files.frombytes(data[: 4 * 4])
+            pid = os.fork()
+            if pid == 0:
+                for number in range(3):
+                    os.dup2(files[number], number)
+                # By their objects: each would close its number once more, when it is a file of the command's.
+                for other in waiting.get_map().values():
+                    if other.data is not None:
+                        other.data[1].close()
+                waiting.close()
+                control.close()
+                os.closerange(3, 1024)
+                return dict(json.loads(message))
+            for number in range(3):
+                os.close(files[number])
+            told = socket.socket(fileno=files[3])
+            told.send(str(pid).encode())
+            waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, told))
+
+
+def carry_out(request: dict[str, Any]) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Those that are here already believe in what the server's own files can do: be sought in, for example.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    code = request["code"]
+    sys.argv = ["tailrace" if code is None else "-c", *request["arguments"]]
+    if code is None:
+        return main()
+    # A new one: this one's functions hold their module, which the end of the interpreter would let go of too late for
+    # what its objects say then.
+    sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+    return 0
+
+
+if __name__ == "__main__":
+    import_everything()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one at the terminal is for the tests
+    raise SystemExit(carry_out(serve(socket.socket(fileno=int(sys.argv[1])))))
