@@ -52,7 +52,7 @@ _ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4"])
+@pytest.mark.parametrize("version", ["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow)])
 def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp_path: Path) -> None:
     with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
         before = note(wire, "the gap begins")

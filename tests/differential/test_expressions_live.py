@@ -13,6 +13,7 @@ import pytest
 
 from tailrace.embedded import ReplicaSet
 from tailrace.expression.language.registry import OPERATORS
+from tests.amounts import amount
 from tests.differential import expression_grammar as grammar
 from tests.differential.fuzz_expressions import Server, Totals, compare_stage, fuzz
 from tests.differential.icu import WITHOUT_ICU
@@ -27,12 +28,13 @@ def server(replica_set: ReplicaSet) -> Server:
 
 @pytest.mark.parametrize("seed", [1001, 1002, 1003])
 def test_random_stages_give_the_servers_bytes_and_error_codes(server: Server, seed: int) -> None:
-    totals = fuzz(server, seed, 250)
-    assert totals.comparisons > 1000
+    stages = amount(80, 250)
+    totals = fuzz(server, seed, stages)
+    assert totals.comparisons > 4 * stages
     assert totals.differences == []
 
 
-@pytest.mark.parametrize("stages", [4, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stages", [amount(2, 4), pytest.param(12, marks=pytest.mark.slow)])
 def test_every_operator_gives_the_servers_bytes_and_error_codes(server: Server, stages: int) -> None:
     names = sorted(set(grammar.Grammar(grammar.random.Random(0)).all))
     whole = Totals()

@@ -55,7 +55,7 @@ def proxied(target: str, kind: type[Any], **options: Any) -> Iterator[tuple[list
             yield list(proxies.values()), streams
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@all_versions
 def test_a_killed_member_is_an_error_that_leaves_the_stream_open(
     start_replica_set: StartReplicaSet, version: str
 ) -> None:
