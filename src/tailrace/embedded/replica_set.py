@@ -279,7 +279,6 @@ class ReplicaSet:
                 password=self._root_password if known else None,
                 serverSelectionTimeoutMS=2000,
                 socketTimeoutMS=30_000,
-                heartbeatFrequencyMS=500,
                 appname="tailrace.embedded",
             )
         return self._clients[number]

@@ -95,7 +95,6 @@ class Connections:
                 self._clients[member] = pymongo.MongoClient(
                     f"mongodb://{user}{hosts}/?replicaSet={replica_set.name}{source}",
                     serverSelectionTimeoutMS=30_000,
-                    heartbeatFrequencyMS=500,
                     retryReads=False,  # what may be sent again is decided here: to PyMongo every command is a read
                     appname="tailrace.embedded.router",
                 )
