@@ -54,18 +54,17 @@ def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
 #: or more; those that compute and those that wait alternate, and so do few JVMs run at once.
 LONGEST_FIRST = (
     "spark/test_snapshot.py",  # with it all files of the Spark session
-    "differential/test_failures_live.py",
     "docs/test_pages.py",
+    "sharded/test_exact_images.py",  # with it and with the next one the files that ask for the shared cluster
+    "differential/test_habits_live.py",
+    "differential/test_failures_live.py",
     "consumer/test_ordeal.py",
+    "spark/test_demo_command.py",
     "spark/test_run_command.py",
     "sharded/test_removed_shards.py",
     "spark/test_cluster.py",
-    "differential/test_habits_live.py",
-    "spark/test_lake_crash.py",
     "gateway/test_stop.py",
-    "spark/test_lake_gap.py",
     "differential/test_watch_live.py",
-    "spark/test_lake_lookups.py",
 )
 #: Then come the folders whose files take longest.
 FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "spec", "embedded", "golden", "property")
@@ -85,23 +84,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs a file, as ever, but one runs all files that ask for the Spark session: the first queries of a
-    session take 25 s of processor, more than all others, and each process would have a session of its own."""
+    """One process runs a file, as ever, but one runs all files of a ``group_of`` them."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler.loadfile import LoadFileScheduling
 
-    class OneSparkSession(LoadFileScheduling):
+    class Groups(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::", 1)[0]
-            return "the Spark session" if asks_for_spark(config.rootpath / file) else file
+            return group_of(config.rootpath / nodeid.split("::", 1)[0])
 
-    return OneSparkSession(config, log)
+    return Groups(config, log)
+
+
+#: Folders by the process that runs those of their files that ask for the shared cluster: two take about as long.
+_CLUSTER_GROUPS = {"sharded": "other clusters", "spark": "other clusters", "tables": "other clusters"}
+#: Too long to wait for others, or for others to wait for.
+_ALONE = ("docs/test_pages.py",)
 
 
 @functools.cache
-def asks_for_spark(file: Path) -> bool:
-    return re.search(r"\bspark: SparkSession\b", file.read_text()) is not None
+def group_of(file: Path) -> str:
+    """The files that one process runs one after the other: those that ask for the Spark session, whose first queries
+    take 25 s of processor, more than all others; and those that ask for the shared cluster, whose four servers take 5 s
+    to begin with and 1 % of a processor while they wait. Each process would have a session and a cluster of its own."""
+    name, text = file.relative_to(Path(__file__).parent).as_posix(), file.read_text()
+    if re.search(r"\bspark: SparkSession\b|\btailrace_run: Callable\b", text):
+        return "the Spark session"
+    if name not in _ALONE and re.search(r"\bsharded_cluster: ShardedCluster\b", text):
+        return _CLUSTER_GROUPS.get(file.parent.name, "clusters")
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -141,13 +152,41 @@ def start_replica_set() -> Iterator[Callable[..., ReplicaSet]]:
         yield start
 
 
-@pytest.fixture(scope="session")
-def sharded_cluster() -> Iterator[ShardedCluster]:
+_shared_clusters: list[ShardedCluster] = []
+
+
+@pytest.fixture(scope="module")
+def sharded_cluster() -> ShardedCluster:
     """Three shards of mongod 6.0.27 with fail points, no-ops at the server's default of 10 s, shared by all modules:
     use databases of your own, drop nothing of others, and leave shards as they were. Take ``start_sharded_cluster`` for
     a test that adds a shard, kills or steps down."""
-    with ShardedCluster(3, enable_test_commands=True) as running:
-        yield running
+    if not _shared_clusters:
+        cluster = ShardedCluster(3, enable_test_commands=True)
+        cluster.__enter__()
+        _shared_clusters.append(cluster)
+    return _shared_clusters[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """The shared cluster goes when the next file does not ask for it."""
+    try:
+        return (yield)
+    finally:
+        if _shared_clusters and (nextitem is None or "sharded_cluster" not in fixtures_of(nextitem)):
+            _shared_clusters.pop().close()
+
+
+def fixtures_of(item: pytest.Item) -> set[str]:
+    """What the tests of the item's file ask for."""
+    known = item.session.stash.setdefault(_FIXTURES, {})
+    if not known:
+        for one in item.session.items:
+            known.setdefault(one.path, set()).update(getattr(one, "fixturenames", ()))
+    return known[item.path]
+
+
+_FIXTURES = pytest.StashKey[dict[Path, set[str]]]()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def replica_set(server_version: str, request: pytest.FixtureRequest) -> Iterator
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sharded_cluster(server_version: str, request: pytest.FixtureRequest) -> Iterator[ShardedCluster]:
     """As ``replica_set``."""
     if server_version == VERSIONS[0]:

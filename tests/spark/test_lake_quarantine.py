@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tailrace import raw_bson
 from tailrace.demo.comparison import lake_events
-from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError, TailraceError
 from tailrace.event.quarantined import QuarantinedEvent
 from tailrace.lake.status import lake_status
@@ -29,7 +29,6 @@ from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.reading.slice_reader import read_slice
 from tailrace.spark.source.batch_reader import TailraceBatchReader
 from tailrace.spark.source.options import parse
-from tests.sharded import native
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest, server_events
 
@@ -176,31 +175,6 @@ def test_events_that_are_too_large_and_images_that_are_missing(replica_set: Repl
         required = {"fullDocumentBeforeChange": "required"}
         check(span(uri, middle, until, database="quarantined", **required), inserts, changes, code=47)
         client.drop_database("quarantined")
-
-
-def test_on_a_cluster_each_shard_puts_aside_what_fails_there(sharded_cluster: ShardedCluster) -> None:
-    router = sharded_cluster.router
-    first, second, *_ = sharded_cluster.shards
-    router.create_database("quarantined", first)
-    router.shard_collection("quarantined.c", {"_id": 1})
-    router.split("quarantined.c", {"_id": 10})
-    router.move_chunk("quarantined.c", {"_id": 10}, to=second)
-    start = router.fence()
-    router.insert_many("quarantined.c", [{"_id": number, "n": number % 4} for number in range(20)])
-    end = router.fence()
-    router.drop_database("quarantined")
-    low, high = ClusterTime.from_timestamp(start), ClusterTime.from_timestamp(end)
-    union = native.union(sharded_cluster, "quarantined", "c", start, end)
-    bad = [event for event in union if bson.decode(event)["fullDocument"]["n"] == 0]
-    assert (len(union), len(bad)) == (20, 5)
-    options = span(sharded_cluster.uri, low, high, database="quarantined", collection="c", pipeline=DIVIDE)
-    aside: list[QuarantinedEvent] = []
-    rows = read(options, aside=aside)
-    assert sorted(one.event for one in aside) == sorted(bad)
-    good = [event for event in union if event not in bad]
-    assert [row["token"] for row in rows] == [bson.decode(event)["_id"]["_data"] for event in good]
-    with pytest.raises(TailraceError, match="divide by zero"):
-        read(options, aside=None)
 
 
 def in_quarantine(lake: Path) -> list[dict[str, Any]]:
