@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,8 @@ from typing import Any
 
 import pymongo
 from pymongo.errors import PyMongoError
+
+from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -64,7 +64,7 @@ class Ordeal:
         self.effects = self._client[self.database + "_effects"]
         self._client.drop_database(self.effects.name)
         self.effects.create_collection("effects")
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Forked] = []
         self._written: dict[int, int] = dict.fromkeys(range(self.documents), 0)
         self._writer_error: BaseException | None = None
         self._rng = random.Random(self.seed)
@@ -113,8 +113,8 @@ class Ordeal:
         names = ("source", "target", "database", "in_transaction", "commit_every", "lease_seconds", "partitions")
         config = {name: getattr(self, name) for name in (*names, "pauses_one_in")}
         config["view"] = self.beside is not None
-        command = [sys.executable, "-m", "tests.consumer.ordeal_process", json.dumps(config)]
-        self._running.append(subprocess.Popen(command, cwd=ROOT))
+        config["parent"] = os.getpid()
+        self._running.append(Forked("tests.consumer.ordeal_process", [json.dumps(config)], cwd=ROOT))
 
     def _torment(self) -> None:
         """Kill one process and start another, or stop one in its handler until others have gone on in its place."""
@@ -195,7 +195,7 @@ class Ordeal:
         end = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < end, f"still waiting for {what}"
-            time.sleep(0.05)
+            time.sleep(0.2)  # to look takes some work
 
 
 def check_history(seen: list[dict[str, Any]], written: int, *, exactly_once: bool) -> None:

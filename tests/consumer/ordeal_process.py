@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pymongo
@@ -54,12 +55,11 @@ def handler_of(target: Any, *, in_transaction: bool, pauses_one_in: int) -> Any:
     return handle
 
 
-def end_with_the_parent() -> None:
+def end_with(parent: int) -> None:
     """A run that is killed leaves no processes behind."""
-    parent = os.getppid()
 
     def look() -> None:
-        while os.getppid() == parent:
+        while Path(f"/proc/{parent}").exists():
             time.sleep(1)
         os._exit(1)
 
@@ -68,7 +68,7 @@ def end_with_the_parent() -> None:
 
 def main() -> None:
     config = json.loads(sys.argv[1])
-    end_with_the_parent()
+    end_with(config["parent"])
     target = pymongo.MongoClient[Any](config["target"])[config["database"] + "_effects"]
     with tailrace.connect(config["source"]) as client:
         listener = Listener(

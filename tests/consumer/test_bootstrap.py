@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from tailrace.consumer import Change, Listener, MongoLeaseStore
 from tailrace.consumer.snapshots import oldest_time
 from tailrace.embedded import ReplicaSet
 from tests.consumer.shops import new_shop, until
+from tests.forked import Forked
 
 pytestmark = pytest.mark.mongod
 
@@ -84,11 +83,8 @@ def test_figure_4b_what_was_written_between_the_start_and_the_crash_is_handled(
         shop.orders.insert_many([{"_id": number} for number in range(300)])
     where = ["--database", shop.name, "--collection", "orders", "--resource", "orders", "--start", start]
     where += ["--store", f"{shop.name}.leases", "--lease-seconds", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tailrace", "listen", "handlers:hangs", *where],
-        cwd=tmp_path,
-        env={**os.environ, "TAILRACE_URI": members.uri},
-    )
+    env = {**os.environ, "TAILRACE_URI": members.uri}
+    process = Forked("tailrace", ["listen", "handlers:hangs", *where], cwd=tmp_path, env=env)
     try:
         store = MongoLeaseStore(shop["leases"])
         until(lambda: (lease := store.read("orders")) is not None and lease.position is not None)

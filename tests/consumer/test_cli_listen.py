@@ -1,4 +1,7 @@
-"""``tailrace listen`` and ``tailrace leases`` as processes: signals, statistics, errors in a sentence."""
+"""``tailrace listen`` and ``tailrace leases`` as processes: signals, statistics, errors in a sentence.
+
+Most of them are forked; one is started as users do it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,11 @@ from pymongo import MongoClient
 from tailrace.cli.main import main
 from tailrace.consumer import MongoLeaseStore
 from tailrace.embedded import ReplicaSet
+from tests.forked import Forked
 
+Process = subprocess.Popen[bytes] | Forked
 pytestmark = pytest.mark.mongod
+STATISTICS = r"statistics at (http://[\d.]+:\d+/metrics)"
 
 HANDLERS = """
 import time, os
@@ -65,29 +71,46 @@ class Commands:
         self.database = database
         self.store = MongoLeaseStore(database["leases"])
         self.environment = {**os.environ, "TAILRACE_URI": replica_set.uri, "SHOP": database.name}
-        self.running: list[subprocess.Popen[str]] = []
+        self.running: list[Process] = []
+        #: What each process has said on standard error, by its id.
+        self.said: dict[int, Path] = {}
         (directory / "handlers.py").write_text(HANDLERS)
 
-    def listen(self, handler: str, *more: str) -> subprocess.Popen[str]:
-        arguments = ["--database", self.database.name, "--collection", "orders", "--resource", "orders"]
-        arguments += ["--store", f"{self.database.name}.leases", *more]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tailrace", "listen", f"handlers:{handler}", *arguments],
-            cwd=self.directory,
-            env=self.environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def listen(self, handler: str, *more: str, as_users_do: bool = False) -> Process:
+        arguments = ["listen", f"handlers:{handler}", "--database", self.database.name, "--collection", "orders"]
+        arguments += ["--resource", "orders", "--store", f"{self.database.name}.leases", *more]
+        errors = self.directory / f"errors-{len(self.running)}"
+        process: Process
+        if as_users_do:
+            with errors.open("w") as sink:
+                command = [sys.executable, "-m", "tailrace", *arguments]
+                process = subprocess.Popen(command, cwd=self.directory, env=self.environment, stderr=sink)
+        else:
+            process = Forked("tailrace", arguments, cwd=self.directory, env=self.environment, errors=errors)
+        self.said[process.pid] = errors
         self.running.append(process)
         return process
 
-    def until(self, holds: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> None:
+    def until(self, holds: Callable[[], Any], process: Process | None = None) -> None:
         end = time.monotonic() + 300
         while not holds():
             if process is not None and process.poll() is not None:
-                pytest.fail(f"the listener has ended: {process.stderr and process.stderr.read()}")
+                pytest.fail(f"the listener has ended: {self.said[process.pid].read_text()}")
             assert time.monotonic() < end, "it has not come so far"
             time.sleep(0.05)
+
+    def told(self, process: Process, pattern: str, times: int = 1) -> list[str]:
+        """What the process, and those that it has started, say on standard error so many times. (Their lines may come
+        into each other where Python does not buffer.)"""
+        while True:
+            ended = process.poll() is not None
+            text = self.said[process.pid].read_text() if self.said[process.pid].exists() else ""
+            found = re.findall(pattern, text)
+            if len(found) >= times:
+                return found
+            if ended:
+                pytest.fail(f"nothing was said of {pattern}: {text}")
+            time.sleep(0.02)
 
     def lines(self, name: str) -> list[str]:
         file = self.directory / name
@@ -108,11 +131,11 @@ def commands(replica_set: ReplicaSet, tmp_path: Path, request: pytest.FixtureReq
 
 def test_a_signal_finishes_the_change_in_hand_and_releases_the_lease(commands: Commands) -> None:
     commands.database.orders.insert_many([{"_id": 1}, {"_id": 2}])
-    process = commands.listen("slowly", "--metrics", "127.0.0.1:0")
+    process = commands.listen("slowly", "--metrics", "127.0.0.1:0", as_users_do=True)
     commands.until(lambda: commands.lines("begun"), process)
-    check_statistics(line_with(process, "statistics at").split()[-1])
+    check_statistics(*commands.told(process, STATISTICS))
     process.send_signal(signal.SIGTERM)
-    line_with(process, "stopping")
+    commands.told(process, "stopping")
     (commands.directory / "go").touch()
     assert process.wait(300) == 0
     assert commands.lines("done") == ["1"]
@@ -123,14 +146,6 @@ def test_a_signal_finishes_the_change_in_hand_and_releases_the_lease(commands: C
     commands.until(lambda: commands.lines("done") == ["1", "2"], second)
     second.send_signal(signal.SIGINT)
     assert second.wait(300) == 0
-
-
-def line_with(process: subprocess.Popen[str], words: str) -> str:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if words in line:
-            return line
-    pytest.fail(f"nothing was said of {words}")
 
 
 def statistics(url: str) -> dict[str, float]:
@@ -158,7 +173,7 @@ def test_poison_goes_to_the_dead_letters_and_the_listener_goes_on(commands: Comm
         "fails_at_two",
         *("--retries", "1", "--dead-letters", f"{commands.database.name}.deadLetters", "--metrics", "127.0.0.1:0"),
     )
-    url = line_with(process, "statistics at").split()[-1]
+    (url,) = commands.told(process, STATISTICS)
     commands.until(lambda: commands.lines("done") == ["1", "3"], process)
     commands.until(lambda: statistics(url)["commits_total"] >= 3, process)
     counted = statistics(url)
@@ -246,7 +261,7 @@ def owners_of_lanes(commands: Commands) -> list[str]:
     return [lease.owner for lease in found if lease is not None and lease.owner is not None]
 
 
-def listen_in_two_processes(commands: Commands, *more: str, handler: str = "politely") -> subprocess.Popen[str]:
+def listen_in_two_processes(commands: Commands, *more: str, handler: str = "politely") -> Process:
     """Four lanes, two of them in each process."""
     process = commands.listen(handler, "--partitions", "4", "--processes", "2", *more)
 
@@ -265,7 +280,7 @@ def process_of(owner: str) -> int:
 
 def test_one_command_shares_its_lanes_among_processes(commands: Commands) -> None:
     process = listen_in_two_processes(commands, "--metrics", "127.0.0.1:0")
-    urls = [line_with(process, "statistics at").split()[-1] for _ in range(2)]
+    urls = commands.told(process, STATISTICS, 2)
     assert len({process_of(owner) for owner in owners_of_lanes(commands)} - {process.pid}) == 2
     commands.database.orders.insert_many([{"_id": number} for number in range(60)])
     commands.until(lambda: sum(statistics(url)["commits_total"] for url in urls) >= 60, process)
@@ -282,7 +297,7 @@ def test_when_one_process_is_killed_the_command_stops_the_others_and_says_so(com
     killed = process_of(owners_of_lanes(commands)[0])
     os.kill(killed, signal.SIGKILL)
     assert process.wait(300) == 1
-    line_with(process, f"process {killed} was ended by SIGKILL; the others have been stopped")
+    commands.told(process, f"process {killed} was ended by SIGKILL; the others have been stopped")
     assert {process_of(owner) for owner in owners_of_lanes(commands)} <= {killed}
     commands.database.orders.insert_many([{"_id": number} for number in range(60)])
     second = listen_in_two_processes(commands, "--lease-seconds", "2")
@@ -299,8 +314,7 @@ def test_a_supervisor_may_signal_each_process_too(commands: Commands) -> None:
     commands.until(lambda: len(commands.lines("begun")) == 4, process)
     parts = {process_of(owner) for owner in owners_of_lanes(commands)}
     process.send_signal(signal.SIGTERM)
-    for _ in parts:
-        line_with(process, "stopping")  # told by the command
+    commands.told(process, "stopping", len(parts))  # told by the command
     for part in parts:
         os.kill(part, signal.SIGTERM)
     (commands.directory / "go").touch()
@@ -321,8 +335,7 @@ def test_an_error_in_one_process_ends_the_command_with_it(commands: Commands) ->
     commands.database.orders.insert_many([{"_id": number} for number in range(20)])
     process = commands.listen("fails", "--partitions", "4", "--processes", "2")
     assert process.wait(300) == 1
-    assert process.stderr is not None
-    said = process.stderr.read()
+    said = commands.said[process.pid].read_text()
     assert "raised ValueError in handlers.py, line 18," in said
     assert "Traceback" not in said
     assert owners_of_lanes(commands) == []
@@ -370,8 +383,7 @@ def test_a_handler_that_raises_ends_the_command_with_the_position_kept(commands:
     commands.database.orders.insert_one({"_id": 1})
     process = commands.listen("fails")
     assert process.wait(300) == 1
-    assert process.stderr is not None
-    said = process.stderr.read()
+    said = commands.said[process.pid].read_text()
     assert "raised ValueError in handlers.py, line 18," in said
     assert ": no. The position stands before this change" in said
     assert "Traceback" not in said

@@ -14,6 +14,7 @@ import pytest
 
 import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.amounts import amount
 from tests.consumer import ordeal_view
 from tests.consumer.ordeal import Ordeal, check, check_history
 from tests.sharded.mongos import Mongos
@@ -35,9 +36,9 @@ def test_four_processes_through_a_kill_and_a_stop(replica_set: ReplicaSet, capsy
             replica_set.uri,
             "ordeal",
             writer(client, "ordeal"),
-            800,
+            amount(300, 800),
             20,
-            pauses_one_in=20,
+            pauses_one_in=5,
             beside=ordeal_view.acting_on(client["ordeal"]),
             has_settled=ordeal_view.settled(client),
         )
@@ -175,9 +176,8 @@ def test_transactions_over_a_cluster_while_chunks_move(
     replica_set: ReplicaSet, start_sharded_cluster: Callable[..., ShardedCluster], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A slice of the longer ones below."""
-    over_a_cluster(
-        start_sharded_cluster(shards=2), replica_set, capsys, 500, documents=20, in_transaction=True, pauses_one_in=20
-    )
+    cluster, options = start_sharded_cluster(shards=2), {"in_transaction": True, "pauses_one_in": 5}
+    over_a_cluster(cluster, replica_set, capsys, amount(250, 500), documents=20, **options)
     with pymongo.MongoClient[Any](replica_set.uri) as client:
         client.drop_database("ordeal_effects")
 

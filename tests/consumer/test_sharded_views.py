@@ -27,7 +27,9 @@ CUSTOMERS = ["ann", "bob", "cyd", 4]
 TARGETS = {"orders": {"region": 1, "_id": 1}, "carts": {"customer_id": 1}, "hashed": {"_id": "hashed"}}
 
 
-@pytest.fixture(scope="module", params=["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow), "4.4.2"])
+@pytest.fixture(
+    scope="module", params=["6.0.27", *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
+)
 def shop(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A cluster with the collections, and a client that is connected to its mongos."""
     with ShardedCluster(2, version=request.param) as cluster:
