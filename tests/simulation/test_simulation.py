@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tailrace.consumer.rules.errors import LeaseLost
+from tests.amounts import amount
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.process import Process
 from tests.simulation.servers import BrokenPromiseError
 from tests.simulation.simulation import Simulation, simulate
 
-SLICE = 250
+SLICE = amount(100, 250)
 
 
 def test_every_promise_holds_whatever_goes_wrong() -> None:
