@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tailrace.cli.main import main
 from tailrace.spark import local_session
 
 
@@ -16,3 +18,36 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")  # streams that are meant to fail would print their stacks
     yield session
     session.stop()
+
+
+class GoesOn:
+    """A session that goes on when it is stopped."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def tailrace_run(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """``tailrace_run("pipeline.yaml", "--verify", uri=...)``: the command in this process, with the tests' session,
+    which goes on when the command ends: its exit status, what it prints, and its errors. A process and a session of its
+    own cost 12 s of processor: test_run_command.py has those too. ``TEST_URI`` is for the pipeline file."""
+    monkeypatch.setattr("tailrace.spark.runtime.session.local_session", lambda *_, **__: GoesOn(spark))
+    monkeypatch.setattr("tailrace.spark.lake.failure.hush_loss_of_java", lambda: None)
+
+    def run(*arguments: Any, uri: str) -> tuple[int, str, str]:
+        monkeypatch.setenv("TEST_URI", uri)
+        capsys.readouterr()
+        streams = [] if "--verify" in arguments or "--compact" in arguments else ["--progress", "none", "--verbose"]
+        code = main(["run", *map(str, arguments), *streams])
+        return code, *capsys.readouterr()
+
+    return run

@@ -8,17 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-from collections.abc import Mapping
 
-from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.types import StructType
-
-from tailrace import durable
 from tailrace.spark import local_session
 from tailrace.spark.lake import CompactionPolicy
-from tailrace.spark.lake.sink import LakeSink, LakeStreamWriter
+from tailrace.spark.lake.sink import LakeSink
 from tailrace.spark.lake.stream import write_stream
+from tests.spark.dying_sink import dying_sink
 
 
 def main() -> None:
@@ -41,32 +36,6 @@ def main() -> None:
         sink=LakeSink if args.die_at is None else dying_sink(args.die_at[0], int(args.die_at[1]), os.getpgid(0)),
     )
     query.awaitTermination()
-
-
-def dying_sink(step: str, times: int, group: int) -> type[LakeSink]:
-    """The lake's sink, but at the ``times``-th ``step`` it kills the driver, the JVM and itself. The class goes to
-    Spark's Python processes by value, so nothing of this is in the sink itself."""
-
-    class DyingWriter(LakeStreamWriter):
-        def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-            left = times
-
-            def observe(name: str) -> None:
-                nonlocal left
-                left -= name == step
-                if left == 0:
-                    os.killpg(group, signal.SIGKILL)
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            durable.observe_steps(observe)
-            super().commit(messages, batchId)
-
-    class DyingSink(LakeSink):
-        def streamWriter(self, schema: StructType, overwrite: bool) -> LakeStreamWriter:  # noqa: N802
-            options: Mapping[str, str] = self.options
-            return DyingWriter(schema, options)
-
-    return DyingSink
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ class Overtaken:
 @pytest.fixture(scope="module")
 def overtaken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overtaken]:
     folder = tmp_path_factory.mktemp("archived") / "archive"
-    with ShardedCluster(3, oplog_size_mb=8, parameters={"syncdelay": 1}) as cluster:
+    # An archive of what has happened waits for two no-ops of each shard.
+    with ShardedCluster(3, oplog_size_mb=8, noop_interval_s=1, parameters={"syncdelay": 1}) as cluster:
         namespace = spread(cluster, "live")
         start = cluster.router.fence()
         write(cluster, namespace, 0)
@@ -84,7 +85,7 @@ def overtake(cluster: ShardedCluster, folder: Path, beyond: ClusterTime) -> None
         assert time.monotonic() < deadline
         for name, shard in list(behind.items()):
             with closing(MongodSource(shard.uri)) as source:
-                fill(source.client, 2)
+                fill(source.client, 5)
                 if source.oldest()[0] > beyond:
                     del behind[name]
         archive_now(cluster.uri, folder)

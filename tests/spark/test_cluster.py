@@ -1,4 +1,4 @@
-"""Executors in processes of their own, and a package that came with spark-submit in place of an installation."""
+"""An executor in a process of its own, and a package that came with spark-submit in place of an installation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(json.dumps({"found": tailrace.__file__, "stream": [bytes(row.event).hex() 
 """
 
 
-def test_executors_in_other_processes_read_the_same_stream(
+def test_an_executor_in_another_process_reads_the_same_stream(
     replica_set: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_WORKER_DIR", str(tmp_path / "work"))
@@ -63,7 +63,7 @@ def test_executors_in_other_processes_read_the_same_stream(
         "partitions": "3",
     }
     expected = server_events(replica_set.uri, ("executors", None), start, until)
-    with driver(options, tmp_path, master="local-cluster[2,1,1024]") as process:
+    with driver(options, tmp_path, master="local-cluster[1,2,1024]") as process:
         wait_for(lambda: len(arrived(tmp_path)) >= len(expected), process, tmp_path)
     assert arrived(tmp_path) == expected
     files = max(len(list(batch.glob("part-*.parquet"))) for batch in (tmp_path / "out").iterdir())

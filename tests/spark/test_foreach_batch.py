@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,8 @@ from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark import AppliedBatches, MicroBatch, foreach_batch
 from tailrace.spark.batch import document_of
-from tests.spark.lake_driving import PATIENCE_S, options_for
-from tests.spark.sinks import ROOT, Index, example, postgresql, search_index
+from tests.spark.lake_driving import options_for
+from tests.spark.sinks import Index, example, postgresql, search_index
 from tests.spark.streams import newest, server_events
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
@@ -339,34 +336,6 @@ def assert_in_postgresql(dsn: str, changed: dict[str, Any]) -> None:
         counts = {operation: int(n) for operation, n in cursor.fetchall()}
     assert sorted(found, key=canonical) == sorted(changed["documents"], key=canonical)
     assert counts == Counter(bson.decode(event)["operationType"] for event in changed["events"])
-
-
-def test_a_driver_that_is_killed_before_and_after_a_commit_leaves_every_event_once(
-    changed: dict[str, Any], tmp_path: Path
-) -> None:
-    """Killed with the note of PostgreSQL written and not committed, when DuckDB has the batch already, and between the
-    handler's end and Spark's own note. An error in the handler, as above, lets the drivers roll back; a kill does
-    not."""
-    with ExitStack() as stack:
-        dsn = stack.enter_context(postgresql())
-        file = str(tmp_path / "file.duckdb")
-        for die_at in ("note 4", "end 1", "never 0"):
-            with (tmp_path / "log").open("ab") as log:
-                arguments = [json.dumps(changed["options"]), str(tmp_path / "checkpoint"), file, dsn, die_at]
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.spark.sink_driver", *arguments],
-                    cwd=ROOT,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                status = process.wait(PATIENCE_S)
-            expected = 0 if die_at == "never 0" else -signal.SIGKILL
-            assert status == expected, (tmp_path / "log").read_text()[-3000:]
-        with duckdb.connect(file) as connection:
-            found = connection.execute("SELECT token FROM changes ORDER BY rowid").fetchall()
-        assert [token for (token,) in found] == tokens_of(changed["events"])
-        assert_in_postgresql(dsn, changed)
 
 
 def test_kafka_has_every_event_once_and_each_documents_in_order(

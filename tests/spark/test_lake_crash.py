@@ -1,7 +1,7 @@
 """The lake on real Spark and a real MongoDB: killed at random moments and inside a commit.
 
-Each driver costs 12 s of CPU time, most of it Java's. ``make test`` has one random kill here, and the kills at each
-step of a commit in test_lake_lookups.py; ``make test-slow`` has them all.
+Each driver costs 12 s of CPU time, most of it Java's. ``make test`` has the kills at each step of a commit in
+test_lake_lookups.py, and a Spark process that is killed while it writes a lake: the demo in test_run_command.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tailrace.spark.lake import verify
 from tests.spark.lake_driving import PATIENCE_S, driver, options_for
 from tests.spark.streams import newest, server_events
 
-pytestmark = [pytest.mark.spark, pytest.mark.mongod]
+pytestmark = [pytest.mark.spark, pytest.mark.mongod, pytest.mark.slow]
 
 
 @contextmanager
@@ -68,25 +68,22 @@ def wait_for_commits(process: subprocess.Popen[bytes], lake: Path, number: int) 
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("kills", "steps"), [(1, ()), pytest.param(5, ("commit.log", "commit.head"), marks=pytest.mark.slow)]
-)
 def test_after_kills_at_random_moments_and_inside_a_commit_the_lake_is_the_servers_stream(
-    kills: int, steps: tuple[str, ...], replica_set: ReplicaSet, tmp_path: Path
+    replica_set: ReplicaSet, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("TAILRACE_SEED", time.time_ns() % 10**6))
     print(f"TAILRACE_SEED={seed}")
     moments = random.Random(seed)
-    database, lake = f"lakecrash{kills}", tmp_path / "lake"
+    database, lake = "lakecrash", tmp_path / "lake"
     start = newest(replica_set.uri)
     options = options_for(replica_set.uri, database, start, columns="event,token", maxEventsPerTrigger="400")
     with at_work(replica_set.uri, database):
-        for _ in range(kills):
+        for _ in range(5):
             with driver(options, lake) as process:
                 wait_for_commits(process, lake, commits(lake) + 1)
                 time.sleep(moments.uniform(0, 0.8))
                 os.killpg(process.pid, signal.SIGKILL)
-        for step in steps:
+        for step in ("commit.log", "commit.head"):
             with driver(options, lake, "--die-at", step, "1") as process:
                 assert process.wait(PATIENCE_S) == -signal.SIGKILL, (tmp_path / "driver.log").read_text()[-3000:]
     until = newest(replica_set.uri)

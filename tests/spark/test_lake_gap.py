@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,20 +23,6 @@ from tests.spark.streams import newest
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 PATIENCE_S = 300
-#: Java's own options are left as they are: with the archive of classes a session costs half as much.
-SPARK = "spark: {cores: 2, config: {spark.sql.shuffle.partitions: 2}}\n"
-
-
-def run(path: Path, *arguments: str, uri: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", "from tailrace.cli.main import main; raise SystemExit(main())", "run", path, *arguments],
-        env={**os.environ, "TEST_URI": uri},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def truncate(uri: str, beyond: ClusterTime) -> None:
@@ -56,7 +40,7 @@ def truncate(uri: str, beyond: ClusterTime) -> None:
 
 
 def test_after_lost_history_the_gap_is_accepted_by_a_flag_written_down_and_shown(
-    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
+    start_replica_set: Callable[..., ReplicaSet], tailrace_run: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     """The hint was "new checkpoint, startingFrom=oldest", which cannot work for a lake: it goes on behind its last
     event and fails again. No test went on after a 286."""
@@ -65,24 +49,24 @@ def test_after_lost_history_the_gap_is_accepted_by_a_flag_written_down_and_shown
     path = tmp_path / "pipeline.yaml"
     path.write_text(
         "source: {uri: '${TEST_URI}', database: shop, startingFrom: oldest}\n"
-        f"lake: {{path: lake, columns: [event, token, wall_time]}}\n{SPARK}"
+        "lake: {path: lake, columns: [event, token, wall_time]}\n"
     )
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         orders = client["shop"]["orders"]
         orders.insert_many([{"_id": n} for n in range(10)])
-        code, _, err = run(path, "--available-now", "--progress", "none", uri=uri)
+        code, _, err = tailrace_run(path, "--available-now", uri=uri)
         assert code == 0, err
         last = bson.decode(list(lake_events(lake))[-1])["_id"]["_data"]
         orders.insert_one({"_id": "lost"})
         truncate(uri, newest(uri))
         orders.insert_one({"_id": "after"})
 
-        code, _, err = run(path, "--available-now", "--progress", "none", uri=uri)
+        code, _, err = tailrace_run(path, "--available-now", uri=uri)
         assert code == 1
         assert "286 ChangeStreamHistoryLost" in err
         assert "--accept-gap" in err
         assert "startingFrom" not in err
-        code, _, err = run(path, "--available-now", "--accept-gap", "--progress", "none", uri=uri)
+        code, _, err = tailrace_run(path, "--available-now", "--accept-gap", uri=uri)
         assert code == 0, err
         assert [bson.decode(event)["documentKey"]["_id"] for event in lake_events(lake)] == [*range(10), "after"]
     report = verify(lake, full=True)
@@ -91,7 +75,7 @@ def test_after_lost_history_the_gap_is_accepted_by_a_flag_written_down_and_shown
     assert gap.after_token == last
     assert cluster_time_of(last) <= gap.after < gap.until
     assert len(list(tmp_path.glob("lake.checkpoint.before-*"))) == 1
-    code, out, _ = run(path, "--verify", uri=uri)
+    code, out, _ = tailrace_run(path, "--verify", uri=uri)
     assert code == 0
     assert f"accepted gap: {gap}" in out
     assert ": sound" in out

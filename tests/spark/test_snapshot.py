@@ -19,6 +19,7 @@ import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
 from pymongo.collation import Collation
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tailrace.embedded import ReplicaSet
@@ -30,6 +31,7 @@ from tailrace.spark.lake.stream import write_stream
 from tailrace.spark.source.offset import Offset
 from tests.snapshot.copies import Target, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, in_the_middle
+from tests.spark.dying_sink import dying_sink
 from tests.spark.readers import CrashingQuery
 from tests.spark.streams import newest, server_events
 
@@ -200,10 +202,11 @@ def lake_rows(lake: Path) -> list[dict[str, Any]]:
     return [row for file in files(lake) for row in pq.read_table(file, columns=["event", "token"]).to_pylist()]
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drivers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpoint(
-    spark: SparkSession, replica_set: ReplicaSet, db: Any, tmp_path: Path, kills: int
+    spark: SparkSession, replica_set: ReplicaSet, db: Any, tmp_path: Path, drivers: int
 ) -> None:
+    """What commits is killed in the middle of a commit; or so many drivers are, at any moment."""
     names = ["a", "b"]
     fill(db, names)
     db.big.insert_many([{"_id": number, "pad": os.urandom(500)} for number in range(8000)])
@@ -212,7 +215,11 @@ def test_a_lake_begins_with_what_was_there_also_through_kills_and_a_lost_checkpo
     rng = random.Random()
 
     def run() -> None:
-        for number in range(kills):
+        if not drivers:
+            query = write_stream(spark, options, lake, sink=dying_sink("commit.log", 1, batch=3))
+            with pytest.raises(StreamingQueryException):
+                query.awaitTermination(PATIENCE_S)
+        for number in range(drivers):
             with lake_driver(options, lake) as process:
                 wait_for_commits(process, lake, 2 * number + 2)
                 time.sleep(rng.uniform(0, 1))

@@ -1,0 +1,24 @@
+"""``tailrace`` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PATIENCE_S = 300
+
+
+def tailrace(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from tailrace.cli.main import main; raise SystemExit(main())", *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err

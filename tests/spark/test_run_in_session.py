@@ -1,0 +1,69 @@
+"""``tailrace run`` with the tests' session: what it makes of its flags and its file. Processes: test_run_command.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+
+from tailrace.archive.verification import verify as verify_archive
+from tailrace.demo.comparison import lake_events
+from tailrace.embedded import ReplicaSet
+from tailrace.spark.lake import files, verify
+from tests.spark.streams import newest, server_events
+from tests.spark.test_run_command import pipeline_file
+
+pytestmark = [pytest.mark.spark, pytest.mark.mongod]
+ARCHIVE = "archive: {path: kept}\n"
+
+
+def test_run_goes_on_with_available_now_and_says_what_the_lake_holds(
+    replica_set: ReplicaSet, tailrace_run: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    run = partial(tailrace_run, uri=replica_set.uri)
+    start = newest(replica_set.uri)
+    database, lake = "runinsession", tmp_path / "lake"
+    path = pipeline_file(tmp_path, database, ARCHIVE)
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client[database].orders.insert_many([{"n": n} for n in range(100)])
+        code, out, err = run(path, "--available-now", "--partition-by", "hour")
+        assert (code, out) == (0, ""), err
+        assert "The end of the oplog is reached. 100 events" in err
+        client[database].orders.update_many({}, {"$set": {"seen": True}})
+    until = newest(replica_set.uri)
+    # The flag wins over the file's trigger; no test had given both.
+    pipeline_file(tmp_path, database, f"{ARCHIVE}trigger: {{every: 1 second}}\n")
+    code, out, err = run(path, "--available-now")
+    assert (code, out) == (0, ""), err
+    assert all("/hour=" in name for name in files(lake)), "a lake keeps its partitions"
+    assert "The end of the oplog is reached. 100 events" in err
+    assert list(lake_events(lake)) == server_events(replica_set.uri, (database, None), start, until)
+    # The section archive has kept the oplog meanwhile, in both runs, and the second one could read it.
+    (archived,) = verify_archive(tmp_path / "kept")
+    assert archived.faults == []
+    assert archived.until is not None
+    assert archived.until >= until
+    code, out, _ = run(path, "--verify")
+    assert code == 0
+    assert "200 events in 2 files of 1 day: sound (order, counts and tokens; --full compares every byte)" in out
+    code, out, _ = run(path, "--verify", "--full")
+    assert (code, out.rstrip().endswith(": sound")) == (0, True), out
+    code, out, _ = run(path, "--compact")
+    assert (code, out.startswith("2 files became 1")) == (0, True)
+    assert len(list(lake_events(lake))) == 200
+    # A lake of another stream is told in one sentence.
+    code, _, err = run(pipeline_file(tmp_path, "second"), "--available-now")
+    assert code == 1
+    assert "belongs to another stream" in err
+    assert "Traceback" not in err
+    assert verify(lake).sound
+    pipeline_file(tmp_path, database)
+    for file in files(lake):
+        Path(file).unlink()
+    code, out, _ = run(path, "--verify")
+    assert code == 1
+    assert "missing in the directory" in out
