@@ -144,7 +144,7 @@ class Sides:
         settings = KernelSettings(SCOPE)
         for batch in self.batches:
             made = transform_batch(batch.raw, settings).block()
-            parts = locate(made.buffer, made.offsets)
+            parts = locate(made.buffer, made.offsets, noted=made.places)
             for name in ("token", "operation_type", "database", "collection"):
                 gather(made.buffer, parts[name].start, parts[name].end)
             for name in DOCUMENTS:
@@ -155,7 +155,7 @@ class Sides:
         """Each batch's events, with their documents found."""
         settings = KernelSettings(SCOPE)
         blocks = [transform_batch(batch.raw, settings).block() for batch in self.batches]
-        return [(block.buffer, locate(block.buffer, block.offsets, DOCUMENTS)) for block in blocks]
+        return [(block.buffer, locate(block.buffer, block.offsets, DOCUMENTS, block.places)) for block in blocks]
 
 
 def documents_alone(located: list[tuple[np.ndarray, dict[str, Part]]], encode: Encoder) -> Iterator[bytes]:

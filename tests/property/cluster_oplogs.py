@@ -13,6 +13,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.stream import Need, Stream
 from tailrace.plan.request import NeedShard, OplogBatch
 from tailrace.source.drive import drive
+from tests.property.noted import check_noted
 
 UUID = Binary(bytes(range(16)), 4)
 DATABASE, COLLECTION = "shop", "orders"
@@ -104,6 +105,7 @@ def take(stream: Stream) -> Taken:
     """All that may leave now."""
     taken = Taken([], [], [])
     for block in outputs(stream, taken.shards):
+        check_noted(block)
         taken.events.extend(block.events())
         taken.tokens.extend(block.tokens())
     return taken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import bson
 import numpy as np
 from bson.timestamp import Timestamp
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.event.event_block import EventBlock
 from tailrace.kernel import merge_blocks
+from tailrace.kernel.event_parts import PARTS
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.waiting import Place as Bound
 from tailrace.pipeline.waiting import WaitingEvents, merged_blocks, merged_events
@@ -41,6 +44,17 @@ def event(place: Place, shard: int, number: int) -> bytes:
     )
 
 
+def with_places(block: EventBlock, shard: int, *, known: bool) -> EventBlock:
+    """The block as if something had been noted of each of its events, or of none."""
+    rows = np.arange(len(block) * PARTS, dtype=np.int64).reshape(-1, PARTS) + 1_000_000 * (shard + 1)
+    return replace(block, places=rows if known else None)
+
+
+def row_of(block: EventBlock, number: int) -> list[int]:
+    """What is noted of an event; zeros where nothing is."""
+    return [0] * PARTS if block.places is None else block.places[number].tolist()
+
+
 def events_of(places: list[list[Place]]) -> list[list[bytes]]:
     return [[event(place, shard, n) for n, place in enumerate(own)] for shard, own in enumerate(places)]
 
@@ -51,7 +65,12 @@ def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[lis
     made = events_of(places)
     keyed = [(place, one) for own, mine in zip(places, made, strict=True) for place, one in zip(own, mine, strict=True)]
     # Cut out of larger ones, as those that wait are.
-    blocks = [EventBlock.of_bson([own[-1], *own, own[0]]).cut(1, len(own) + 1) for own in made if own]
+    noted = data.draw(st.lists(st.booleans(), min_size=len(made), max_size=len(made)))
+    blocks = [
+        with_places(EventBlock.of_bson([own[-1], *own, own[0]]), shard, known=known).cut(1, len(own) + 1)
+        for shard, (own, known) in enumerate(zip(made, noted, strict=True))
+        if own
+    ]
     if not blocks:
         return
     # Python's sort is stable, and the events stand in the order of their shards.
@@ -61,8 +80,13 @@ def test_the_order_is_that_of_the_tokens_and_then_of_the_shards(places: list[lis
     compiled = merge_blocks(blocks)
     assert compiled.events() == expected
     for name in EventBlock.__slots__ if len(blocks) > 1 else ():  # a single block stays as it is
+        if name == "places" and all(block.places is None for block in blocks):
+            assert compiled.places is merged.places is None
+            continue
         assert getattr(compiled, name).tolist() == getattr(merged, name).tolist(), name
         assert getattr(compiled, name).dtype == getattr(merged, name).dtype, name
+    expected_rows = {own.event(n): row_of(own, n) for own in blocks for n in range(len(own))}
+    assert [row_of(compiled, n) for n in range(len(compiled))] == [expected_rows[one] for one in expected]
     parts = [[block, events_of_block(block)][data.draw(st.integers(0, 1))] for block in blocks]
     assert [one.to_bson() for one in merged_events([[part] for part in parts])] == expected
 

@@ -31,6 +31,7 @@ from tests.golden import recording
 from tests.golden.replay import BEGINNING, EVERYTHING, MemoryOplog, memory_of, options_of
 from tests.property import random_entries
 from tests.property.guard_page import GuardedBuffer
+from tests.property.noted import check_noted
 from tests.property.working import drive_blocks, drive_by
 from tests.property.wrong_bytes import wrong_bytes
 
@@ -121,6 +122,7 @@ def check_what_is_known(block: EventBlock) -> None:
     for name in ("token_start", "token_end", "ns_start", "ns_end"):
         places, expected = getattr(block, name), getattr(read, name)
         assert np.where(places > 0, places - move, 0).tolist() == expected.tolist(), name
+    check_noted(block)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,17 +10,23 @@ from uuid import UUID
 
 import bson
 import numpy as np
+import pyarrow as pa
 import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
-from tailrace.errors import OplogFormatError
+from tailrace.errors import OplogFormatError, TailraceError
 from tailrace.event.event_block import EventBlock
+from tailrace.pipeline.stream import ONE_OPLOG, open_stream
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
+from tailrace.source.drive import drive
 from tailrace.spark.reading.columns import BYTES_MAX, ROWS_MAX, EventColumns
 from tailrace.spark.source.options import COLUMNS, DOCUMENT_FORMS
 from tests.amounts import amount
 from tests.golden import recording
+from tests.golden.replay import BEGINNING, memory_of, options_of
 from tests.property import plain_columns, random_values
 
 SEED = 20240501
@@ -61,6 +68,32 @@ def test_recorded_events_become_the_columns_that_their_fields_say(name: str, doc
     columns = EventColumns(COLUMNS, documents)
     got = [row for batch in columns.batches([EventBlock.of_bson(events)]) for row in batch.to_pylist()]
     assert got == plain_columns.rows(events, COLUMNS, documents)
+
+
+@pytest.mark.parametrize("name", recording.names())
+def test_what_the_kernel_noted_gives_the_columns_that_are_found(name: str) -> None:
+    """Every recorded stream over its oplog through the kernel, in all forms of documents."""
+    source = recording.load(name)
+    oplog = memory_of(source)
+    for recorded in source.streams:
+        try:
+            plan = build_plan(options_of(recorded.database, recorded.command), profile_for(source.server))
+        except TailraceError:
+            continue
+        plan = plan if plan.read_after is not None else plan.start_at(BEGINNING)
+        stream, blocks = open_stream(plan, kernel="always"), []
+        with contextlib.suppress(TailraceError):
+            stream.feed(ONE_OPLOG, next(iter(oplog.batches(plan.read_after or BEGINNING, oplog.times[-1], 1 << 30))))
+            blocks += drive(stream, lambda need: oplog.answer(need.request))
+        events = [event for block in blocks for event in block.events()]
+        for documents in DOCUMENT_FORMS:
+            columns = EventColumns(COLUMNS, documents)
+            found = pa.Table.from_batches(
+                columns.batches([replace(one, places=None) for one in blocks]), columns.arrow_schema
+            )
+            noted = pa.Table.from_batches(columns.batches(blocks), columns.arrow_schema)
+            assert noted.equals(found)
+            assert noted.to_pylist() == plain_columns.rows(events, COLUMNS, documents)
 
 
 @pytest.mark.parametrize("documents", ["variant", "bson"])

@@ -10,6 +10,7 @@ from tailrace.event.event_block import EventBlock
 from tailrace.pipeline.stream import ONE_OPLOG, Need
 from tailrace.pipeline.task import Task, Working
 from tailrace.plan.request import Answer, Emit, Request, Running
+from tests.property.noted import check_noted
 
 
 def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterator[list[ChangeEvent]]:
@@ -20,9 +21,11 @@ def drive_by(running: Running, answer_to: Callable[[Request], Answer]) -> Iterat
 
 
 def drive_blocks(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock]:
-    """The blocks of the kernel."""
+    """The blocks of the kernel. What is noted of their parts is what would be found."""
     for given in _answered(working, answer_to):
-        yield given if isinstance(given, EventBlock) else EventBlock.of(given.events)
+        block = given if isinstance(given, EventBlock) else EventBlock.of(given.events)
+        check_noted(block)
+        yield block
 
 
 def _answered(working: Working, answer_to: Callable[[Request], Answer]) -> Iterator[EventBlock | Emit]:

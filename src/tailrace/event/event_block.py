@@ -64,6 +64,9 @@ class EventBlock:
     ``token_start``   int64[n], and ``token_end``: where in ``buffer`` the event's resume token is, the document
                       ``{_data[, _typeBits]}``. 0 and 0 where a stage of the user's has removed it
     ``ns_start``      int64[n], and ``ns_end``: where the document ``ns`` is; 0 and 0 where the event has none
+    ``places``        int64[n, K]: where the parts of the events are that columns show, as the kernel noted them when it
+                      wrote the event (``tailrace.kernel.event_parts``), counted from the event's first byte. A row of
+                      zeros says nothing of its event; ``None`` says nothing of any
     """
 
     buffer: Bytes
@@ -74,6 +77,7 @@ class EventBlock:
     token_end: Offsets
     ns_start: Offsets
     ns_end: Offsets
+    places: Offsets | None = None
 
     @classmethod
     def of(cls, events: Sequence[ChangeEvent]) -> EventBlock:
@@ -134,6 +138,7 @@ class EventBlock:
             pairs = [(getattr(block, name), move) for block, move in zip(blocks, moves, strict=True)]
             return np.concatenate([np.where(places > 0, places + move, 0) for places, move in pairs])
 
+        noted = noted_places(blocks)
         return cls(
             np.concatenate(used),
             np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
@@ -143,6 +148,7 @@ class EventBlock:
             moved("token_end"),
             moved("ns_start"),
             moved("ns_end"),
+            None if noted is None else np.concatenate(noted),
         )
 
     def __len__(self) -> int:
@@ -164,6 +170,7 @@ class EventBlock:
             self.token_end[first:last],
             self.ns_start[first:last],
             self.ns_end[first:last],
+            None if self.places is None else self.places[first:last],
         )
 
     def take(self, order: Offsets) -> EventBlock:
@@ -191,6 +198,7 @@ class EventBlock:
             moved(self.token_end),
             moved(self.ns_start),
             moved(self.ns_end),
+            None if self.places is None else self.places[order],
         )
 
     def event(self, index: int) -> bytes:
@@ -262,6 +270,15 @@ class _OneEvent(EventBlock):
     def token(self, index: int) -> bytes:
         is_own = index == 0 and self._event.replaced_by is None
         return self._event.token_bson if is_own else super().token(index)
+
+
+def noted_places(blocks: Sequence[EventBlock]) -> list[Offsets] | None:
+    """The ``places`` of each block, zeros where a block has none; ``None`` where no block has any."""
+    known = next((block.places for block in blocks if block.places is not None), None)
+    if known is None:
+        return None
+    width = known.shape[1]
+    return [np.zeros((len(one), width), np.int64) if one.places is None else one.places for one in blocks]
 
 
 def _places(event: bytes, start: int) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ From entries to events
                       buffer is one last entry of kind ``PLAIN``
     ``events``        uint8: the events' BSON, in the order of their entries
     ``records``       int64[m, K]: for each of ``m`` events its entry's number, where it and its parts are, its time
-                      and type: the slots of ``event_record``
+                      and type: the slots of ``event_record``, and of ``event_parts``
     ``block()``       the events as an ``EventBlock``
 
     The kernel makes the events of inserts, updates (``$v`` 1 and 2), replacements and deletes, plain ones and those of
@@ -35,9 +35,10 @@ From the blocks of several shards to one
     ``tailrace.pipeline.waiting.merged_blocks`` does.
 
 From events to columns
-    ``locate(buffer, offsets, wanted) -> {name: Part}`` finds the parts of finished events, whatever made them (this
-    kernel, the plain stages, a user's ``$project``) as runs of the one buffer. ``gather(buffer, start, end)`` makes a
-    part an Arrow binary column (data, int32 offsets), ``is_utf8`` says whether that may be called a string column, and
+    ``locate(buffer, offsets, wanted, noted) -> {name: Part}`` finds the parts of finished events, whatever made them
+    (this kernel, the plain stages, a user's ``$project``) as runs of the one buffer. Where the kernel noted the places
+    of an event (``EventBlock.places``), it takes these. ``gather(buffer, start, end)`` makes a part an Arrow binary
+    column (data, int32 offsets), ``is_utf8`` says whether that may be called a string column, and
     ``encode_variants(buffer, part)`` makes a document part a VARIANT column, as ``tailrace.spark.reading.variant``
     would. The column ``event`` needs no copy: its data are ``events`` themselves, its offsets ``offsets``.
 

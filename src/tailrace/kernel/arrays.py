@@ -8,29 +8,29 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.errors import OplogFormatError, UsageError
-from tailrace.kernel import columns
+from tailrace.errors import OplogFormatError, UsageError, invariant
+from tailrace.kernel import columns, event_parts
 from tailrace.kernel.batch import Bytes, Offsets, address, as_bytes
 
 #: The parts of an event that ``locate`` finds, by the names of the Spark columns.
 PARTS: Final[dict[str, int]] = {
-    "token": columns.TOKEN,
-    "operation_type": columns.OPERATION_TYPE,
-    "cluster_time": columns.CLUSTER_TIME,
-    "wall_time": columns.WALL_TIME,
-    "database": columns.DATABASE,
-    "collection": columns.COLLECTION,
-    "document_key": columns.DOCUMENT_KEY,
-    "full_document": columns.FULL_DOCUMENT,
-    "full_document_before_change": columns.FULL_DOCUMENT_BEFORE_CHANGE,
-    "update_description": columns.UPDATE_DESCRIPTION,
-    "session": columns.SESSION,
-    "txn_number": columns.TXN_NUMBER,
-    "to_database": columns.TO_DATABASE,
-    "to_collection": columns.TO_COLLECTION,
+    "token": event_parts.TOKEN,
+    "operation_type": event_parts.OPERATION_TYPE,
+    "cluster_time": event_parts.CLUSTER_TIME,
+    "wall_time": event_parts.WALL_TIME,
+    "database": event_parts.DATABASE,
+    "collection": event_parts.COLLECTION,
+    "document_key": event_parts.DOCUMENT_KEY,
+    "full_document": event_parts.FULL_DOCUMENT,
+    "full_document_before_change": event_parts.FULL_DOCUMENT_BEFORE_CHANGE,
+    "update_description": event_parts.UPDATE_DESCRIPTION,
+    "session": event_parts.SESSION,
+    "txn_number": event_parts.TXN_NUMBER,
+    "to_database": event_parts.TO_DATABASE,
+    "to_collection": event_parts.TO_COLLECTION,
 }
 #: ``database`` and ``collection`` are found together, inside ``ns``; those of a rename's target inside ``to``.
-_FOUND_BY: Final = {columns.COLLECTION: columns.DATABASE, columns.TO_COLLECTION: columns.TO_DATABASE}
+_FOUND_BY: Final = {event_parts.COLLECTION: event_parts.DATABASE, event_parts.TO_COLLECTION: event_parts.TO_DATABASE}
 
 
 class Part(NamedTuple):
@@ -50,10 +50,16 @@ class Part(NamedTuple):
     type: Offsets
 
 
-def locate(buffer: bytes | memoryview | Bytes, offsets: Offsets, wanted: Iterable[str] = PARTS) -> dict[str, Part]:
+def locate(
+    buffer: bytes | memoryview | Bytes,
+    offsets: Offsets,
+    wanted: Iterable[str] = PARTS,
+    noted: Offsets | None = None,
+) -> dict[str, Part]:
     """The wanted parts of the events in ``buffer``; event ``i`` is ``[offsets[i], offsets[i + 1])``.
 
-    Of equal names at the top of an event the last one counts, inside ``_id`` and ``ns`` too. Raises
+    Of equal names at the top of an event the last one counts, inside ``_id`` and ``ns`` too. ``noted`` is what is known
+    of the events (``EventBlock.places``): the result is the same without it, and takes longer. Raises
     ``OplogFormatError`` where an event is no BSON document, ``UsageError`` for a part that does not exist.
     """
     data = as_bytes(buffer)
@@ -65,10 +71,19 @@ def locate(buffer: bytes | memoryview | Bytes, offsets: Offsets, wanted: Iterabl
         raise UsageError(f"an event has no part '{unknown[0]}'", hint=f"Parts: {', '.join(PARTS)}")
     if count and (int(ends.min()) < 0 or int(ends.max()) > data.size):
         raise OplogFormatError("the events' offsets lead outside their buffer")
+    rows = None if noted is None else np.ascontiguousarray(noted, np.int64)
+    invariant(rows is None or rows.shape == (count, event_parts.PARTS), "places are noted of other events")
     places = {name: PARTS[name] for name in names}
-    mask = sum({1 << _FOUND_BY.get(part, part) for part in places.values()})
-    result = np.empty((columns.PARTS, 3, count), np.int64)
-    failed = columns.locate(address(data), address(ends), count, mask, address(result))
+    mask = sum({1 << part for part in places.values()} | {1 << _FOUND_BY.get(part, part) for part in places.values()})
+    result = np.empty((event_parts.PARTS, 3, count), np.int64)
+    job = np.empty(columns.JOB_SLOTS, np.int64)
+    job[columns.BASE // 8] = address(data)
+    job[columns.OFFSETS // 8] = address(ends)
+    job[columns.COUNT // 8] = count
+    job[columns.WANTED // 8] = mask
+    job[columns.RESULT // 8] = address(result)
+    job[columns.NOTED // 8] = 0 if rows is None else address(rows)
+    failed = columns.locate(address(job))
     if failed >= 0:
         raise OplogFormatError("corrupt BSON: an event does not hold together", position=f"event {failed}")
     return {name: Part(*result[part]) for name, part in places.items()}

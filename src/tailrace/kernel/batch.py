@@ -181,9 +181,9 @@ class KernelBatch:
     def block(self, first: int = 0, last: int | None = None) -> EventBlock:
         """The events [first, last); without a copy of their bytes where they lie one behind the other."""
         records = self.records[first:last]
-        columns = np.ascontiguousarray(records.T)
-        start, end = columns[event_record.START // 8], columns[event_record.END // 8]
-        places = columns[_PLACES]
+        columns = np.ascontiguousarray(records[:, _KNOWN].T)
+        start, end, times, operations = columns[:4]
+        places = columns[4:]
         buffer = self.events
         if bool((start[1:] == end[:-1]).all()):
             offsets = np.append(start, end[-1:]) if start.size else np.zeros(1, np.int64)
@@ -194,16 +194,17 @@ class KernelBatch:
         return EventBlock(
             buffer,
             offsets,
-            columns[event_record.CLUSTER_TIME // 8].view(np.uint64),
-            columns[event_record.OPERATION // 8].astype(np.uint8),
+            times.view(np.uint64),
+            operations.astype(np.uint8),
             *places,
+            np.ascontiguousarray(records[:, NOTED]),
         )
 
 
-#: The columns of ``records`` that are places in an ``EventBlock``, in its order.
-_PLACES: Final = [
-    slot // 8 for slot in (event_record.TOKEN_START, event_record.TOKEN_END, event_record.NS_START, event_record.NS_END)
-]
+#: The columns of ``records`` that an ``EventBlock`` takes: the event's own place, then the others in the block's order;
+#: and the words that ``event_parts`` notes.
+_KNOWN: Final = slice(event_record.START // 8, event_record.NS_END // 8 + 1)
+NOTED: Final = slice(event_record.PLACES // 8, event_record.RECORD_SIZE // 8)
 
 #: What stands between the transform and the finished blocks, in order: ``tailrace.kernel.fast_path``.
 Step: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch]]

@@ -1,7 +1,8 @@
 """Where the parts of change events lie, and how parts are gathered into columns, in compiled code.
 
 It reads finished events, whatever made them: this kernel, the plain stages, a user's ``$project``. So there is one way
-from events to columns; a field that is not there is absent.
+from events to columns; a field that is not there is absent. Of an event whose parts were noted as it was written
+(``event_parts``) the places are taken from there: they are those that would be found.
 """
 
 from __future__ import annotations
@@ -9,12 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
+from tailrace.kernel.event_parts import (
+    CLUSTER_TIME,
+    COLLECTION,
+    DATABASE,
+    DOCUMENT_KEY,
+    FULL_DOCUMENT,
+    FULL_DOCUMENT_BEFORE_CHANGE,
+    OPERATION_TYPE,
+    PARTS,
+    ROW,
+    SESSION,
+    TO_DATABASE,
+    TOKEN,
+    TXN_NUMBER,
+    UPDATE_DESCRIPTION,
+    WALL_TIME,
+)
 from tailrace.kernel.memory import copy, load8, load32, load64, store32, store64
 from tailrace.kernel.scan import (
     BINARY,
     DATE,
     INT64,
     INVALID,
+    NULL,
     OBJECT,
     STRING,
     TIMESTAMP,
@@ -26,22 +45,14 @@ from tailrace.kernel.scan import (
 )
 from tailrace.kernel.utf8 import valid_utf8
 
-# The parts, in the order of their places in the result.
-TOKEN = 0  # the bytes of _id._data
-OPERATION_TYPE = 1  # the bytes of the string
-CLUSTER_TIME = 2  # the packed number in place of a start
-WALL_TIME = 3  # milliseconds in place of a start
-DATABASE = 4  # the bytes of ns.db
-COLLECTION = 5  # the bytes of ns.coll
-DOCUMENT_KEY = 6
-FULL_DOCUMENT = 7
-FULL_DOCUMENT_BEFORE_CHANGE = 8
-UPDATE_DESCRIPTION = 9
-SESSION = 10  # the 16 bytes of the UUID lsid.id
-TXN_NUMBER = 11  # the number in place of a start
-TO_DATABASE = 12  # the bytes of to.db
-TO_COLLECTION = 13  # the bytes of to.coll
-PARTS = 14
+# Slots of the job of ``locate``, as byte offsets.
+BASE = 0  # the events' buffer
+OFFSETS = 8  # int64[count + 1]: where each event begins
+COUNT = 16
+WANTED = 24  # a bit for each part
+RESULT = 32  # int64[PARTS, 3, count]: start, end, type
+NOTED = 40  # rows of noted places (``event_parts``); 0: there are none
+JOB_SLOTS = 6
 
 _ID = word_of(b"_id")
 _NS = word_of(b"ns")
@@ -183,20 +194,87 @@ def _locate_one(row: int, stride: int, base: int, start: int, end: int, wanted: 
     return True
 
 
-def _make_locate(sources: int) -> Callable[[int, int, int, int, int], int]:
-    @entry_point("int64(int64, int64, int64, int64, int64)")
-    def locate(base: int, offsets: int, count: int, wanted: int, result: int) -> int:
-        """Fill ``result``, int64[PARTS, 3, count], from ``count`` events between ``offsets``; start, end and type.
+@inner
+def _type_of(part: int) -> int:
+    """The BSON type that a part has in an event of the kernel's, unless it is null."""
+    if part == CLUSTER_TIME:
+        return TIMESTAMP
+    if part == WALL_TIME:
+        return DATE
+    if part == TXN_NUMBER:
+        return INT64
+    return OBJECT if DOCUMENT_KEY <= part <= UPDATE_DESCRIPTION else STRING
 
-        Gives -1, or the index of the first event that is no BSON document.
-        """
+
+@inner
+def _put_noted(job: int, part: int, first: int, last: int) -> None:
+    """The column of one part for the events [first, last), all of which are noted."""
+    base, offsets, stride = load64(job + BASE), load64(job + OFFSETS), 8 * load64(job + COUNT)
+    words, result, type_ = load64(job + NOTED) + 8 * part, load64(job + RESULT), _type_of(part)
+    is_number = part in (CLUSTER_TIME, WALL_TIME, TXN_NUMBER)
+    for i in range(first, last):
+        word, row, event = load64(words + ROW * i), result + 8 * i, load64(offsets + 8 * i)
+        start, end = event + (word & 0xFFFFFFFF), event + (word >> 32)
+        if word == 0:
+            _put(row, stride, part, 0, 0, 0)
+        elif is_number:
+            _put(row, stride, part, type_, load64(base + start), 0)
+        else:
+            _put(row, stride, part, NULL if start == end and type_ == OBJECT else type_, start, end)
+
+
+@inner
+def _put_sessions(job: int, first: int, last: int) -> int:
+    """The same for ``SESSION``; gives -1, or the first event whose ``lsid`` is corrupt: it is an entry's own."""
+    base, offsets, stride = load64(job + BASE), load64(job + OFFSETS), 8 * load64(job + COUNT)
+    words, result = load64(job + NOTED) + 8 * SESSION, load64(job + RESULT)
+    for i in range(first, last):
+        word, row = load64(words + ROW * i), result + 8 * i
+        _put(row, stride, SESSION, 0, 0, 0)
+        session = base + load64(offsets + 8 * i) + (word & 0xFFFFFFFF)
+        if word != 0 and not _put_inner(row, stride, SESSION, base, session):
+            return i
+    return INVALID
+
+
+@inner
+def _take_noted(job: int, first: int) -> int:
+    """The parts of the noted events from ``first`` on, column by column; gives where these end, or minus the number of
+    a corrupt one, less one."""
+    noted, last = load64(job + NOTED), first
+    while last < load64(job + COUNT) and load64(noted + ROW * last + 8 * TOKEN) != 0:
+        last += 1
+    for part in range(PARTS):
+        if (load64(job + WANTED) >> part) & 1 == 0:
+            continue
+        if part == SESSION:
+            failed = _put_sessions(job, first, last)
+            if failed >= 0:
+                return -failed - 1
+        else:
+            _put_noted(job, part, first, last)
+    return last
+
+
+def _make_locate(sources: int) -> Callable[[int], int]:
+    @entry_point("int64(int64)")
+    def locate(job: int) -> int:
+        """Fill ``RESULT`` for the wanted parts. Gives -1, or the index of the first event that is no BSON document."""
         if sources == 0:
             return 0
-        stride = 8 * count
-        for i in range(count):
+        base, offsets, noted = load64(job + BASE), load64(job + OFFSETS), load64(job + NOTED)
+        count, wanted, result = load64(job + COUNT), load64(job + WANTED), load64(job + RESULT)
+        i = 0
+        while i < count:
+            if noted != 0 and load64(noted + ROW * i + 8 * TOKEN) != 0:
+                i = _take_noted(job, i)
+                if i < 0:
+                    return -i - 1
+                continue
             start, end = base + load64(offsets + 8 * i), base + load64(offsets + 8 * i + 8)
-            if not _locate_one(result + 8 * i, stride, base, start, end, wanted):
+            if not _locate_one(result + 8 * i, 8 * count, base, start, end, wanted):
                 return i
+            i += 1
         return INVALID
 
     return locate

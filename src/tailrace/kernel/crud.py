@@ -9,6 +9,7 @@ from __future__ import annotations
 from tailrace.kernel import delta as delta_module
 from tailrace.kernel.compiled import inner
 from tailrace.kernel.delta import FALL_BACK, NO_ROOM, put_update_description
+from tailrace.kernel.event_parts import note_parts
 from tailrace.kernel.event_record import (
     CLUSTER_TIME,
     END,
@@ -372,7 +373,7 @@ def _put_event(job: int, operation: int, key: int) -> int:
 
 @inner
 def finish_record(job: int, record: int, operation: int, end: int) -> None:
-    """What the record holds beside the places in the event."""
+    """What the record holds beside the places in the event, and with them those of the parts."""
     table = load64(job + TABLE)
     uuid = load64(table + UUID) + 5
     store64(record + ENTRY, load64(job + INDEX))
@@ -384,6 +385,7 @@ def finish_record(job: int, record: int, operation: int, end: int) -> None:
     store64(record + RECORD_IMAGE_TIME, load64(job + IMAGE_TIME))
     store64(record + RECORD_IMAGE_INDEX, load64(job + IMAGE_INDEX))
     store64(record + RECORD_OBJECT, load64(table + OBJECT_1) - load64(job + RAW))
+    note_parts(job, record, operation)
 
 
 @inner

@@ -23,4 +23,5 @@ UUID_LAST = 104
 IMAGE_TIME = 112  # where the pre-image is filed: the cluster time of its entry, and its place there
 IMAGE_INDEX = 120
 OBJECT = 128  # the operation's document ``o``, in ``raw``
-RECORD_SIZE = 136
+PLACES = 136  # a word for each part of the event that a column may show (``event_parts``)
+RECORD_SIZE = 248

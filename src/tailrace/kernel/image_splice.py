@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tailrace.kernel import event_record as record_slots
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
+from tailrace.kernel.event_parts import note_images
 from tailrace.kernel.fragments import FULL_DOCUMENT, FULL_DOCUMENT_BEFORE_CHANGE
 from tailrace.kernel.memory import copy, load64, store8, store32, store64
 from tailrace.kernel.scan import NULL
@@ -67,11 +68,13 @@ def _event(job: int, index: int, out: int) -> int:
     grown = out - place
     copy(out, events + splice, end - 1 - splice)
     out += end - 1 - splice
+    place = out
     image = load64(load64(job + BEFORE_START) + slot)
     if image >= 0:
         size = load64(load64(job + BEFORE_END) + slot) - image
         fragment = fragments + FULL_DOCUMENT_BEFORE_CHANGE[0]
         out = _put_image(out, fragment, FULL_DOCUMENT_BEFORE_CHANGE[1], load64(job + BEFORE) + image, size)
+    before = out - place
     store8(out, 0)
     store32(begin, out + 1 - begin)
     distance = begin - load64(job + OUT) - start
@@ -84,6 +87,7 @@ def _event(job: int, index: int, out: int) -> int:
     _move(record, record_slots.NS_END, distance + grown)
     _move(record, record_slots.KEY_START, distance + grown)
     _move(record, record_slots.KEY_END, distance + grown)
+    note_images(record, splice - start, grown, before)
     return out + 1
 
 

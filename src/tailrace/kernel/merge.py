@@ -12,16 +12,22 @@ from typing import Final
 
 import numpy as np
 
-from tailrace.event.event_block import EventBlock
+from tailrace.event.event_block import EventBlock, Offsets, noted_places
+from tailrace.kernel import event_parts
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.memory import copy, load8, load32, load64, store8, store64
 
 #: A block's row in the table: the addresses of its arrays, then how many events it has and how many of them were taken.
 _BUFFER, _OFFSETS, _TIME, _OPERATION = 0, 8, 16, 24
 _TOKEN_START, _TOKEN_END, _NS_START, _NS_END = 32, 40, 48, 56
-_COUNT, _TAKEN = 64, 72
-_ROW: Final = 80
+_PLACES = 64  # 0: nothing is noted of any block's events
+_COUNT, _TAKEN = 72, 80
+_ROW: Final = 88
 
+#: The arrays of a block, but for the noted places, which it need not have.
+_ARRAYS: Final = [name for name in EventBlock.__slots__ if name != "places"]
+
+_NOTED_ROW = event_parts.ROW
 _SIGN = -(1 << 63)
 
 
@@ -82,6 +88,8 @@ def _take(row: int, into: int, target: int) -> int:
     for array in range(_TOKEN_START, _NS_END + 8, 8):
         place = _item(row, array, taken)
         store64(load64(into + array) + 8 * number, place + target - start if place > 0 else 0)
+    if load64(into + _PLACES) != 0:
+        copy(load64(into + _PLACES) + _NOTED_ROW * number, load64(row + _PLACES) + _NOTED_ROW * taken, _NOTED_ROW)
     store64(load64(into + _OFFSETS) + 8 * (number + 1), target + size)
     store64(row + _TAKEN, taken + 1)
     store64(into + _TAKEN, number + 1)
@@ -112,7 +120,8 @@ _merge = _make_merge(fingerprint(__name__))
 def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
     """The events of all blocks, each of one participant and in order, in the order of their tokens. Of equal tokens the
     block that is named first goes first."""
-    parts = [_contiguous(block) for block in blocks]
+    noted = noted_places(blocks)
+    parts = [_contiguous(block, noted[place] if noted else None) for place, block in enumerate(blocks)]
     count = sum(map(len, parts))
     places = np.empty((4, count), np.int64)
     merged = EventBlock(
@@ -121,16 +130,18 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
         np.empty(count, np.uint64),
         np.empty(count, np.uint8),
         *places,
+        None if noted is None else np.empty((count, event_parts.PARTS), np.int64),
     )
     table = np.array([_row(part) for part in (*parts, merged)], np.int64)
     _merge(table.ctypes.data, len(parts))
     return merged
 
 
-def _contiguous(block: EventBlock) -> EventBlock:
-    return EventBlock(*(np.ascontiguousarray(getattr(block, name)) for name in EventBlock.__slots__))
+def _contiguous(block: EventBlock, noted: Offsets | None) -> EventBlock:
+    arrays = [np.ascontiguousarray(getattr(block, name)) for name in _ARRAYS]
+    return EventBlock(*arrays, None if noted is None else np.ascontiguousarray(noted))
 
 
 def _row(block: EventBlock) -> list[int]:
-    arrays = [getattr(block, name).ctypes.data for name in EventBlock.__slots__]
-    return [*arrays, len(block), 0]
+    arrays = [getattr(block, name).ctypes.data for name in _ARRAYS]
+    return [*arrays, 0 if block.places is None else block.places.ctypes.data, len(block), 0]

@@ -19,7 +19,7 @@ from tailrace.expression.match import tree
 from tailrace.expression.stages.compiled import Stage
 from tailrace.kernel import event_record
 from tailrace.kernel.arrays import gather
-from tailrace.kernel.batch import Bytes, KernelBatch, Offsets, Step
+from tailrace.kernel.batch import NOTED, Bytes, KernelBatch, Offsets, Step
 from tailrace.kernel.match_program import MatchProgram, match_program
 from tailrace.kernel.plain_match import PlainMatch, plain_match
 from tailrace.kernel.project_finish import GIVEN_MAX
@@ -280,6 +280,7 @@ def _records(records: Offsets, offsets: Offsets, places: Offsets) -> Offsets:
     made[:, event_record.START // 8], made[:, event_record.END // 8] = offsets[:-1], offsets[1:]
     made[:, _PLACES] = places
     made[:, _LOST] = 0
+    made[:, NOTED] = 0
     return made
 
 

@@ -21,8 +21,9 @@ from tailrace.event.resume_token import ResumeToken, token_order
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.stage.split_large_event import SURELY_SMALL_BYTES, approximate_bytes
 
-#: What an event costs beside its documents.
+#: What an event costs beside its documents, and in a block.
 _EVENT_BYTES: Final = 1_000
+_ROW_BYTES: Final = 170
 
 Piece: TypeAlias = EventBlock | list[ChangeEvent]
 
@@ -97,7 +98,7 @@ class WaitingEvents:
 
 def _size(piece: Piece) -> int:
     if isinstance(piece, EventBlock):
-        return piece.size + len(piece) * _EVENT_BYTES // 10
+        return piece.size + len(piece) * _ROW_BYTES
     return sum(_EVENT_BYTES + approximate_bytes(event) for event in piece)
 
 

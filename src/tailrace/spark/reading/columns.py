@@ -103,7 +103,7 @@ class EventColumns:
         low, high = int(block.offsets[0]), int(block.offsets[-1])
         # The kernel counts from the buffer's start; a view costs nothing and leaves small offsets.
         buffer, offsets = block.buffer[low:high], block.offsets - low
-        parts = locate(buffer, offsets, self._wanted) if self._wanted else {}
+        parts = locate(buffer, offsets, self._wanted, block.places) if self._wanted else {}
         arrays = [
             self._column(name, field.type, buffer, offsets, parts)
             for name, field in zip(self._columns, self.arrow_schema, strict=True)

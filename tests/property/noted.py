@@ -1,0 +1,37 @@
+"""Where the kernel noted the parts of an event, beside where ``locate`` finds them: they are the same places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tailrace.errors import OplogFormatError
+from tailrace.event.event_block import EventBlock, Offsets
+from tailrace.kernel import Part, locate
+from tailrace.kernel.arrays import PARTS
+from tailrace.kernel.event_parts import TOKEN
+
+
+def check_noted(block: EventBlock, wanted: Sequence[str] = tuple(PARTS)) -> dict[str, Part]:
+    """The parts of the block's events, which are the same with what is noted of them and without."""
+    found, noted = (_located(block, wanted, places) for places in (None, block.places))
+    if isinstance(found, str) or isinstance(noted, str):
+        assert found == noted
+        return {}
+    for name, part in noted.items():
+        assert np.array_equal(np.array(part), np.array(found[name])), (name, part, found[name])
+    return noted
+
+
+def _located(block: EventBlock, wanted: Sequence[str], places: Offsets | None) -> dict[str, Part] | str:
+    """The parts, or what is wrong with an event."""
+    try:
+        return locate(block.buffer, block.offsets, wanted, places)
+    except OplogFormatError as error:
+        return str(error)
+
+
+def is_noted(block: EventBlock) -> list[bool]:
+    """Of which events the parts are noted."""
+    return [False] * len(block) if block.places is None else (block.places[:, TOKEN] != 0).tolist()
