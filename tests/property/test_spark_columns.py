@@ -89,7 +89,8 @@ def test_what_the_kernel_noted_gives_the_columns_that_are_found(name: str) -> No
         for documents in DOCUMENT_FORMS:
             columns = EventColumns(COLUMNS, documents)
             found = pa.Table.from_batches(
-                columns.batches([replace(one, places=None) for one in blocks]), columns.arrow_schema
+                columns.batches([one if one.places is None else replace(one, places=None) for one in blocks]),
+                columns.arrow_schema,
             )
             noted = pa.Table.from_batches(columns.batches(blocks), columns.arrow_schema)
             assert noted.equals(found)

@@ -30,9 +30,9 @@ MEMBER_ENTRY = job.MEMBER_ENTRY
 
 #: Room for the last event to be written and the fixed parts of the first ones; the buffer grows when it is not enough.
 _MARGIN = 1 << 16
-#: The first guess: so many times the oplog's bytes are its events', and so few bytes has an operation.
+#: The first guess: so many times the oplog's bytes are its events', and so few bytes has an operation of a transaction.
 _GROWTH = 4
-_OPERATION_BYTES = 64
+_OPERATION_BYTES = 96
 #: No entry is shorter than that, unless it is none.
 _ENTRY_BYTES = 64
 #: The buffer for a batch's events is not made larger than twice this; of 16 MB of oplog the events are 60 MB at most
@@ -197,7 +197,7 @@ class KernelBatch:
             times.view(np.uint64),
             operations.astype(np.uint8),
             *places,
-            np.ascontiguousarray(records[:, NOTED]),
+            places=np.ascontiguousarray(records[:, NOTED]),
         )
 
 

@@ -130,7 +130,7 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
         np.empty(count, np.uint64),
         np.empty(count, np.uint8),
         *places,
-        None if noted is None else np.empty((count, event_parts.PARTS), np.int64),
+        places=None if noted is None else np.empty((count, event_parts.PARTS), np.int64),
     )
     table = np.array([_row(part) for part in (*parts, merged)], np.int64)
     _merge(table.ctypes.data, len(parts))
@@ -139,7 +139,7 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
 
 def _contiguous(block: EventBlock, noted: Offsets | None) -> EventBlock:
     arrays = [np.ascontiguousarray(getattr(block, name)) for name in _ARRAYS]
-    return EventBlock(*arrays, None if noted is None else np.ascontiguousarray(noted))
+    return EventBlock(*arrays, places=None if noted is None else np.ascontiguousarray(noted))
 
 
 def _row(block: EventBlock) -> list[int]:
