@@ -196,8 +196,11 @@ class KernelBatch:
             offsets,
             times.view(np.uint64),
             operations.astype(np.uint8),
-            *places,
-            places=np.ascontiguousarray(records[:, NOTED]),
+            places[0],
+            places[1],
+            places[2],
+            places[3],
+            np.ascontiguousarray(records[:, NOTED]),
         )
 
 

@@ -129,8 +129,11 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
         np.empty(count + 1, np.int64),
         np.empty(count, np.uint64),
         np.empty(count, np.uint8),
-        *places,
-        places=None if noted is None else np.empty((count, event_parts.PARTS), np.int64),
+        places[0],
+        places[1],
+        places[2],
+        places[3],
+        None if noted is None else np.empty((count, event_parts.PARTS), np.int64),
     )
     table = np.array([_row(part) for part in (*parts, merged)], np.int64)
     _merge(table.ctypes.data, len(parts))
@@ -138,8 +141,8 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
 
 
 def _contiguous(block: EventBlock, noted: Offsets | None) -> EventBlock:
-    arrays = [np.ascontiguousarray(getattr(block, name)) for name in _ARRAYS]
-    return EventBlock(*arrays, places=None if noted is None else np.ascontiguousarray(noted))
+    arrays = {name: np.ascontiguousarray(getattr(block, name)) for name in _ARRAYS}
+    return EventBlock(**arrays, places=None if noted is None else np.ascontiguousarray(noted))
 
 
 def _row(block: EventBlock) -> list[int]:
