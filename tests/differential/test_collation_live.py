@@ -18,6 +18,7 @@ from tailrace.errors import UsageError
 from tailrace.expression import parse_collation
 from tailrace.expression.values.collation import LOCALES
 from tailrace.oplog.cluster_time import ClusterTime
+from tests.amounts import amount
 from tests.differential import native
 from tests.differential.fuzz_expressions import COLLATIONS, Server, fuzz
 from tests.differential.icu import needs_icu
@@ -117,8 +118,9 @@ def test_a_collation_is_taken_or_refused_with_the_servers_code_and_words(wire: W
 @needs_icu
 @pytest.mark.parametrize("seed", range(len(COLLATIONS)))
 def test_random_stages_under_a_collation_give_the_servers_bytes(replica_set: ReplicaSet, seed: int) -> None:
-    totals = fuzz(Server(replica_set.uri), 3000 + seed, 30, size=12, collation=COLLATIONS[seed])
-    assert totals.comparisons > 100
+    stages = amount(15, 30)
+    totals = fuzz(Server(replica_set.uri), 3000 + seed, stages, size=12, collation=COLLATIONS[seed])
+    assert totals.comparisons > 3 * stages
     assert totals.differences == []
 
 

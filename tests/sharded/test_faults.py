@@ -25,7 +25,7 @@ Start = Callable[..., ShardedCluster]
 _LOOK_MS = 200
 
 
-@pytest.mark.parametrize("streams_of_one_client", [1, 3])
+@pytest.mark.parametrize("streams_of_one_client", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_killed_shard_is_waited_for_and_named_and_nothing_is_lost(
     start_sharded_cluster: Start, caplog: pytest.LogCaptureFixture, streams_of_one_client: int
 ) -> None:

@@ -25,7 +25,8 @@ from tests.sharded.workload import spread
 pytestmark = pytest.mark.mongod
 Start = Callable[..., ShardedCluster]
 
-VERSIONS = ["6.0.27", "5.0.4", "4.4.2"]
+#: The shapes that a removal has in the oplogs of all are tests/property/test_merge.py's matter too.
+VERSIONS = ["6.0.27", *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
 
 
 class Writes:
