@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -84,7 +83,7 @@ class Recorder:
 
 
 def main() -> int:
-    with ReplicaSet(1, enable_test_commands=True) as replica_set, tempfile.TemporaryDirectory() as directory:
+    with ReplicaSet(1, enable_test_commands=True) as replica_set:
         recorder = Recorder(replica_set.members[0].host)
         for name, program in PROGRAMS.items():
             for more in (
@@ -93,7 +92,7 @@ def main() -> int:
                 *(("&compressors=snappy", "&compressors=zstd") if name == "c" else ()),
             ):
                 try:
-                    program(recorder.uri + more, f"recorded_{name}", Path(directory))
+                    program(recorder.uri + more, f"recorded_{name}")
                 except Unavailable as reason:
                     print(f"{name} was left out: {reason}", file=sys.stderr)
         for more in ("", "&compressors=zlib", "&compressors=snappy", "&compressors=zstd"):

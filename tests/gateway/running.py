@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from typing import Any, Self
 
 import pymongo
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests import commands
 
 _LISTENING = re.compile(r"listening at (\S+:\d+)")
 _STATISTICS = re.compile(r"statistics at (http://\S+)")
@@ -31,10 +32,10 @@ class GatewayProcess:
     def __init__(self, upstream: str, log: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
         self.log = log
         self._options = upstream.partition("/?")[2]
-        command = [sys.executable, "-m", "tailrace", "gateway", "--upstream", upstream, "--listen", listen, *arguments]
+        words = ["gateway", "--upstream", upstream, "--listen", listen, *arguments]
         begun = log.stat().st_size if log.exists() else 0
         with log.open("a") as sink:
-            self.process = subprocess.Popen(command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL)
+            self.process = commands.Command(*words, stdout=sink, stderr=sink)
         try:
             wanted = [_LISTENING] + ([_STATISTICS] if "--metrics" in arguments else [])
             found = [self._await(pattern, begun) for pattern in wanted]

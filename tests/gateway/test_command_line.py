@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from tailrace.embedded import ReplicaSet
 from tailrace.gateway.process import raise_file_limit
+from tests import commands
 from tests.gateway.running import GatewayProcess
 
 SECRET = "s3cret"
@@ -23,14 +23,7 @@ AWAY = f"mongodb://user:{SECRET}@127.0.0.1:1/?serverSelectionTimeoutMS=300"
 
 def gateway(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     without = {name: value for name, value in os.environ.items() if name != "TAILRACE_URI"}
-    return subprocess.run(
-        [sys.executable, "-m", "tailrace", "gateway", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=without | environment,
-    )
+    return commands.run_text("gateway", *words, env=without | environment)
 
 
 @pytest.mark.parametrize(

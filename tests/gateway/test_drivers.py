@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,25 +20,17 @@ pytestmark = pytest.mark.mongod
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the compiled program is kept."""
-    return tmp_path_factory.mktemp("drivers")
-
-
-@pytest.fixture(scope="module")
-def directly(replica_set: ReplicaSet, directory: Path) -> Callable[[str], str]:
+def directly(replica_set: ReplicaSet) -> Callable[[str], str]:
     """What a program prints against the server itself; it is run once."""
-    return functools.cache(lambda program: facts(program, replica_set.uri, f"drivers_{program}", directory))
+    return functools.cache(lambda program: facts(program, replica_set.uri, f"drivers_{program}"))
 
 
 @pytest.fixture
-def compare(
-    replica_set: ReplicaSet, gateway: GatewayProcess, directory: Path, directly: Callable[[str], str]
-) -> Callable[..., None]:
+def compare(replica_set: ReplicaSet, gateway: GatewayProcess, directly: Callable[[str], str]) -> Callable[..., None]:
     def compared(program: str, more: str = "") -> None:
         direct = directly(program)
         before = streams_of_the_server(replica_set.uri)
-        assert facts(program, gateway.uri + more, f"drivers_{program}", directory) == direct
+        assert facts(program, gateway.uri + more, f"drivers_{program}") == direct
         assert streams_of_the_server(replica_set.uri) == before, "the program went past the gateway"
 
     return compared

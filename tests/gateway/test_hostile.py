@@ -26,6 +26,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.gateway import frame
 from tailrace.gateway.compression import COMPRESSORS, compress, zstd_package
 from tests import shared_clock
+from tests.amounts import amount
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.fuzz import fuzz, mutated
 from tests.gateway.record import recorded
@@ -295,7 +296,7 @@ def test_damaged_messages_of_real_drivers_harm_nobody(
     shared_clock.check(own.uri)
     chance, corpus = random.Random(5), recorded()
     with unharmed(gateway):
-        for _ in range(300):
+        for _ in range(amount(100, 300)):
             with connect(gateway) as connection, suppress(ConnectionError):
                 connection.sendall(mutated(chance.choice(corpus), chance))
                 connection.shutdown(socket.SHUT_WR)
@@ -309,7 +310,7 @@ def test_damaged_messages_of_real_drivers_harm_nobody(
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damaged_messages_are_parsed_or_refused_with_a_sentence(seed: int) -> None:
-    found = fuzz(seed, 15_000)
+    found = fuzz(seed, amount(4_000, 15_000))
     assert min(found.values()) > 0, found
 
 

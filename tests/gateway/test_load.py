@@ -21,6 +21,7 @@ from pymongo.write_concern import WriteConcern
 
 from tailrace.embedded import ReplicaSet
 from tailrace.embedded.ports import free_port
+from tests.amounts import amount
 from tests.gateway.running import GatewayProcess
 
 pytestmark = pytest.mark.mongod
@@ -231,7 +232,15 @@ def gives_back(gateway: GatewayProcess) -> None:
 def test_clients_come_and_go_while_a_primary_and_the_gateway_are_killed(
     start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    ordeal(start_replica_set(3), start_gateway, clients=20, seconds=15, kills=1, stay=5.0, pause_s=0.02)
+    ordeal(
+        start_replica_set(3),
+        start_gateway,
+        clients=amount(12, 20),
+        seconds=amount(8, 15),
+        kills=1,
+        stay=3.0,
+        pause_s=0.02,
+    )
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +12,14 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet
+from tests import commands
 from tests.gateway.running import GatewayProcess, eventually, lines_of
 
 pytestmark = pytest.mark.mongod
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tailrace", "streams", *words], capture_output=True, text=True, timeout=300, check=False
-    )
+    return commands.run_text("streams", *words)
 
 
 def test_open_streams_are_listed_and_counted(gateway: GatewayProcess) -> None:
@@ -56,9 +54,7 @@ def test_open_streams_are_listed_and_counted(gateway: GatewayProcess) -> None:
 def test_an_address_that_is_none_is_told_before_anybody_can_connect(replica_set: ReplicaSet) -> None:
     """The gateway had begun to listen, and ended at once, when only the address of its statistics was wrong."""
     words = ["gateway", "--upstream", replica_set.uri, "--listen", "127.0.0.1:0", "--metrics", "here"]
-    refused = subprocess.run(
-        [sys.executable, "-m", "tailrace", *words], capture_output=True, text=True, timeout=300, check=False
-    )
+    refused = commands.run_text(*words)
     assert refused.returncode == 1
     assert "--metrics: 'here' is not an address" in refused.stderr
     assert "listening" not in refused.stderr

@@ -268,7 +268,7 @@ def outcome(call: Habit, connect: Connect) -> Any:
         return error
 
 
-@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow), "4.4.2"])
 def uri(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "6.0.27":
         yield request.getfixturevalue("replica_set").uri
@@ -277,9 +277,15 @@ def uri(request: pytest.FixtureRequest) -> Iterator[str]:
         yield running.uri
 
 
+@pytest.fixture(scope="module")
+def admin(uri: str) -> Iterator[MongoClient[Any]]:
+    with MongoClient[Any](uri) as client:
+        yield client
+
+
 @pytest.mark.parametrize("engine", ["oplog", "server"])
 @pytest.mark.parametrize("name", HABITS)
-def test_a_habit_has_the_same_outcome(uri: str, name: str, engine: str) -> None:
+def test_a_habit_has_the_same_outcome(uri: str, admin: MongoClient[Any], name: str, engine: str) -> None:
     def client_of(kind: Any, **more: Any) -> Connect:
         def connect(*arguments: Any, **options: Any) -> Any:
             if not arguments and options.get("connect") is not False:
@@ -290,8 +296,7 @@ def test_a_habit_has_the_same_outcome(uri: str, name: str, engine: str) -> None:
 
     results = []
     for connect in (client_of(MongoClient), client_of(tailrace.connect, engine=engine)):
-        with MongoClient[Any](uri) as client:
-            client.drop_database("habit")
+        admin.drop_database("habit")
         results.append(outcome(HABITS[name], connect))
     theirs, ours = results
     if not isinstance(theirs, Exception):

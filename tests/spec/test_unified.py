@@ -61,9 +61,11 @@ def flavour_named(name: str, uri: str) -> Flavour:
 def _parameters() -> Iterator[Any]:
     for awaited in ("", _ASYNC):
         for engine in ("pymongo", "server", "oplog"):
+            # What PyMongo's own client does says something of the runner, and nothing of ours.
+            marks = pytest.mark.slow if engine == "pymongo" else ()
             for case in _CASES:
                 if case.runs_on(_SERVER_VERSION, "replicaset"):
-                    yield pytest.param(engine + awaited, case, id=f"{engine}{awaited}-{case.name}")
+                    yield pytest.param(engine + awaited, case, id=f"{engine}{awaited}-{case.name}", marks=marks)
         for version in _LATER:
             asked = (*map(int, version.split(".")), 0)
             for case in _CASES:
