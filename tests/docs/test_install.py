@@ -40,7 +40,7 @@ def lent(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/install.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/how-to/install.md", marks=pytest.mark.slow)])
 def test_the_printed_commands_install_it(page: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     for name in subprocess.check_output(

@@ -49,8 +49,7 @@ class Overtaken:
 @pytest.fixture(scope="module")
 def overtaken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overtaken]:
     folder = tmp_path_factory.mktemp("archived") / "archive"
-    # An archive of what has happened waits for two no-ops of each shard.
-    with ShardedCluster(3, oplog_size_mb=8, noop_interval_s=1, parameters={"syncdelay": 1}) as cluster:
+    with ShardedCluster(3, oplog_size_mb=8, parameters={"syncdelay": 1}) as cluster:
         namespace = spread(cluster, "live")
         start = cluster.router.fence()
         write(cluster, namespace, 0)
