@@ -85,6 +85,17 @@ def test_images_are_looked_up_behind_what_does_not_ask_for_them() -> None:
     assert "stages: OplogMatch > UnwindTransaction > Transform" in lines
 
 
+def test_an_expression_is_asked_in_part_before_images() -> None:
+    """``explain`` had no word for it, since only whole parts of a match were moved."""
+    both = {"$and": [{"$eq": ["$ns.coll", "c"]}, {"$lte": ["$fullDocument.a", 0]}]}
+    shown = plan("db", {"$match": {"$expr": both}}, fullDocument="updateLookup")
+    assert "MatchAhead" in shown["stages"]
+    assert "in part before images are looked up" in shown["match"][0]["asked"]
+    assert "for what passes 1 part(s) of the match" in shown["images"]["fullDocument"]
+    either = {"$or": both["$and"]}
+    assert "MatchAhead" not in plan("db", {"$match": {"$expr": either}}, fullDocument="updateLookup")["stages"]
+
+
 def test_what_could_fail_is_asked_only_in_its_place() -> None:
     match = {"$match": {"$expr": {"$eq": [1, {"$divide": [1, "$fullDocument.a"]}]}, "operationType": "insert"}}
     first, second = plan("db.c", match)["match"]

@@ -85,6 +85,8 @@ def _part(one: Conjunct, pushdown: Pushdown, *, queried: bool) -> dict[str, Any]
         asked = [_OPLOG_QUERY, _ENTRY_TEST] if queried else [_ENTRY_TEST]
     if pushdown.looks_up and one in pushdown.before_images:
         asked.append("before images are looked up")
+    elif pushdown.looks_up and any(part in pushdown.before_images for part in one.implied()):
+        asked.append("in part before images are looked up")
     if one in pushdown.between_images:
         asked.append("before the document is looked up")
     if one in pushdown.behind_images or (one.moved and one in pushdown.before_images):

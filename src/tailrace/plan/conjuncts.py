@@ -10,13 +10,14 @@ excludes does not fail; nor does the look-up of an image that is required and mi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tailrace.expression import CompiledPipeline
-from tailrace.expression.language.expression import Expression
+from tailrace.expression.language.expression import Bindings, Expression
 from tailrace.expression.match import tree
 from tailrace.expression.stages.projection import Projection
+from tailrace.expression.values import value as v
 
 FULL_DOCUMENT: Final = b"fullDocument"
 BEFORE_CHANGE: Final = b"fullDocumentBeforeChange"
@@ -30,6 +31,9 @@ _UPDATED_FIELDS: Final = b"updateDescription.updatedFields."
 _NEVER_FAIL: Final = frozenset(
     ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$cmp", "$and", "$or", "$not", "$ifNull", "$cond")
 )
+
+#: Comparisons of which the server makes predicates.
+_PREDICATES: Final = frozenset(("$eq", "$gt", "$gte", "$lt", "$lte"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,18 @@ class Conjunct:
         if not names:
             return True
         return self.fields is not None and self.fields.isdisjoint(names) and not self.stays
+
+    def implied(self) -> Iterator[Conjunct]:
+        """Parts that must be true too where this one, an ``$expr``, is. The server makes predicates of comparisons
+        between a path and a constant, and moves these even where it leaves the expression (measured on 6.0.27 with
+        look-ups that fail)."""
+        node = self.node
+        while isinstance(node, tree.Or) and len(node.children) == 1:
+            node = node.children[0]
+        if isinstance(node, tree.ExpressionIsTrue) and not self.fails:
+            found = _implied(node.expression, node.bindings)
+            for part in () if found is None else parts_of(found):
+                yield replace(self, node=part, fields=fields_of(part))
 
 
 def leading_conjuncts(pipeline: CompiledPipeline) -> tuple[Conjunct, ...]:
@@ -121,6 +137,27 @@ def _union(parts: Iterable[frozenset[bytes] | None]) -> frozenset[bytes] | None:
             return None
         result |= fields
     return result
+
+
+def _implied(expression: Expression, bindings: Bindings) -> tree.Node | None:
+    """The predicate on single fields that an expression implies; ``None``: none is known."""
+    if expression.name in ("$and", "$or"):
+        parts = [_implied(argument, bindings) for argument in expression.args]
+        found = tuple(part for part in parts if part is not None)
+        if expression.name == "$and":
+            return tree.And(found) if found else None
+        return tree.Or(found) if found and len(found) == len(parts) else None
+    if expression.name not in _PREDICATES or len(expression.args) != 2:
+        return None
+    path, constant = sorted(expression.args, key=lambda one: one.constant)
+    if path.kind != "field" or path.name != "ROOT" or not path.path:
+        return None
+    if not constant.constant or constant.value is None or constant.value[0] in (v.ARRAY, v.UNDEFINED):
+        return None
+    # The server's predicate leaves an array on the way, or at the end of it, to the expression.
+    names = [b".".join(path.path[: end + 1]) for end in range(len(path.path))]
+    arrays = (tree.TypeIs(name, frozenset((v.ARRAY,))) for name in names)
+    return tree.Or((tree.ExpressionIsTrue(expression, bindings), *arrays))
 
 
 def may_fail(node: tree.Node) -> bool:

@@ -67,10 +67,10 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     order = order_of(plan.options.collation)
     conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fails))
     shown = _shown_images(plan)
-    before = tuple(one for one in conjuncts if one.passes_stages_of(shown))
+    before = _early(conjuncts, shown)
     between: tuple[Conjunct, ...] = ()
     if FULL_DOCUMENT in shown:
-        between = tuple(one for one in conjuncts if one not in before and one.passes_stages_of(_FULL_DOCUMENT))
+        between = tuple(one for one in _early(conjuncts, _FULL_DOCUMENT) if one not in before)
     behind = tuple(one for one in conjuncts if one.moved and one not in before and one not in between)
     asked: tuple[Conjunct, ...] = ()
     if enabled:
@@ -96,6 +96,15 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
         entry_test=EntryTest(plan, nodes, sessions, order) if nodes or sessions else None,
         looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
     )
+
+
+def _early(conjuncts: tuple[Conjunct, ...], images: frozenset[bytes]) -> tuple[Conjunct, ...]:
+    """Those that may be asked before the stages that fill these fields, and what the others imply."""
+    early: list[Conjunct] = []
+    for one in conjuncts:
+        parts = (one,) if one.passes_stages_of(images) else one.implied()
+        early += (part for part in parts if part.passes_stages_of(images))
+    return tuple(early)
 
 
 def _shown_images(plan: Plan) -> frozenset[bytes]:
