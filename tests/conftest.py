@@ -169,11 +169,13 @@ def sharded_cluster() -> ShardedCluster:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """The shared cluster goes when the next file does not ask for it."""
+    """The shared cluster goes when the next file does not ask for it. A test may ask while it runs, which nobody knows
+    before: so never in the middle of a file, and where the next file asks in this way, it gets a cluster anew."""
     try:
         return (yield)
     finally:
-        if _shared_clusters and (nextitem is None or "sharded_cluster" not in fixtures_of(nextitem)):
+        ends = nextitem is None or nextitem.path != item.path
+        if _shared_clusters and ends and (nextitem is None or "sharded_cluster" not in fixtures_of(nextitem)):
             _shared_clusters.pop().close()
 
 
