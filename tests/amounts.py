@@ -1,6 +1,6 @@
 """How much a test that draws examples at random runs: a slice in ``make test``, everything in ``make test-whole``.
 
-A slice is as large as it takes to find the faults that were planted when it was measured.
+A slice finds less than the whole: of thirteen faults planted in the kernel, the slices of the properties found nine.
 """
 
 from __future__ import annotations

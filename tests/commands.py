@@ -62,7 +62,26 @@ class _Server:
 _server = _Server()
 
 
-class Command:
+class Signalled:
+    """How a ``Popen`` passes on signals: to a process that has ended, none."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        raise NotImplementedError
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Command(Signalled):
     """A running ``tailrace`` command, or the program ``code``, with the methods of a ``Popen``, and its files, but no
     pipes."""
 
@@ -102,16 +121,6 @@ class Command:
             self.returncode = int(self._hear())
             self._told.close()
         return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def run(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+from tests.commands import Signalled
 
 #: Loads no more than its programs would, and starts no threads: those would be missing in the forked processes.
 _LOADED: Final = ("tailrace.cli.main", "tailrace.cli.listen", "tailrace.consumer", "tailrace.consumer.views")
@@ -22,7 +23,7 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__, *_LOADED])
 
 
-class Forked:
+class Forked(Signalled):
     """``python -m module arguments`` as ``subprocess.Popen`` starts it. What it says on standard error is in the file
     ``errors``, if one is named."""
 
@@ -39,7 +40,7 @@ class Forked:
         self._process.start()
         self.errors = errors
         assert self._process.pid is not None
-        self.pid: int = self._process.pid
+        self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
@@ -53,16 +54,6 @@ class Forked:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def _become(module: str, arguments: list[str], cwd: Path, env: dict[str, str], errors: Path | None) -> None:
