@@ -17,9 +17,14 @@ import pytest
 from tailrace import raw_bson as rb
 from tailrace.errors import InternalError, OplogFormatError
 from tailrace.event.event_block import OPERATION_TYPES, EventBlock
+from tailrace.expression.language.expression import Bindings
+from tailrace.expression.match.parse import parse_match
 from tailrace.kernel import KernelSettings, locate, transform_batch
 from tailrace.kernel.arrays import PARTS
+from tailrace.kernel.event_parts import DOCUMENT_KEY, FULL_DOCUMENT
 from tailrace.kernel.fast_path import process_batch
+from tailrace.kernel.match_program import match_program
+from tailrace.kernel.match_test import FAILS, PASSES
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.shard import ChangeStreamPipeline
@@ -163,6 +168,76 @@ def test_images_move_what_is_noted(options: dict[str, Any], images: set[str]) ->
     for name in images:
         assert found[name, rb.OBJECT] > 50
         assert found[name, rb.NULL] > 50
+
+
+#: Of each field whose place is noted: the field, what is in it, and what is not.
+ASKED: list[dict[str, Any]] = [
+    {"operationType": "update"},
+    {"operationType": {"$in": ["insert", "rename", "dropDatabase"]}},
+    {"operationType.x": {"$exists": False}, "ns.db": "shop"},
+    {"clusterTime": {"$gt": bson.Timestamp(2, 100)}},
+    {"clusterTime": {"$type": "timestamp"}, "wallTime": {"$not": {"$type": "date"}}},
+    {"wallTime": bson.datetime_ms.DatetimeMS(7)},
+    {"wallTime": {"$exists": True}},
+    {"ns": {"db": "shop", "coll": "orders"}},
+    {"ns.coll": {"$gte": "m"}},
+    {"ns.coll": {"$exists": True}, "ns.db": {"$ne": "shop"}},
+    {"documentKey._id": {"$type": "number"}},
+    {"documentKey": {"$exists": False}},
+    {"fullDocument": None},
+    {"fullDocument": {"$exists": True}},
+    {"fullDocument": {"$type": "null"}},
+    {"fullDocument": {}},
+    {"fullDocument._id": {"$gte": 20}, "operationType": {"$ne": "insert"}},
+    {"fullDocument.a": {"$exists": True}},
+    {"fullDocumentBeforeChange": None},
+    {"fullDocumentBeforeChange.pad": {"$exists": True}, "fullDocument.pad": {"$exists": True}},
+    {"updateDescription": {"$exists": True}},
+    {"updateDescription.updatedFields.b": {"$mod": [2, 0]}},
+    {"updateDescription.removedFields": []},
+    {"to": {"$exists": True}, "ns": {"$type": "object"}},
+    {"_id": {"$exists": True}, "lsid": {"$exists": True}, "txnNumber": {"$gte": 0}},
+    {"$expr": {"$eq": ["$ns.db", "$to.db"]}},
+    {"$expr": {"$gte": ["$fullDocument._id", "$documentKey._id"]}},
+]
+
+
+def asked_blocks() -> list[EventBlock]:
+    """Events of all kinds, with every option, with images, and beside events of which nothing is noted."""
+    blocks = [
+        transform_batch(b"".join(entries_of(SEED + 2, 200)), KernelSettings(Scope.cluster(), **case.values[0])).block()
+        for case in OPTIONS
+    ]
+    before = {"fullDocumentBeforeChange": "whenAvailable"}
+    for options in (LOOK_UP, before, {**LOOK_UP, **before}, {**LOOK_UP, **before, "showRawUpdateDescription": True}):
+        blocks += blocks_of(images_plan(SERVER_6_0, **options), updates(60))
+    plain = EventBlock.of_bson([blocks[0].event(number) for number in range(0, 100, 3)])
+    return [*blocks, EventBlock.join([blocks[0].cut(10, 50), plain, blocks[-1].cut(5, 40)])]
+
+
+def test_a_match_has_the_same_answers_with_what_is_noted_and_without() -> None:
+    blocks = asked_blocks()
+    for query in ASKED:
+        program = match_program(parse_match(bson.encode(query), Bindings.of_document({"REMOVE": None})))
+        assert program is not None, query
+        seen: set[int] = set()
+        for block in blocks:
+            found = program.answers(block.buffer, block.offsets).tolist()
+            assert program.answers(block.buffer, block.offsets, block.places).tolist() == found, query
+            seen.update(found)
+        assert seen >= {FAILS, PASSES}, query
+
+
+def test_a_match_looks_where_it_is_noted() -> None:
+    """Otherwise nothing would be quicker, and no test would see it: a place that leads elsewhere is believed."""
+    block = transform_batch(b"".join(updates(4)), KernelSettings(Scope.cluster())).block()
+    assert block.places is not None
+    wrong = block.places.copy()
+    wrong[:, FULL_DOCUMENT] = wrong[:, DOCUMENT_KEY]
+    program = match_program(parse_match(bson.encode({"fullDocument._id": 2}), Bindings.of_document({"REMOVE": None})))
+    assert program is not None
+    assert program.answers(block.buffer, block.offsets, block.places).tolist() == [FAILS] * 4
+    assert program.answers(block.buffer, block.offsets, wrong).tolist() == [FAILS, PASSES, FAILS, FAILS]
 
 
 def test_a_stage_that_writes_events_anew_leaves_nothing_noted() -> None:

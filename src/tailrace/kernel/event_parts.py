@@ -55,7 +55,7 @@ _OPERATION_HEAD = len(b"\x02operationType\0") + 4
 #: From the document ``_id`` to the text of ``_data``; from a document ``{db, coll}`` to the text of ``db``, and from
 #: the end of that to the text of ``coll``.
 _DATA_HEAD = 4 + fragments.DATA[1] + 4
-_DB_HEAD = 4 + fragments.DB[1] + 4
+DB_HEAD = 4 + fragments.DB[1] + 4
 _COLL_HEAD = 1 + fragments.COLL[1] + 4
 
 
@@ -73,7 +73,7 @@ def _text_end(event: int, text: int) -> int:
 @inner
 def _note_names(record: int, event: int, part: int, document: int, end: int) -> None:
     """The two parts of a document ``{db, coll}``, of which ``part`` is the first."""
-    database = document + _DB_HEAD
+    database = document + DB_HEAD
     database_end = _text_end(event, database)
     _note(record, part, database, database_end)
     _note(record, part + 1, database_end + _COLL_HEAD, end - 2)

@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
+from tailrace.kernel.event_parts import ROW as NOTED_ROW
+from tailrace.kernel.event_parts import TOKEN
 from tailrace.kernel.match_expression import GATHERED, VALUE_SIZE, is_nullish, push_result, truth
+from tailrace.kernel.match_noted import find_noted
 from tailrace.kernel.match_path import (
     ABSENT,
     BROKEN,
@@ -231,22 +234,28 @@ def _run(  # noqa: PLR0917
 def _make_match(sources: int) -> Callable[[int], None]:
     @entry_point("void(int64)")
     def match(job: int) -> None:
-        """Ask a program of events. ``job`` is int64[11]: program, working memory, offset of its look-ups, their number,
+        """Ask a program of events. ``job`` is int64[14]: program, working memory, offset of its look-ups, their number,
         offsets of the two stacks, room for gathered arrays, base, offsets, count; then the target (uint8): ``FAILS``,
-        ``PASSES`` or ``UNKNOWN`` for each event, ``FAILS`` for one of no bytes."""
+        ``PASSES`` or ``UNKNOWN`` for each event, ``FAILS`` for one of no bytes; then a row for each event of what is
+        noted of it, or 0, the program's noted fields, and their number."""
         if sources == 0:
             return
         program, memory, lookups, count = load64(job), load64(job + 8), load64(job + 16), load64(job + 24)
         answers, values = memory + load64(job + 32), memory + load64(job + 40)
         base, offsets, target = load64(job + 56), load64(job + 64), load64(job + 80)
+        noted, fields, noted_count = load64(job + 88), load64(job + 96), load64(job + 104)
         for i in range(load64(job + 72)):
             start, end = base + load64(offsets + 8 * i), base + load64(offsets + 8 * i + 8)
             answer = FAILS
             if start != end:
                 answer = UNKNOWN
-                if document_end(start, end) == end:
+                row = noted + NOTED_ROW * i
+                is_noted = noted != 0 and load64(row + 8 * TOKEN) != 0
+                if is_noted or document_end(start, end) == end:
                     store64(memory + GATHERED, load64(job + 48))
                     reset_lookups(memory, lookups, count, start, end)
+                    if is_noted:
+                        find_noted(memory, fields, noted_count, start, row)
                     answer = _run(program, memory, lookups, answers, values, start, end)
             store8(target + i, answer)
 

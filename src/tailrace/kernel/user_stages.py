@@ -102,20 +102,27 @@ class BlockStages:
         self._finish = strip_program() if user.keeps_places else copy_program()
 
     def run(
-        self, buffer: Bytes, offsets: Offsets, token_start: Offsets | None, token_end: Offsets | None
+        self,
+        buffer: Bytes,
+        offsets: Offsets,
+        token_start: Offsets | None,
+        token_end: Offsets | None,
+        noted: Offsets | None = None,
     ) -> StagedEvents:
         """What becomes of the events ``buffer[offsets[i] : offsets[i + 1]]``, whose resume tokens are where the others
-        say; without these, of documents that are no events. An event of no bytes fails."""
+        say; without these, of documents that are no events. An event of no bytes fails. ``noted``:
+        ``EventBlock.places`` of the events."""
         given = Run(buffer, offsets, np.where(np.diff(offsets) > 0, PASSES, FAILS).astype(np.uint8))
         tokens = None if token_start is None or token_end is None else Tokens(buffer, token_start, token_end)
         if self._ahead is not None:
-            given.verdict[self._ahead.answers(buffer, offsets) == FAILS] = FAILS
+            given.verdict[self._ahead.answers(buffer, offsets, noted) == FAILS] = FAILS
         run, waiting = given, []
         for step in self._steps:
             before = run
             if isinstance(step.program, MatchProgram | PlainMatch):
-                run = _matched(step.program, before)
+                run = _matched(step.program, before, noted)
             else:
+                noted = None  # of the events that were given
                 run = step.program.run(before, tokens if step is self._checked else None)
             waiting += _set_aside(before, run, NOT_KNOWN, step)
         if not self._is_whole:
@@ -162,8 +169,11 @@ class BlockStages:
         return numbers, documents
 
 
-def _matched(program: MatchProgram | PlainMatch, run: Run) -> Run:
-    answers = program.answers(run.buffer, run.offsets)
+def _matched(program: MatchProgram | PlainMatch, run: Run, noted: Offsets | None) -> Run:
+    if isinstance(program, MatchProgram):
+        answers = program.answers(run.buffer, run.offsets, noted)
+    else:
+        answers = program.answers(run.buffer, run.offsets)
     return Run(run.buffer, run.offsets, np.where(run.verdict == PASSES, answers, run.verdict).astype(np.uint8))
 
 
@@ -250,7 +260,7 @@ def match_step(program: MatchProgram) -> Step:
     def step(made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
         yield from ()
         block = made.block()
-        answers = program.answers(block.buffer, block.offsets)
+        answers = program.answers(block.buffer, block.offsets, block.places)
         kept = made.kept(answers != FAILS)
         return kept.left_plain_by_event(answers[answers != FAILS] == NOT_KNOWN)
 
@@ -265,7 +275,7 @@ def stages_step(stages: BlockStages) -> Step:
         if not len(made):
             return made
         block = made.block()
-        staged = stages.run(block.buffer, block.offsets, block.token_start, block.token_end)
+        staged = stages.run(block.buffer, block.offsets, block.token_start, block.token_end, block.places)
         if staged.places is not None:
             made = made.rewritten(staged.buffer, _records(made.records, staged.offsets, staged.places))
         left = staged.verdict != FAILS
