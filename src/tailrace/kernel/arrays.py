@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tailrace.errors import OplogFormatError, UsageError, invariant
 from tailrace.kernel import columns, event_parts
 from tailrace.kernel.batch import Bytes, Offsets, address, as_bytes
+from tailrace.kernel.lent import lend
 
 #: The parts of an event that ``locate`` finds, by the names of the Spark columns.
 PARTS: Final[dict[str, int]] = {
@@ -94,7 +95,7 @@ def gather(buffer: bytes | memoryview | Bytes, start: Offsets, end: Offsets) -> 
     data, starts, ends = checked_runs(buffer, start, end)
     size = int((ends - starts).sum())
     check_offsets(size)
-    gathered = np.empty(size, np.uint8)
+    gathered = lend(size)
     offsets = np.empty(starts.size + 1, np.int32)
     places = [address(data), address(starts), address(ends), starts.size, address(gathered), address(offsets)]
     job = np.array(places, np.int64)

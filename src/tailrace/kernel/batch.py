@@ -13,6 +13,7 @@ from tailrace.errors import UsageError
 from tailrace.event import event_block
 from tailrace.event.event_block import EventBlock
 from tailrace.kernel import delta, event_record, fragments, job, key_string, oplog_entry, transform
+from tailrace.kernel.lent import lend
 from tailrace.kernel.namespace import CLUSTER, COLLECTION, DATABASE
 from tailrace.kernel.runs import copy_runs
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
@@ -215,7 +216,7 @@ Step: TypeAlias = Callable[[KernelBatch], Generator[Request, Answer, KernelBatch
 
 def moved(buffer: Bytes, start: Offsets, end: Offsets, offsets: Offsets) -> Bytes:
     """The runs [start, end) of ``buffer`` one behind the other; ``offsets`` (int64[m + 1]) says where each goes."""
-    gathered = np.empty(int(offsets[-1]), np.uint8)
+    gathered = lend(int(offsets[-1]))
     runs = [np.ascontiguousarray(array, np.int64) for array in (start, end, offsets)]
     starts, ends, places = map(address, runs)
     job = np.array([runs[0].size, address(buffer), starts, ends, address(gathered), places], np.int64)
@@ -341,7 +342,7 @@ class _Job:
         for slot, value in slots.items():
             self[slot] = value
         # Only what is written to is ever backed by memory.
-        self._place(np.empty(_GROWTH * data.size + _MARGIN, np.uint8), count + data.size // _OPERATION_BYTES + 1, 0, 0)
+        self._place(lend(_GROWTH * data.size + _MARGIN), count + data.size // _OPERATION_BYTES + 1, 0, 0)
 
     def __getitem__(self, slot: int) -> int:
         return int(self.slots[slot // 8])
@@ -350,7 +351,7 @@ class _Job:
         self.slots[slot // 8] = value
 
     def _place(self, events: Bytes, records_count: int, written: int, made: int) -> None:
-        records = np.empty((records_count, event_record.RECORD_SIZE // 8), np.int64)
+        records = lend(records_count * event_record.RECORD_SIZE).view(np.int64).reshape(records_count, -1)
         events[:written] = self.events[:written]
         records[:made] = self._records[:made]
         self.events, self._records = events, records
@@ -367,7 +368,7 @@ class _Job:
 
     def grow(self) -> None:
         """Twice the room."""
-        self._place(np.empty(2 * self.events.size, np.uint8), 2 * len(self._records), *self._written())
+        self._place(lend(2 * self.events.size), 2 * len(self._records), *self._written())
 
     def made(self) -> KernelBatch:
         """The events that were written so far, as a batch; its buffers are these, not copies."""

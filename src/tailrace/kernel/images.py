@@ -20,6 +20,7 @@ from tailrace.event.event_block import OPERATION_TYPES
 from tailrace.event.image import CollectionLookups, DocumentRuns, FoundDocuments, PreImageKeys
 from tailrace.kernel import event_record, fragments, image_splice, post_image
 from tailrace.kernel.batch import Bytes, KernelBatch, Offsets, Step, address
+from tailrace.kernel.lent import lend
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
@@ -246,7 +247,7 @@ def after_deltas(made: KernelBatch, images: Field, *, stored: bool = False) -> t
     start, end = images.start[numbers], images.end[numbers]
     objects = made.column(event_record.OBJECT)[numbers]
     sizes = _lengths(made.raw, objects)
-    out: Bytes = np.empty(int((end - start + sizes).sum()) + post_image.ROOM, np.uint8)
+    out = lend(int((end - start + sizes).sum()) + post_image.ROOM)
     starts, ends = np.empty(numbers.size, np.int64), np.empty(numbers.size, np.int64)
     scratch: Bytes = np.empty(post_image.SCRATCH_SIZE, np.uint8)
     slots: dict[int, npt.NDArray[np.generic]] = {
@@ -323,7 +324,7 @@ def _spliced(made: KernelBatch, before: Field, after: Field) -> KernelBatch:
     size = int((made.end - made.start).sum()) + before.size + after.size
     size += image_splice.BEFORE_ROOM * int((before.start >= 0).sum())
     size += image_splice.AFTER_ROOM * int((after.start >= 0).sum())
-    out: Bytes = np.empty(size, np.uint8)
+    out = lend(size)
     slots: dict[int, npt.NDArray[np.generic]] = {
         image_splice.RECORDS: records,
         image_splice.EVENTS: made.events,

@@ -15,6 +15,7 @@ import numpy as np
 from tailrace.event.event_block import EventBlock, Offsets, noted_places
 from tailrace.kernel import event_parts
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
+from tailrace.kernel.lent import lend
 from tailrace.kernel.memory import copy, load8, load32, load64, store8, store64
 
 #: A block's row in the table: the addresses of its arrays, then how many events it has and how many of them were taken.
@@ -125,7 +126,7 @@ def merge_blocks(blocks: Sequence[EventBlock]) -> EventBlock:
     count = sum(map(len, parts))
     places = np.empty((4, count), np.int64)
     merged = EventBlock(
-        np.empty(sum(part.size for part in parts), np.uint8),
+        lend(sum(part.size for part in parts)),
         np.empty(count + 1, np.int64),
         np.empty(count, np.uint64),
         np.empty(count, np.uint8),

@@ -13,6 +13,7 @@ from tailrace.expression.stages.projection import Projection
 from tailrace.expression.values import value as v
 from tailrace.kernel import project, project_finish, project_stage
 from tailrace.kernel.batch import Bytes, Offsets, address
+from tailrace.kernel.lent import lend
 from tailrace.kernel.project_external import External
 from tailrace.kernel.project_pool import Pool
 
@@ -58,7 +59,7 @@ class _NotCompiledError(Exception):
 
 def room_for(size: int) -> Bytes:
     """Memory for the events that a step writes. Only what is written to is ever backed by pages."""
-    return np.empty(size, np.uint8)
+    return lend(size)
 
 
 class StageProgram:
