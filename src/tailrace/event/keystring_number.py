@@ -498,11 +498,16 @@ def _decode_middle(body: _Body, kind: int, size: int) -> tuple[int, bytes]:
     shift = 8 * (8 - size)
     fraction = body.take_each(8 - size)
     # The stored word is |x| * 256^f plus (whole + 1) * 256^f: its upper bytes are 2 * whole + 1.
-    numerator = (whole << shift) + (fraction & ~3)
+    stored = ((whole << shift) + (fraction & ~3)) / (1 << shift)
     if kind == _IS_DOUBLE:  # the server does not look at the marker here
-        return _double(body, numerator / (1 << shift))
+        return _double(body, stored)
     _expect(kind == _IS_DECIMAL, 50810, "Expected type Decimal.")
-    return _decimal(body, _marked(body, numerator, 1 << shift, fraction & 3 if size < 8 else DCM_ABOVE))
+    marker = fraction & 3 if size < 8 else DCM_ABOVE
+    # Counted from the integer, as it was encoded. The server takes 2^53 + 1 for a double here, and so reads it as 2^53.
+    if whole >= 1 << 53 and marker in (DCM_BELOW, DCM_ABOVE):
+        return _decimal(body, _continued(body, whole, 1))
+    # In a key that somebody made up, more bits than a double has: the server rounds them as a cast in C does.
+    return _decimal(body, _marked(body, *stored.as_integer_ratio(), marker))
 
 
 def _decode_whole(body: _Body, kind: int, whole: int) -> tuple[int, bytes]:
