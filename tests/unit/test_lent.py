@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_a_buffer_that_nobody_has_is_lent_again() -> None:
     ],
     ids=["slice", "columns", "memoryview", "frombuffer", "Arrow buffer", "Arrow array", "iterator"],
 )
-def test_a_part_keeps_the_whole(part, kept: dict[int, np.ndarray]) -> None:  # type: ignore[no-untyped-def]
+def test_a_part_keeps_the_whole(part: Callable[[np.ndarray], object], kept: dict[int, np.ndarray]) -> None:
     whole = lend(LENT_MIN)
     place = place_of(whole)
     some = part(whole)
@@ -68,6 +69,12 @@ def test_small_and_very_large_buffers_are_not_kept(kept: dict[int, np.ndarray]) 
     for size in (0, 1, LENT_MIN - 1, LENT_MAX + 1):
         assert lend(size).size == size
     assert not kept
+
+
+def test_buffers_of_any_size_leave_few_classes_behind() -> None:
+    sizes = range(LENT_MIN + 1, LENT_MIN + 50)
+    assert {lend(size).size for size in sizes} == set(sizes)
+    assert len({type(lend(size).base) for size in sizes}) == 1
 
 
 def test_a_buffer_that_is_too_small_is_not_lent(kept: dict[int, np.ndarray]) -> None:

@@ -20,6 +20,9 @@ _Bytes = npt.NDArray[np.uint8]
 #: Smaller buffers are the allocator's, which keeps them by itself; larger ones are rare.
 LENT_MIN: Final = 4 << 20
 LENT_MAX: Final = 96 << 20
+#: Buffers are this much larger from one to the next: each size is a class for ctypes, which only the garbage collector
+#: takes away.
+_STEP: Final = 1 << 20
 #: The events of a batch, their records, what a stage makes of them, and one more.
 KEPT_MAX: Final = 4
 
@@ -32,10 +35,11 @@ def lend(size: int) -> _Bytes:
     """uint8[size] of any content."""
     if not LENT_MIN <= size <= LENT_MAX:
         return np.empty(size, np.uint8)
-    memory = _taken(size)
-    owner: Any = (ctypes.c_uint8 * size).from_address(memory.__array_interface__["data"][0])
+    room = -(-size // _STEP) * _STEP
+    memory = _taken(room)
+    owner: Any = (ctypes.c_uint8 * room).from_address(memory.__array_interface__["data"][0])
     weakref.finalize(owner, _give_back, memory).atexit = False
-    return np.frombuffer(owner, np.uint8)
+    return np.frombuffer(owner, np.uint8, size)
 
 
 def _taken(size: int) -> _Bytes:
