@@ -11,14 +11,20 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import bson
 import pytest
 
+from tailrace import kernel
 from tailrace.client import kernel_loader
+from tailrace.event.event_block import EventBlock
+from tailrace.gateway import engine
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.pipeline.kernel import merge_with
 from tailrace.plan.request import OplogBatch
+from tests.property.test_block_merge import event
 
 ENOUGH = kernel_loader.BYTES_MIN
 
@@ -85,6 +91,23 @@ def test_a_batch_of_one_small_entry_is_left_to_the_plain_stages(monkeypatch: pyt
     assert not kernel_loader.works_on(400)
     assert kernel_loader.works_on(4000)
     assert kernel_loader.is_ready(400)  # whether it is loaded is another question
+
+
+@pytest.mark.parametrize("use", [kernel_loader.works_on, engine._kernel_works_on])
+def test_a_merge_is_done_in_compiled_code_once_it_is_loaded(
+    use: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The floor for small batches refused every merge of ``watch()`` and of the gateway over a cluster: 17 us of CPU an
+    event where the shards write at the same time. Tests compared the two merges, not which of them is taken."""
+    merges: list[int] = []
+    monkeypatch.setattr(kernel, "merge_blocks", lambda blocks: merges.append(len(blocks)) or blocks[0])
+    blocks = [EventBlock.of_bson([event((1, 1), shard, 0)]) for shard in range(2)]
+    monkeypatch.setattr(kernel_loader._loader, "ready", False)
+    assert len(merge_with(blocks, use)) == 2
+    assert merges == []
+    monkeypatch.setattr(kernel_loader._loader, "ready", True)
+    merge_with(blocks, use)
+    assert merges == [2]
 
 
 def test_what_is_not_compiled_is_compiled_elsewhere_and_loaded_by_the_next_batch(

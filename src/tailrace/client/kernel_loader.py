@@ -161,8 +161,9 @@ _loader = _KernelLoader()
 
 
 def works_on(size: int) -> bool:
-    """Whether the kernel is to make the events of a batch of ``size`` bytes; also notes that so many were read."""
-    return is_ready(size) and size >= _BATCH_BYTES_MIN
+    """Whether the kernel is to make the events of a batch of ``size`` bytes; also notes that so many were read. With 0,
+    before a merge: whether it is loaded."""
+    return is_ready(size) and not 0 < size < _BATCH_BYTES_MIN
 
 
 def is_ready(size: int) -> bool:

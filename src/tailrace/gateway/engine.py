@@ -433,7 +433,8 @@ def _is_left(code: int | None) -> bool:
 
 
 def _kernel_works_on(size: int) -> bool:
-    return kernel_loader.is_ready(size) and size >= _KERNEL_BYTES_MIN
+    """As ``kernel_loader.works_on``."""
+    return kernel_loader.is_ready(size) and not 0 < size < _KERNEL_BYTES_MIN
 
 
 def _next_of(reply: bytes) -> _Cursor | None:

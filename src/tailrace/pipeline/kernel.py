@@ -18,7 +18,8 @@ from tailrace.plan.request import OplogBatch
 KERNEL_BYTES_MIN: Final = 4_096
 
 #: Which of a stream's batches the kernel works on: those that are worth it ("auto"), each, none, or those of whose size
-#: in bytes somebody else says so. Where it is not available, none. The events are the same.
+#: in bytes somebody else says so, who is asked with 0 before a merge: the compiled merge is faster for any number of
+#: events. Where it is not available, none. The events are the same.
 KernelUse: TypeAlias = Literal["auto", "always", "never"] | Callable[[int], bool]
 
 _available = cache(kernel.available)
@@ -39,7 +40,7 @@ def working_on(pipeline: ChangeStreamPipeline, batch: OplogBatch, use: KernelUse
 def merge_with(blocks: Sequence[EventBlock], use: KernelUse) -> EventBlock:
     """The events of several participants' blocks in the order of their tokens; of equal tokens the block that is named
     first goes first."""
-    # Somebody else's say is about what was read; nothing more was.
+    # Who decides for each batch also counts what was read, and nothing more was.
     size = 0 if callable(use) else sum(block.size for block in blocks)
     if len(blocks) > 1 and _is_used(use, size) and _available():
         return kernel.merge_blocks(blocks)
