@@ -131,7 +131,7 @@ def test_keys_with_shard_key_fields_are_looked_up_together(replica_set: ReplicaS
         {"_id": 4, "x": 4, "y": [{"z": 4}]},
         {"_id": 5.0, "x": 5, "y": {"z": 5}},
         {"_id": bson.MinKey(), "x": bson.MaxKey(), "y.z": 6, "y": {"z": 6}},
-        *({"_id": f"many{number}", "x": number, "y": {"z": {"a": number}}} for number in range(1100)),
+        *({"_id": f"many{number}", "x": number, "y": {"z": {"a": number}}} for number in range(2100)),
     ]
     in_bytes = [{"x": each["x"], "y.z": each["y"]["z"], "_id": each["_id"]} for each in [found[0], *found[6:]]]
     others: list[Any] = [

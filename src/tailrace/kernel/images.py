@@ -30,7 +30,7 @@ Chosen = npt.NDArray[np.bool_]
 
 #: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
 #: of those that came before. The first ones of a stream are few, since nothing is known of them.
-_ASKED_MAX: Final = 1_000
+_ASKED_MAX: Final = 2_000
 _ASKED_BYTES: Final = 16 << 20
 _ASKED_FIRST: Final = 8
 _UPDATE: Final = OPERATION_TYPES.index("update")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tailrace.kernel.look_up import Keys
 
 #: So many are asked for at a time, and so many bytes of document keys.
-_CHUNK: Final = 1_000
+_CHUNK: Final = 2_000
 _QUERY_BYTES: Final = 4 << 20
 _BSON_LENGTH: Final = struct.Struct("<i")
 #: The names of an array's elements, with their NUL.
