@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.spark.runtime import launcher
+from tailrace.spark.runtime import fork_server, launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 
@@ -117,8 +118,6 @@ def test_a_process_that_fails_or_is_killed_is_said_to_have(server: Server, tmp_p
 
 
 def test_half_a_request_does_not_stop_the_server(server: Server, asked: Path) -> None:
-    import socket
-
     for sent in (b"", b"\0\0", b"\x7f\xff\xff\xff", b"\0\0\0\x09{}"):
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(str(server[1]))
@@ -126,6 +125,24 @@ def test_half_a_request_does_not_stop_the_server(server: Server, asked: Path) ->
             other.shutdown(socket.SHUT_WR)
     done = start(server[1], ["-m", "asked"], asked, COLOUR="red")
     assert "True" in done.communicate("", timeout=300)[0]
+
+
+def test_the_server_gets_its_name_when_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that came between the two was refused, and its Python was started as ever. Who waited for the name
+    nearly always came later."""
+    path, seen = tmp_path / "fork", []
+
+    class Watched(socket.socket):
+        def listen(self, backlog: int = 64, /) -> None:
+            seen.append(path.exists())
+            super().listen(backlog)
+
+    monkeypatch.setattr(fork_server.socket, "socket", Watched)
+    served = fork_server._Server(path)
+    assert seen == [False]
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(str(path))
+    served._socket.close()
 
 
 def test_sparks_workers_are_forked_from_the_server(spark: SparkSession) -> None:

@@ -49,8 +49,11 @@ class _Server:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
+        # A name is seen as soon as it is bound, and refuses until the socket listens: so it gets its name last.
+        unready = path.with_name(f"{path.name}.new")
+        self._socket.bind(str(unready))
         self._socket.listen(64)
+        unready.rename(path)
         given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         #: Where Python looks behind the directory that it is started in and what ``PYTHONPATH`` names.
         self._search = [entry for entry in sys.path[1:] if entry not in given]
