@@ -81,14 +81,21 @@ class Interpreter:
 class PageRunner:
     """The snippets of one page, in one directory, in their order.
 
+    ``programs`` is searched first for what its commands name
     ``uri_for``  gives the address that stands in for a connection string of the page
     """
 
     def __init__(
-        self, directory: Path, interpreter: Interpreter, environment: Mapping[str, str], uri_for: Callable[[str], str]
+        self,
+        directory: Path,
+        interpreter: Interpreter,
+        programs: Path,
+        environment: Mapping[str, str],
+        uri_for: Callable[[str], str],
     ) -> None:
         self._directory = directory
         self._interpreter = interpreter
+        self._path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._environment = dict(environment)
         self._uri_for = uri_for
         self._exported = ""
@@ -123,7 +130,7 @@ class PageRunner:
     _run_sql = _run_python
 
     def _run_sh(self, snippet: Snippet) -> None:
-        self._shell(snippet.text, str(snippet))
+        self._shell(snippet.text, snippet)
 
     def _run_console(self, snippet: Snippet) -> None:
         found = list(commands(snippet))
@@ -132,7 +139,7 @@ class PageRunner:
             if command.text.startswith("export "):
                 self._exported += f"{self._mapped(command.text)}\n"  # each command has a shell of its own
                 continue
-            self._check_output(snippet, command, self._shell(command.text, str(snippet)))
+            self._check_output(snippet, command, self._shell(command.text, snippet))
 
     def _run_yaml(self, snippet: Snippet) -> None:
         for document in yaml.safe_load_all(snippet.text):
@@ -177,7 +184,7 @@ class PageRunner:
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
-    def _shell(self, script: str, where: str) -> str:
+    def _shell(self, script: str, snippet: Snippet) -> str:
         """What ``script`` prints, errors too. One that does not end is interrupted when it has begun to print."""
         check_extras(script)
         # What builds or installs is only looked at: make by --dry-run. tests/docs/test_install.py installs.
@@ -188,7 +195,7 @@ class PageRunner:
             process = subprocess.Popen(
                 ["bash", "-eu", "-o", "pipefail", "-c", f"{functions}\n{self._exported}{self._mapped(script)}"],
                 cwd=self._directory,
-                env={**os.environ, **self._environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                env={**os.environ, **self._environment, "PATH": self._path},
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -196,7 +203,9 @@ class PageRunner:
             interrupted = self._wait(process, output)
         said = output.read_text(errors="replace")
         allowed = (0, 130, -signal.SIGINT) if interrupted else (0,)
-        assert process.returncode in allowed, f"{where}: exit status {process.returncode} of\n{script}\n{said[-3000:]}"
+        assert process.returncode in allowed, (
+            f"{snippet}: exit status {process.returncode} of\n{script}\n{said[-3000:]}"
+        )
         return said
 
     def _wait(self, process: subprocess.Popen[bytes], output: Path) -> bool:

@@ -18,6 +18,7 @@ import pytest
 
 from tailrace.cli.main import build_parser
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.docs import fork_server
 from tests.docs.runner import Interpreter, PageRunner
 from tests.docs.shop import open_sharded_shop, open_shop
 from tests.docs.snippets import ROOT, Snippet, indented_code, inline_commands, name_of, pages, snippets
@@ -44,6 +45,12 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interprete
     running = Interpreter(tmp_path_factory.mktemp("interpreter") / "log")
     yield running
     running.close()
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with fork_server.commands(tmp_path_factory.mktemp("programs")) as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +114,18 @@ def fill(directory: Path, shop: ReplicaSet) -> None:
 
 @pytest.mark.mongod
 @pytest.mark.parametrize("page", [page for page in pages() if snippets(page)], ids=name_of)
-def test_what_the_page_prints_works(
-    page: Path, tmp_path: Path, shop: ReplicaSet, interpreter: Interpreter, uri_for: Callable[[str], str]
+def test_what_the_page_prints_works(  # noqa: PLR0917  fixtures, given by their names
+    page: Path,
+    tmp_path: Path,
+    shop: ReplicaSet,
+    interpreter: Interpreter,
+    programs: Path,
+    uri_for: Callable[[str], str],
 ) -> None:
     """None had run the snippets: an example with two settings that exclude each other was printed for weeks."""
     fill(tmp_path, shop)
     environment = dict.fromkeys(("URI", "TAILRACE_URI", "MONGODB_URI"), shop.uri)
-    runner = PageRunner(tmp_path, interpreter, environment, uri_for)
+    runner = PageRunner(tmp_path, interpreter, programs, environment, uri_for)
     found = [snippet for snippet in snippets(page) if skipped(snippet) is None]
     runner.prepare(found)
     for snippet in found:
@@ -161,8 +173,8 @@ def test_what_is_not_run_is_still_there() -> None:
     assert stale == []
 
 
-def test_a_snippet_that_does_not_work_is_found(tmp_path: Path, interpreter: Interpreter) -> None:
-    runner = PageRunner(tmp_path, interpreter, dict(os.environ), lambda uri: uri)
+def test_a_snippet_that_does_not_work_is_found(tmp_path: Path, interpreter: Interpreter, programs: Path) -> None:
+    runner = PageRunner(tmp_path, interpreter, programs, dict(os.environ), lambda uri: uri)
     with pytest.raises(AssertionError, match="NameError"):
         runner.run(Snippet("x.md", 1, "python", "stream.statistic\n"))
     with pytest.raises(AssertionError, match="exit status 2"):
