@@ -100,5 +100,6 @@ def gathered(raw: bytes, start: Ints, end: Ints) -> tuple[npt.NDArray[np.uint8],
     if len(start):
         base = np.frombuffer(raw, np.uint8)
         parts = [len(start), address(base), address(start), address(end), address(target), address(offsets)]
-        copy_runs(address(np.array(parts, np.int64)))
+        job = np.array(parts, np.int64)  # kept by its name: compiled code reads it while other threads allocate
+        copy_runs(address(job))
     return target[: offsets[-1]], offsets.astype(np.int32)
