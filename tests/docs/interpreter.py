@@ -52,17 +52,22 @@ def run_python(code: str, names: dict[str, Any], where: str) -> str:
             raise TimeoutError(f"not done after {_LIMIT_S} s, and it printed:\n{out.getvalue()}") from None
     finally:
         done.set()
-        _stop_queries()
+        _stop_queries(names)
     return out.getvalue()
 
 
-def _stop_queries() -> None:
-    if "pyspark" in sys.modules:
-        from pyspark.sql import SparkSession
+def _stop_queries(names: dict[str, Any]) -> None:
+    """Stop what the page has started. The page's own session is asked: once a wait was interrupted, PySpark talks to
+    another thread of Java, which knows of no active session. Queries went on behind their page, and one of them came in
+    the way of the page's ``tailrace run``."""
+    if "pyspark" not in sys.modules:
+        return
+    from pyspark.sql import SparkSession
 
-        session = SparkSession.getActiveSession()
-        for query in session.streams.active if session is not None else ():
+    for session in [value for value in names.values() if isinstance(value, SparkSession)]:
+        for query in session.streams.active:
             query.stop()
+        assert not session.streams.active, "a query goes on"
 
 
 def run_sql(code: str) -> str:
