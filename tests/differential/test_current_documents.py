@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -15,7 +16,9 @@ from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStart
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import ServerError
 from tailrace.event.image import CollectionLookups, DocumentRuns
-from tailrace.plan.request import DocumentLookup
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.request import AnswerTooLargeError, DocumentLookup
+from tailrace.source import lookup
 from tailrace.source.mongod import MongodSource
 
 pytestmark = pytest.mark.mongod
@@ -35,6 +38,15 @@ class Commands(CommandListener):
     def failed(self, event: CommandFailedEvent) -> None: ...
 
 
+def in_bulk(database: str, name: str, ids: list[Any], now: ClusterTime) -> CollectionLookups:
+    """Look-ups as the kernel makes them: the keys in one buffer."""
+    documents = [bson.encode({"_id": key}) for key in ids]
+    ends = np.cumsum([len(document) for document in documents])
+    starts = ends - [len(document) for document in documents]
+    runs = DocumentRuns(np.frombuffer(b"".join(documents), np.uint8), starts, ends)
+    return CollectionLookups(database, name, runs, np.full(len(ids), int(now), np.uint64), None)
+
+
 def test_current_documents_are_found_as_the_server_compares_keys(replica_set: ReplicaSet) -> None:
     with closing(MongodSource(replica_set.uri)) as source:
         database = source.client.source_documents
@@ -45,20 +57,25 @@ def test_current_documents_are_found_as_the_server_compares_keys(replica_set: Re
         database.c.insert_many([{"_id": f"many{number}"} for number in range(1100)])
         now = source.newest()
 
-        def lookup(key: Any, name: str = "c", uuid: bytes | None = None) -> DocumentLookup:
+        def asked_for(key: Any, name: str = "c", uuid: bytes | None = None) -> DocumentLookup:
             return DocumentLookup("source_documents", name, bson.encode({"_id": key}), now, uuid)
 
-        found = source.documents([lookup(key) for key in reversed(keys)])
+        found = source.documents([asked_for(key) for key in reversed(keys)])
         assert [bson.decode(document)["n"] for document in found if document] == list(reversed(range(len(keys))))
         # other types that compare equal: alone, and beside the exact one
-        assert [bool(each) for each in source.documents([lookup(1.0)])] == [True]
-        assert [bool(each) for each in source.documents([lookup(2), lookup(2.0), lookup(1), lookup(7)])] == [
+        assert [bool(each) for each in source.documents([asked_for(1.0)])] == [True]
+        assert [
+            bool(each) for each in source.documents([asked_for(2), asked_for(2.0), asked_for(1), asked_for(7)])
+        ] == [
             *(True, True, True),
             False,
         ]
-        assert [bool(each) for each in source.documents([lookup("a", "loose"), lookup("A", "loose")])] == [True, True]
-        assert source.documents([lookup(1, "absent"), lookup("missing")]) == [None, None]
-        many = source.documents([lookup(f"many{number}") for number in range(1100)])
+        assert [bool(each) for each in source.documents([asked_for("a", "loose"), asked_for("A", "loose")])] == [
+            True,
+            True,
+        ]
+        assert source.documents([asked_for(1, "absent"), asked_for("missing")]) == [None, None]
+        many = source.documents([asked_for(f"many{number}") for number in range(1100)])
         assert [bson.decode(each)["_id"] for each in many if each] == [f"many{number}" for number in range(1100)]
 
 
@@ -83,14 +100,29 @@ def test_a_look_up_in_bulk_finds_what_single_ones_find(replica_set: ReplicaSet, 
             for collection in ("c", "loose"):
                 database[collection].insert_many([{"_id": key, "n": number} for number, key in enumerate(keys)])
             database.command("insert", "a..b", documents=[{"_id": 1}, {"_id": "a"}])
-        documents = [bson.encode({"_id": key}) for key in asked]
-        ends = np.cumsum([len(document) for document in documents])
-        starts = ends - [len(document) for document in documents]
-        runs = DocumentRuns(np.frombuffer(b"".join(documents), np.uint8), starts, ends)
-        now = source.newest()
-        lookups = CollectionLookups("source_bulk", name, runs, np.full(len(asked), int(now), np.uint64), None)
+        lookups = in_bulk("source_bulk", name, asked, source.newest())
         assert list(source.documents(lookups)) == list(source.documents(list(lookups)))
         assert any(source.documents(lookups)) or name in ("absent", "a..b")
+
+
+@pytest.mark.parametrize("key", [int, float, str, lambda number: {"_id": number}])
+def test_a_look_up_in_bulk_that_finds_too_much_is_given_up(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, key: Callable[[int], Any]
+) -> None:
+    """By bytes that decide and by such that do not. No test had documents that grow."""
+    monkeypatch.setattr(lookup, "_FOUND_BYTES_MAX", 10_000)
+    with closing(MongodSource(replica_set.uri)) as source:
+        collection = source.client.source_too_much.c
+        collection.drop()
+        collection.insert_many([{"_id": key(number), "text": "x" * 1_000} for number in range(20)])
+        few, many = (
+            in_bulk("source_too_much", "c", [key(number) for number in range(count)], source.newest())
+            for count in (9, 20)
+        )
+        assert all(source.documents(few))
+        with pytest.raises(AnswerTooLargeError):
+            source.documents(many)
+        assert all(source.documents(list(many)))  # others than the kernel are answered
 
 
 def test_current_documents_of_another_collection_under_the_name_are_none_when_the_uuid_is_given(
@@ -131,7 +163,7 @@ def test_keys_with_shard_key_fields_are_looked_up_together(replica_set: ReplicaS
         {"_id": 4, "x": 4, "y": [{"z": 4}]},
         {"_id": 5.0, "x": 5, "y": {"z": 5}},
         {"_id": bson.MinKey(), "x": bson.MaxKey(), "y.z": 6, "y": {"z": 6}},
-        *({"_id": f"many{number}", "x": number, "y": {"z": {"a": number}}} for number in range(2100)),
+        *({"_id": f"many{number}", "x": number, "y": {"z": {"a": number}}} for number in range(4100)),
     ]
     in_bytes = [{"x": each["x"], "y.z": each["y"]["z"], "_id": each["_id"]} for each in [found[0], *found[6:]]]
     others: list[Any] = [

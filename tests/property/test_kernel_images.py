@@ -20,7 +20,7 @@ from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, ServerProfile
-from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, OplogBatch, Request
+from tailrace.plan.request import Answer, AnswerTooLargeError, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tests.amounts import amount
 from tests.property import random_entries, random_values
 from tests.property.test_kernel_events import START, PlainOplog, PlainStages, driven, plan_of, random_run
@@ -251,3 +251,29 @@ def _plain_updates(count: int) -> list[bytes]:
             )
         )
     return entries
+
+
+class _Bounded(Images):
+    """Gives no more than ``most`` images at a time to who asks for many together."""
+
+    most, refused = 40, 0
+
+    def answer(self, request: Request) -> Answer:
+        together = isinstance(request, NeedPreImages) or not isinstance(request.lookups, tuple)  # type: ignore[union-attr]
+        if together and len(request.keys if isinstance(request, NeedPreImages) else request.lookups) > self.most:  # type: ignore[union-attr]
+            self.refused += 1
+            raise AnswerTooLargeError
+        return super().answer(request)
+
+
+@pytest.mark.parametrize("most", [40, 1])
+def test_where_images_are_too_many_bytes_fewer_are_asked_for(most: int) -> None:
+    """The plain stages asked for all of them in its place, and more memory was taken than without a bound."""
+    entries = [entry for entry in entries_of(SEED, amount(600, 2_000)) if b"applyOps" not in entry]
+    plan = images_plan(SERVER_6_0, **LOOK_UP)
+    expected = driven(Images(entries), plan, MANY, fast=False)
+    oplog = _Bounded(entries)
+    oplog.most = most
+    assert driven(oplog, plan, MANY, fast=True) == expected
+    assert oplog.refused > 0
+    assert max(oplog.asked) <= max(most, 8)

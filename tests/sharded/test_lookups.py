@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pymongo
@@ -11,6 +11,8 @@ import pytest
 import tailrace
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import RESUMABLE_LABEL, ServerError, SourceError
+from tailrace.plan.request import AnswerTooLargeError
+from tailrace.source import lookup
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import by_document, operation_of, spread, writers
 
@@ -187,3 +189,38 @@ def test_a_view_is_refused_as_its_primary_shard_says(sharded_cluster: ShardedClu
     with tailrace.connect(sharded_cluster.uri) as client, pytest.raises(ServerError) as caught:
         client["views"]["seen"].watch()
     assert caught.value.code == 166
+
+
+@pytest.mark.parametrize("key", ["region", "_id"])
+def test_documents_that_have_grown(sharded_cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """As ``test_older_servers_live`` has it for one oplog, by a shard key beside ``_id`` and by ``_id`` alone."""
+    refused: list[int | None] = []
+
+    def bounded(runs: Iterable[bytes], bytes_max: int | None) -> list[bytes]:
+        try:
+            return read(runs, bytes_max)
+        except AnswerTooLargeError:
+            refused.append(bytes_max)
+            raise
+
+    read = lookup._bounded
+    monkeypatch.setattr(lookup, "_bounded", bounded)
+    monkeypatch.setattr(lookup, "_FOUND_BYTES_MAX", 10_000)
+    database, count, router = f"grown{key}", 90, sharded_cluster.router
+    router.create_database(database, "shard1")
+    router.shard_collection(f"{database}.c", {key: "hashed"}, initial_chunks=6)
+    for number in range(count):
+        router.insert_one(f"{database}.c", {"_id": number, "region": number % 7})
+    start = router.fence()
+    for number in range(count):
+        filter_ = {"_id": number, "region": number % 7}
+        router.update_one(f"{database}.c", filter_, {"$set": {"text": "x" * 1_000}})
+    with (
+        tailrace.connect(sharded_cluster.uri) as client,
+        client[database].watch(UPDATES, full_document="updateLookup", start_at_operation_time=start) as stream,
+    ):
+        events = take(stream, count)
+    assert [event["fullDocument"] for event in events] == [
+        {"_id": number, "region": number % 7, "text": "x" * 1_000} for number in range(count)
+    ]
+    assert refused

@@ -171,6 +171,18 @@ class CollectionLookups(Sequence[DocumentLookup]):
         time = ClusterTime(int(self.times[index]))
         return DocumentLookup(self.database, self.collection, keys[index], time, uuid, by_uuid)
 
+    def chosen(self, indexes: Sequence[int]) -> CollectionLookups:
+        """The look-ups with these numbers."""
+        places, keys = np.array(indexes, np.int64), self.document_keys
+        chosen: Sequence[bytes]
+        if isinstance(keys, DocumentRuns):
+            chosen = DocumentRuns(keys.data, keys.start[places], keys.end[places])
+        else:
+            chosen = [keys[index] for index in indexes]
+        return CollectionLookups(
+            self.database, self.collection, chosen, self.times[places], self.collection_uuid, self.by_uuid
+        )
+
     @property
     def after(self) -> ClusterTime:
         """The latest of their times."""

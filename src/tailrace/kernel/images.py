@@ -24,14 +24,18 @@ from tailrace.kernel.lent import lend
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.conjuncts import BEFORE_CHANGE, FULL_DOCUMENT
-from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, Request
+from tailrace.plan.request import Answer, AnswerTooLargeError, NeedDocuments, NeedPreImages, Request
 
 Chosen = npt.NDArray[np.bool_]
 
 #: Images are asked for this many at a time at the most, and as many fewer as make this many bytes, judged by the size
-#: of those that came before. The first ones of a stream are few, since nothing is known of them.
-_ASKED_MAX: Final = 2_000
+#: of those that came before. The first ones of a stream are few, since nothing is known of them. Where documents have
+#: grown so much that a source gives up (``source.lookup``), or that those of all collections are more than
+#: ``_FOUND_BYTES_MAX``, so many times fewer are asked for.
+_ASKED_MAX: Final = 4_000
 _ASKED_BYTES: Final = 16 << 20
+_FOUND_BYTES_MAX: Final = 64 << 20
+_FEWER: Final = 8
 _ASKED_FIRST: Final = 8
 _UPDATE: Final = OPERATION_TYPES.index("update")
 _HAVE_PRE_IMAGES: Final = [OPERATION_TYPES.index(name) for name in ("update", "replace", "delete")]
@@ -64,7 +68,9 @@ def image_steps(pipeline: ChangeStreamPipeline) -> list[Step] | None:
 
 class AddImages:
     """Fills ``fullDocument`` of updates and ``fullDocumentBeforeChange``. Works on pieces of a batch, so that what is
-    looked up at a time is bounded: ``pieces`` cuts them, each to be given before the next one is asked for."""
+    looked up at a time is bounded: ``pieces`` cuts them, each to be given before the next one is asked for. Where the
+    images of a piece are too many bytes, the call raises ``AnswerTooLargeError``, and the next piece is a part of it.
+    """
 
     def __init__(self, pipeline: ChangeStreamPipeline) -> None:
         options, profile = pipeline.plan.options, pipeline.plan.profile
@@ -79,6 +85,7 @@ class AddImages:
         self._by_uuid = profile.looks_up_by_uuid
         self._match_uuid = self._by_uuid or options.match_collection_uuid_for_update_lookup
         self._asked = _ASKED_FIRST
+        self._gave_up = False
         self._one_namespace = options.scope.kind == "collection"
         self._names: dict[bytes, tuple[str, str]] = {}
 
@@ -88,13 +95,15 @@ class AddImages:
         counts = np.bincount(made.entry_number[asks], minlength=made.kind.size)
         made = made.left_plain(counts > _ASKED_MAX)
         entries = made.entry_number[self._asks(made)]
-        first, asked = 0, 0
-        while asked + self._asked < entries.size:
-            last = int(entries[asked + self._asked - 1]) + 1
-            asked = int(np.searchsorted(entries, last))
+        first, last, size = 0, -1, made.kind.size
+        while last < size:
+            asked = int(np.searchsorted(entries, first)) + self._asked
+            last = int(entries[asked - 1]) + 1 if asked < entries.size else size
             yield _entries(made, first, last)
-            first = last
-        yield _entries(made, first, made.kind.size)
+            if self._gave_up:
+                self._gave_up, last = False, -1
+            else:
+                first = last
 
     def __call__(self, made: KernelBatch) -> Generator[Request, Answer, KernelBatch]:
         asks = self._asks(made)
@@ -113,6 +122,11 @@ class AddImages:
                 images = before.of(updates) if self._before else (yield from _pre_images(made, updates))
                 after, wrong = after_deltas(made, images, stored=self._stored)
                 refused |= wrong | (after.missing & self._after_required)
+        except AnswerTooLargeError:
+            if np.unique(made.entry_number[asks]).size == 1:
+                return made.left_plain_by_event(asks)
+            self._gave_up, self._asked = True, max(1, self._asked // _FEWER)
+            raise
         except TailraceError:
             return made.left_plain_by_event(asks)
         found = int(before.size + after.size)
@@ -135,13 +149,18 @@ class AddImages:
         keys = DocumentRuns(made.events, records[:, _KEY_START], records[:, _KEY_END])
         times = records[:, _TIME].astype(np.uint64)
         parts: list[tuple[Offsets, Sequence[bytes | None]]] = []
+        left = _FOUND_BYTES_MAX
         for namespace, uuid, chosen in self._collections(made.events, records):
             of_one = keys if chosen.size == len(keys) else DocumentRuns(keys.data, keys.start[chosen], keys.end[chosen])
             uuid_ = uuid if self._match_uuid else None
             answer = yield NeedDocuments(
                 CollectionLookups(*self._name_of(namespace), of_one, times[chosen], uuid_, self._by_uuid)
             )
-            parts.append((numbers[chosen], _checked(answer, len(of_one))))
+            found = FoundDocuments.of(_checked(answer, len(of_one)))
+            parts.append((numbers[chosen], found))
+            left -= found.data.size
+            if left < 0:
+                raise AnswerTooLargeError
         return Field.holding(len(made), parts)
 
     def _collections(self, events: Bytes, records: Offsets) -> Iterator[tuple[bytes, bytes, Offsets]]:

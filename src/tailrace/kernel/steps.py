@@ -13,7 +13,7 @@ from tailrace.kernel.job import EVENT_MAX
 from tailrace.kernel.match_ahead import ahead_steps
 from tailrace.kernel.user_stages import user_steps
 from tailrace.pipeline.shard import ChangeStreamPipeline
-from tailrace.plan.request import Answer, Request
+from tailrace.plan.request import Answer, AnswerTooLargeError, Request
 
 _STEPS: Final[tuple[Callable[[ChangeStreamPipeline], list[Step] | None], ...]] = (
     insert_key_steps,
@@ -46,7 +46,12 @@ def through(
     images = steps[place] if place < len(steps) else None
     for piece in images.pieces(made) if isinstance(images, AddImages) else (made,):
         finished = piece
-        for step in steps[place:]:
+        try:
+            for step in steps[place : place + 1]:
+                finished = yield from step(finished)
+        except AnswerTooLargeError:
+            continue  # the next piece begins where this one does
+        for step in steps[place + 1 :]:
             finished = yield from step(finished)
         yield from give(finished)
         if pipeline.invalidated:

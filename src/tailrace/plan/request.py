@@ -11,12 +11,14 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.image import DocumentLookup, PreImageKey
 from tailrace.oplog.cluster_time import ClusterTime
 
 __all__ = [
     "Answer",
+    "AnswerTooLargeError",
     "DocumentLookup",
     "Emit",
     "NeedDocuments",
@@ -111,6 +113,17 @@ class Emit:
     """Finished events in stream order. Answer: ``None``."""
 
     events: list[ChangeEvent]
+
+
+class AnswerTooLargeError(TailraceError):
+    """The documents that the kernel has asked for together are too many bytes to be held. It never leaves a stream,
+    which then asks for fewer."""
+
+    def __init__(self) -> None:
+        super().__init__("the documents that are asked for together are too many bytes to be held")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (AnswerTooLargeError, ())
 
 
 Request: TypeAlias = NeedEntries | NeedPreImages | NeedDocuments | NeedShardKeys | NeedShard

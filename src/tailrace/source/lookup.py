@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain, repeat
@@ -21,7 +21,7 @@ from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, ServerError, SourceError
 from tailrace.event.image import CollectionLookups, DocumentRuns, FoundDocuments, PreImageKeys
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.request import DocumentLookup, PreImageKey
+from tailrace.plan.request import AnswerTooLargeError, DocumentLookup, PreImageKey
 from tailrace.source.connection import Connection
 from tailrace.source.failure import is_transient
 from tailrace.source.raw_reply import RawReplyCursor
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from tailrace.kernel.look_up import Keys
 
 #: So many are asked for at a time, and so many bytes of document keys.
-_CHUNK: Final = 2_000
+_CHUNK: Final = 4_000
 _QUERY_BYTES: Final = 4 << 20
+#: What one look-up in bulk may find. The kernel judges by the documents before how many it asks for at a time; where
+#: they have grown since, it is told to ask for fewer. Any single document is found.
+_FOUND_BYTES_MAX: Final = 64 << 20
 _BSON_LENGTH: Final = struct.Struct("<i")
 #: The names of an array's elements, with their NUL.
 _ARRAY_NAMES: Final = tuple(b"%d\x00" % index for index in range(_CHUNK))
@@ -81,16 +84,22 @@ _ID_SIZES: Final = {
 
 
 def stored_pre_images(connection: Connection, keys: Sequence[PreImageKey]) -> Sequence[bytes | None]:
-    """The ``preImage`` documents of ``config.system.preimages`` for ``keys``; ``None`` where there is none."""
+    """The ``preImage`` documents of ``config.system.preimages`` for ``keys``; ``None`` where there is none.
+
+    Raises AnswerTooLargeError where those of ``PreImageKeys`` (the kernel asks) take more than ``_FOUND_BYTES_MAX``.
+    """
     if not keys:
         return []
     columns = PreImageKeys.of(keys)
     in_bulk = columns is keys  # the kernel asks
     found: list[tuple[npt.NDArray[np.int64], Sequence[bytes | None]]] = []
+    left = _FOUND_BYTES_MAX
     for chosen in _pre_image_chunks(columns):
         chunk = PreImageKeys(columns.uuids[chosen], columns.times[chosen], columns.indexes[chosen])
-        find = partial(_find_pre_images, connection, chunk, in_bulk=in_bulk)
-        found.append((chosen, connection.retrying(find)))
+        find = partial(_find_pre_images, connection, chunk, bytes_max=left if in_bulk else None)
+        images = connection.retrying(find)
+        left -= images.data.size if isinstance(images, FoundDocuments) else 0
+        found.append((chosen, images))
     gathered = FoundDocuments.gathered(len(keys), found)
     return gathered if in_bulk else list(gathered)
 
@@ -115,13 +124,15 @@ def _pre_image_chunks(keys: PreImageKeys) -> Iterator[npt.NDArray[np.int64]]:
             yield together[start : start + _CHUNK]
 
 
-def _find_pre_images(connection: Connection, keys: PreImageKeys, *, in_bulk: bool) -> Sequence[bytes | None]:
+def _find_pre_images(connection: Connection, keys: PreImageKeys, *, bytes_max: int | None) -> Sequence[bytes | None]:
+    """``bytes_max``: the kernel asks, for no more than that."""
     after = ClusterTime(int(keys.times.max()))
     filed = _pre_image_ids(keys)
-    if in_bulk:
+    if bytes_max is not None:
         asked = _keys_in_bulk(filed)
-        run = b"".join(_read(connection, _PRE_IMAGES, _in_array(asked.elements), after, count=asked.different))
-        found = asked.among(run, within=True)
+        query = _in_array(asked.elements)
+        runs = _read(connection, _PRE_IMAGES, query, after, count=asked.different, bytes_max=bytes_max)
+        found = asked.among(b"".join(runs), within=True)
         if found is not None:
             return found
     ids = [key[_PRE_IMAGE_ID_AT:-1] for key in filed]
@@ -169,7 +180,8 @@ def current_documents(connection: Connection, lookups: Sequence[DocumentLookup])
     """The current document of each lookup, by namespace or by UUID; ``None`` where there is none or the collection is
     another.
 
-    Raises ServerError 166 where a namespace is a view now, as the server does.
+    Raises ServerError 166 where a namespace is a view now, as the server does; AnswerTooLargeError where the documents
+    of keys in one buffer (the kernel asks) take more than ``_FOUND_BYTES_MAX``.
     """
     if isinstance(lookups, CollectionLookups):
         return _of_collection(connection, lookups)
@@ -300,8 +312,9 @@ def _find_in_bulk(connection: Connection, target: _Target, lookups: CollectionLo
     ):
         return None
     namespace = (target.database, target.collection)
-    run = b"".join(_read(connection, namespace, _in_array(keys.elements), lookups.after, count=keys.different))
-    return keys.among(run)
+    query, most = _in_array(keys.elements), _FOUND_BYTES_MAX
+    runs = _read(connection, namespace, query, lookups.after, count=keys.different, bytes_max=most)
+    return keys.among(b"".join(runs))
 
 
 def _keys_in_bulk(keys: DocumentRuns) -> Keys:
@@ -323,7 +336,8 @@ def _find_documents(connection: Connection, target: _Target, lookups: Collection
     asked = list(dict.fromkeys(id_ for id_ in ids if id_ is not None))
     found: dict[bytes | None, bytes] = {}
     if asked:
-        for document in _find(connection, namespace, _in_query(asked), after, count=len(asked)):
+        most = _FOUND_BYTES_MAX if isinstance(lookups.document_keys, DocumentRuns) else None
+        for document in _find(connection, namespace, _in_query(asked), after, count=len(asked), bytes_max=most):
             found[_leading_id(document)] = document
     found.pop(None, None)
     stray = len(found.keys() - set(asked)) > 0
@@ -429,9 +443,10 @@ def _find(
     *,
     limit: int = 0,
     count: int = 1,
+    bytes_max: int | None = None,
 ) -> list[bytes]:
     """The documents that match; see ``_read``."""
-    runs = _read(connection, namespace, query, after, limit=limit, count=count)
+    runs = _read(connection, namespace, query, after, limit=limit, count=count, bytes_max=bytes_max)
     return [document for run in runs for document in raw_bson.split(run)]
 
 
@@ -443,20 +458,33 @@ def _read(
     *,
     limit: int = 0,
     count: int = 1,
+    bytes_max: int | None = None,
 ) -> list[bytes]:
     """The documents that match, as runs of BSON, read at majority on a member that has reached ``after``; ``count`` are
-    expected."""
+    expected. Raises AnswerTooLargeError where they take more than ``bytes_max``."""
     try:
         collection = connection.majority(*namespace)
     except InvalidName:
-        return list(_find_by_command(connection, namespace, {"filter": query, "limit": limit}, after))
+        return _bounded(_find_by_command(connection, namespace, {"filter": query, "limit": limit}, after), bytes_max)
     # One more than there are, so that the first reply is the last one where it holds them all.
     options: dict[str, Any] = {"limit": limit} if limit else {"batch_size": count + 1}
     with (
         connection.session_after(after) as session,
         closing(RawReplyCursor(collection, query, session=session, **options)) as cursor,
     ):
-        return list(cursor)
+        return _bounded(cursor, bytes_max)
+
+
+def _bounded(runs: Iterable[bytes], bytes_max: int | None) -> list[bytes]:
+    """The runs, read to the end; given up, and closed by the caller, where they are too long."""
+    found, left = [], bytes_max
+    for run in runs:
+        found.append(run)
+        if left is not None:
+            left -= len(run)
+            if left < 0:
+                raise AnswerTooLargeError
+    return found
 
 
 def _find_by_command(

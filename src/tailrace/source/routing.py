@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
 from tailrace.errors import RESUMABLE_LABEL, SourceError
+from tailrace.event.image import CollectionLookups
 from tailrace.event.keystring import encode_object
 from tailrace.plan.request import DocumentLookup
 from tailrace.source.connection import RETRY_SECONDS, Connection
@@ -93,10 +94,11 @@ class OwnerLookup:
         """The current document of each lookup, ``None`` where there is none. Raises as ``current_documents`` does."""
         answer: list[bytes | None] = [None] * len(lookups)
         for wanted in by_collection(lookups):
-            first = lookups[wanted[0]]
+            of_one = CollectionLookups.of(_chosen(lookups, wanted))
+            first = of_one[0]
             named: dict[str, Any] = {"_id": f"{first.database}.{first.collection}"}
             query = {"uuid": Binary(first.collection_uuid or b"", 4)} if first.by_uuid else named
-            found = self._of_collection(first.database, query, [lookups[index] for index in wanted])
+            found = self._of_collection(first.database, query, of_one)
             for index, document in zip(wanted, found, strict=True):
                 answer[index] = document
         return answer
@@ -126,10 +128,10 @@ class OwnerLookup:
         return self._to(self._cluster.config_client(), self._retry_seconds)
 
     def _of_collection(
-        self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]
+        self, database: str, query: dict[str, Any], lookups: CollectionLookups
     ) -> Sequence[bytes | None]:
         """The documents of one collection, which ``query`` finds in ``config.collections`` where it is sharded."""
-        namespace = f"{database}.{lookups[0].collection}"
+        namespace = f"{database}.{lookups.collection}"
         deadline = time.monotonic() + self._retry_seconds
         moved = 0
         while True:
@@ -152,9 +154,7 @@ class OwnerLookup:
             _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)
             time.sleep(_PAUSE_S * moved)
 
-    def _once(
-        self, database: str, query: dict[str, Any], lookups: list[DocumentLookup]
-    ) -> Sequence[bytes | None] | None:
+    def _once(self, database: str, query: dict[str, Any], lookups: CollectionLookups) -> Sequence[bytes | None] | None:
         """The documents; ``None`` where what they were read by changed meanwhile."""
         placement = self._placement(database, query)
         if placement.primary is None:
@@ -178,7 +178,7 @@ class OwnerLookup:
 
         return self._retrying(read)
 
-    def _read(self, shard: str, lookups: list[DocumentLookup]) -> Sequence[bytes | None] | None:
+    def _read(self, shard: str, lookups: CollectionLookups) -> Sequence[bytes | None] | None:
         """The documents that a shard holds; ``None`` where no shard has the name any more. Raises SourceError, with the
         label of what a resume heals, where it cannot be asked at the moment."""
         self.asking = shard
@@ -191,7 +191,7 @@ class OwnerLookup:
         self.asking = None
         return found
 
-    def _of_owners(self, collection: dict[str, Any], lookups: list[DocumentLookup]) -> list[bytes | None] | None:
+    def _of_owners(self, collection: dict[str, Any], lookups: CollectionLookups) -> list[bytes | None] | None:
         """The documents, read from the chunks' owners; ``None`` where a chunk did not stay where it was."""
         answer: list[bytes | None] = [None] * len(lookups)
         chunks = _Chunks(self._cluster, collection, self._config())
@@ -208,7 +208,7 @@ class OwnerLookup:
             if not settled:
                 return None
         for shard, indexes in by_shard.items():
-            found = self._read(shard, [lookups[index] for index in indexes])
+            found = self._read(shard, lookups.chosen(indexes))
             if found is None:
                 return None
             for index, document in zip(indexes, found, strict=True):
@@ -223,13 +223,17 @@ class OwnerLookup:
         version = chunks.version()
         # They have to hear of the event's time first, for they refuse to read after one that they do not know.
         for shard in self._cluster.open_view().shards:
-            found = self._read(shard, [lookup])
+            found = self._read(shard, CollectionLookups.of([lookup]))
             document = None if found is None else found[0]
             key = None if document is None else shard_key(document, collection["key"], whole=False)
             chunk = None if key is None else chunks.of(key)
             if chunk is not None and chunk.shard == shard:
                 return True, document
         return chunks.version() == version, None
+
+
+def _chosen(lookups: Sequence[DocumentLookup], indexes: list[int]) -> Sequence[DocumentLookup]:
+    return lookups if len(indexes) == len(lookups) else [lookups[index] for index in indexes]
 
 
 class _Chunks:
