@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import bson
@@ -20,14 +20,13 @@ from tailrace.errors import ChangeStreamFatal
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline import kernel as pipeline_kernel
-from tailrace.plan.request import AnswerTooLargeError
-from tailrace.source import lookup
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.reading.slice_reader import slice_events
 from tailrace.spark.source.offset import Resume
 from tailrace.spark.source.options import parse
 from tests.amounts import WHOLE
+from tests.bounded_lookups import bounded_lookups
 from tests.differential.compare import Bench, Case, Compared
 from tests.differential.cursors import Pair, Sides
 from tests.differential.execute import note
@@ -376,18 +375,7 @@ def _token_of(server: Server, database: str, start: ClusterTime, number: int) ->
 def test_documents_that_have_grown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first images are small, so many are asked for, and these are too large to be held at a time: fewer are asked
     for. No test had documents that grow; they were held, whatever their size."""
-    refused: list[int | None] = []
-
-    def bounded(runs: Iterable[bytes], bytes_max: int | None) -> list[bytes]:
-        try:
-            return read(runs, bytes_max)
-        except AnswerTooLargeError:
-            refused.append(bytes_max)
-            raise
-
-    read = lookup._bounded
-    monkeypatch.setattr(lookup, "_bounded", bounded)
-    monkeypatch.setattr(lookup, "_FOUND_BYTES_MAX", 100_000)
+    refused = bounded_lookups(monkeypatch, 100_000)
     name, count = "older_grown", 400
     images: dict[str, Any] = {}
     if server.version == _NEWEST:

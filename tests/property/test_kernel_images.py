@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -259,8 +260,12 @@ class _Bounded(Images):
     most, refused = 40, 0
 
     def answer(self, request: Request) -> Answer:
-        together = isinstance(request, NeedPreImages) or not isinstance(request.lookups, tuple)  # type: ignore[union-attr]
-        if together and len(request.keys if isinstance(request, NeedPreImages) else request.lookups) > self.most:  # type: ignore[union-attr]
+        together: Sequence[object] = ()
+        if isinstance(request, NeedPreImages):
+            together = request.keys
+        elif isinstance(request, NeedDocuments) and not isinstance(request.lookups, tuple):
+            together = request.lookups
+        if len(together) > self.most:
             self.refused += 1
             raise AnswerTooLargeError
         return super().answer(request)

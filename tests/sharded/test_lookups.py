@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -11,8 +11,7 @@ import pytest
 import tailrace
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import RESUMABLE_LABEL, ServerError, SourceError
-from tailrace.plan.request import AnswerTooLargeError
-from tailrace.source import lookup
+from tests.bounded_lookups import bounded_lookups
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import by_document, operation_of, spread, writers
 
@@ -194,18 +193,7 @@ def test_a_view_is_refused_as_its_primary_shard_says(sharded_cluster: ShardedClu
 @pytest.mark.parametrize("key", ["region", "_id"])
 def test_documents_that_have_grown(sharded_cluster: ShardedCluster, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """As ``test_older_servers_live`` has it for one oplog, by a shard key beside ``_id`` and by ``_id`` alone."""
-    refused: list[int | None] = []
-
-    def bounded(runs: Iterable[bytes], bytes_max: int | None) -> list[bytes]:
-        try:
-            return read(runs, bytes_max)
-        except AnswerTooLargeError:
-            refused.append(bytes_max)
-            raise
-
-    read = lookup._bounded
-    monkeypatch.setattr(lookup, "_bounded", bounded)
-    monkeypatch.setattr(lookup, "_FOUND_BYTES_MAX", 10_000)
+    refused = bounded_lookups(monkeypatch, 10_000)
     database, count, router = f"grown{key}", 90, sharded_cluster.router
     router.create_database(database, "shard1")
     router.shard_collection(f"{database}.c", {key: "hashed"}, initial_chunks=6)
