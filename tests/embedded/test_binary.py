@@ -54,7 +54,9 @@ def test_mongod_on_the_path_is_taken_when_it_is_of_the_version_asked_for(
     path = program(tmp_path, "7.0.1")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_mongod("7.0.1").path == path
-    with pytest.raises(EmbeddedError, match=r"No mongod 8\.0\.0 was found.*can be fetched are 6\.0\.27, 5\.0\.4"):
+    with pytest.raises(
+        EmbeddedError, match=r"No mongod 8\.0\.0 was found.*can be fetched are 7\.0\.28, 7\.0\.25, 6\.0\.27, 5\.0\.4"
+    ):
         find_mongod("8.0.0")
 
 

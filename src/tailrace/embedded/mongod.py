@@ -109,9 +109,14 @@ class Mongod:
 
     def _launch(self, deadline: float) -> int | None:
         """Start the process; ``None`` when it takes connections, else its exit status."""
-        command = [str(self.binary.path), "--dbpath", str(self.data_dir / "db"), "--port", str(self.port)]
-        command += ["--logpath", str(self.log_path), "--logappend", *self._options]
-        job = {"command": command, "parent": os.getpid(), "remove": [str(self.temporary)] if self.temporary else []}
+        arguments = ["--dbpath", str(self.data_dir / "db"), "--port", str(self.port)]
+        arguments += ["--logpath", str(self.log_path), "--logappend", *self._options]
+        job = {
+            "command": self.binary.command(arguments),
+            "stop_signal": int(self.binary.stop_signal),
+            "parent": os.getpid(),
+            "remove": [str(self.temporary)] if self.temporary else [],
+        }
         told_before = self.log_path.stat().st_size if self.log_path.exists() else 0
         with (self.data_dir / "output.log").open("ab") as stderr:
             process = subprocess.Popen(

@@ -35,11 +35,12 @@ _PRIMARY, _SECONDARY = 1, 2  # member states
 class ReplicaSet:
     """A replica set that accepts writes as soon as the ``with`` block is entered, and is gone when it is left.
 
-    Members are numbered from 0. ``version`` is one of ``tailrace.embedded.VERSIONS`` or of a mongod that
-    ``find_mongod`` finds. With a ``data_dir`` the data are kept, and the next ReplicaSet on that directory continues
-    with them on the same ports. ``parameters`` go to ``--setParameter`` of every member, ``arguments`` to its command
-    line. Elections are fast: ``election_timeout_ms`` after a primary fell silent. With a ``root_password`` the server
-    asks for authentication, and ``uri`` holds the user ``root``. Raises EmbeddedError where the machine cannot do it.
+    Members are numbered from 0. ``version``, which ``upgrade`` changes for one member, is one of
+    ``tailrace.embedded.VERSIONS`` or of a mongod that ``find_mongod`` finds. With a ``data_dir`` the data are kept, and
+    the next ReplicaSet on that directory continues with them on the same ports. ``parameters`` go to ``--setParameter``
+    of every member, ``arguments`` to its command line. Elections are fast: ``election_timeout_ms`` after a primary fell
+    silent. With a ``root_password`` the server asks for authentication, and ``uri`` holds the user ``root``. Raises
+    EmbeddedError where the machine cannot do it.
 
     ``role`` makes it a part of a sharded cluster: ``configsvr`` or ``shardsvr``. Its parts then share one ``key_file``,
     and ``temporary_root`` is the cluster's own temporary directory around ``data_dir``, which the cluster removes.
@@ -154,6 +155,31 @@ class ReplicaSet:
         self._start_member(number, self._members[number])
         if self._has_majority():
             self.wait_until_ready(timeout_s=timeout_s)
+
+    def upgrade(self, member: int, version: str, *, timeout_s: float = 300.0) -> None:
+        """Let a member run another server version from now on, on its data and port: it is stopped in order and started
+        again, and the replica set waited for. Of a primary, ``step_down`` first. The members' versions must fit each
+        other and the data as MongoDB demands: from one major version to the next, ``set_compatibility`` at the end.
+        Raises EmbeddedError."""
+        number = self._checked(member)
+        binary = find_mongod(version)
+        if self._members[number].is_running:
+            self.stop(number)
+        self._members[number].binary = binary
+        self.restart(number, timeout_s=timeout_s)
+
+    def set_compatibility(self, version: str, *, timeout_s: float = 300.0) -> None:
+        """Set the feature compatibility version, such as "7.0": every member must run that version. Raises
+        EmbeddedError."""
+        command: dict[str, Any] = {"setFeatureCompatibilityVersion": version}
+        if int(self._members[self.primary].binary.version.partition(".")[0]) >= 7:
+            command["confirm"] = True
+
+        def done() -> bool:
+            self._client(self.primary).admin.command(command)
+            return True
+
+        self._await(done, f"did not take the feature compatibility version {version}", timeout_s=timeout_s)
 
     def step_down(self, *, seconds: int = 5, timeout_s: float = 300.0) -> int:
         """Make the primary step down for ``seconds`` (2 or more), and wait until there is a primary again: another one

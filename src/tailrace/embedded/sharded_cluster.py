@@ -39,10 +39,11 @@ class ShardedCluster:
 
     There is no mongos: ``router`` does what tests need of one, and ``uri`` is that of the config server's replica set,
     which ``tailrace.connect`` takes. Shards are called ``shard0``, ``shard1`` and so on. ``members`` is the number of
-    members of each shard, one number for all or one each. ``version``, ``mongod``, ``data_dir``, ``parameters`` (of
-    every member), ``enable_test_commands``, ``oplog_size_mb`` and ``root_password`` are as for ``ReplicaSet``. An idle
-    primary writes a no-op every ``noop_interval_s`` seconds, as the server does by default. The balancer is off: chunks
-    move when the router moves them. Raises EmbeddedError where the machine cannot do it.
+    members of each shard, one number for all or one each; ``config_members`` that of the config server. ``version``,
+    ``mongod``, ``data_dir``, ``parameters`` (of every member), ``enable_test_commands``, ``oplog_size_mb`` and
+    ``root_password`` are as for ``ReplicaSet``. An idle primary writes a no-op every ``noop_interval_s`` seconds, as
+    the server does by default. The balancer is off: chunks move when the router moves them. Raises EmbeddedError where
+    the machine cannot do it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ShardedCluster:
         shards: int = 2,
         *,
         members: int | Sequence[int] = 1,
+        config_members: int = 1,
         version: str | None = None,
         mongod: str | os.PathLike[str] | None = None,
         data_dir: str | os.PathLike[str] | None = None,
@@ -84,7 +86,7 @@ class ShardedCluster:
         if root_password is not None:
             key = self._key()
             self._options["key_file"] = self.data_dir / "key"
-        self.config = self._replica_set(CONFIG, 1, "configsvr")
+        self.config = self._replica_set(CONFIG, config_members, "configsvr")
         self._shards: dict[str, ReplicaSet] = {}
         for number, size in enumerate(sizes):
             self._shards[f"shard{number}"] = self._replica_set(f"shard{number}", size, "shardsvr")
