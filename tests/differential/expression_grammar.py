@@ -6,7 +6,7 @@ Expressions are mostly well typed, so that they say something, and now and then 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from tailrace.expression.language.registry import OPERATORS
 from tailrace.expression.values import value as v
@@ -79,23 +79,26 @@ SIMPLE: dict[str, tuple[str, str]] = {
     "$allElementsTrue": ("b", "A"), "$anyElementTrue": ("b", "A"), "$setDifference": ("a", "aa"),
     "$setEquals": ("b", "aa"), "$setIntersection": ("a", "a*"), "$setIsSubset": ("b", "aa"), "$setUnion": ("a", "a*"),
     "$mergeObjects": ("o", "o*"), "$bsonSize": ("n", "o"), "$binarySize": ("n", "s"),
+    "$bitAnd": ("n", "i*"), "$bitOr": ("n", "n*"), "$bitXor": ("n", "i*"), "$bitNot": ("n", "n"),
     "$tsSecond": ("n", "t"), "$tsIncrement": ("n", "t"), "$toHashedIndexKey": ("n", "x"),
 }  # fmt: skip
 
 
 class Grammar:
-    """Expressions from one random generator; ``only`` restricts the operators at the top."""
+    """Expressions from one random generator; ``only`` restricts the operators at the top, ``known`` all of them."""
 
-    def __init__(self, rng: random.Random, only: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, rng: random.Random, only: frozenset[str] = frozenset(), known: Container[str] = OPERATORS
+    ) -> None:
         self.rng = rng
         self.only = only
         self.variables: list[str] = []
         self.by_kind: dict[str, list[str]] = {}
         for name, (kind, _) in SIMPLE.items():
-            if name in OPERATORS:
+            if name in OPERATORS and name in known:
                 self.by_kind.setdefault(kind, []).append(name)
         for name, (kind, _) in {**SPECIAL, **DATE_OPERATORS}.items():
-            if name in OPERATORS:
+            if name in OPERATORS and name in known:
                 self.by_kind.setdefault(kind, []).append(name)
         self.all = sorted({name for names in self.by_kind.values() for name in names})
 
@@ -305,6 +308,22 @@ def _unset_field(g: Grammar, depth: int) -> Value:
     return doc(field=v.string(g.rng.choice(("a", "b", "a.b"))), input=g.expression("o", depth))
 
 
+def _median(g: Grammar, depth: int) -> Value:
+    fields = {"input": g.expression(g.rng.choice("aaan"), depth)}
+    if g.rng.random() < 0.97:
+        fields["method"] = v.string("approximate" if g.rng.random() < 0.97 else "exact")
+    return doc(**fields)
+
+
+def _percentile(g: Grammar, depth: int) -> Value:
+    shares = [
+        values.number(g.rng) if g.rng.random() < 0.04 else v.double(g.rng.choice((0.0, 1.0, 0.5, g.rng.random())))
+        for _ in range(g.rng.randint(0 if g.rng.random() < 0.05 else 1, 4))
+    ]
+    shares = [share for share in shares if not v.is_nan(v.number_of(share))]  # mongod 7.0.28 would end
+    return v.object_of([*((n, (k, d)) for n, k, d in v.fields_of(_median(g, depth)[1])), (b"p", v.array_of(shares))])
+
+
 def _round(g: Grammar, depth: int) -> Value:
     """Also to more places than a decimal has digits."""
     places = (
@@ -326,7 +345,7 @@ SPECIAL: dict[str, tuple[str, Callable[[Grammar, int], Value]]] = {
     "$regexFindAll": ("a", _regex), "$regexMatch": ("b", _regex), "$replaceOne": ("s", _replace),
     "$replaceAll": ("s", _replace), "$convert": ("x", _convert), "$getField": ("x", _get_field),
     "$setField": ("o", _set_field), "$unsetField": ("o", _unset_field), "$literal": ("x", _literal),
-    "$round": ("n", _round), "$trunc": ("n", _round),
+    "$median": ("n", _median), "$percentile": ("a", _percentile), "$round": ("n", _round), "$trunc": ("n", _round),
 }  # fmt: skip
 
 
@@ -351,9 +370,11 @@ FIELD_PATHS = (
 )
 
 
-def pipeline(rng: random.Random, documents: list[bytes], only: frozenset[str]) -> list[bytes]:
-    """One random stage, now and then several."""
-    grammar = Grammar(rng, only)
+def pipeline(
+    rng: random.Random, documents: list[bytes], only: frozenset[str], known: Container[str] = OPERATORS
+) -> list[bytes]:
+    """One random stage, now and then several, of the operators that are ``known``."""
+    grammar = Grammar(rng, only, known)
     if only:
         return [_stage("$replaceWith", v.object_of([(b"r", grammar.top())]))]
     if rng.random() < 0.15:

@@ -34,6 +34,8 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import TailraceError
 from tailrace.expression import Collation, CompiledPipeline, compile_stages, parse_collation
+from tailrace.expression.language.registry import OPERATORS
+from tailrace.expression.language.version import knows
 from tailrace.expression.stages.pipeline import Compiler
 from tailrace.expression.values import value as v
 from tailrace.expression.values.collation import order_of
@@ -72,6 +74,11 @@ COLLATIONS: list[dict[str, Any]] = [
     {"locale": "ja", "strength": 4},
     {"locale": "hr", "backwards": True, "strength": 2},
 ]
+
+#: A mongod for Windows computes these by another C library than one for Linux: the last digit may be another. (So may
+#: that of 7.0.28 under wine.)
+_C_LIBRARY = "acos acosh asin asinh atan atan2 atanh cos cosh exp ln log log10 pow sin sinh tan tanh"
+OF_THE_C_LIBRARY = frozenset(f"${name}" for name in _C_LIBRARY.split())
 
 Outcome = bytes | int | None
 
@@ -114,6 +121,14 @@ class Server:
         self.revive = revive
         self.crashes = 0
         self.client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri, directConnection=True)
+        about = self.client.server_info()
+        #: The first three parts, as a plan's profile has them.
+        self.version = tuple(about["versionArray"][:3])
+        #: The operators that it knows, without those whose last digit is that of its own C library.
+        self.operators = {name for name, operator in OPERATORS.items() if knows(self.version, operator.since)}
+        self.is_for_windows = about["buildEnvironment"].get("target_os") == "windows"
+        if self.is_for_windows:
+            self.operators -= OF_THE_C_LIBRARY
         self.database = self.client.get_database("tailrace_expressions", codec_options=_RAW)
 
     def load(self, documents: list[bytes]) -> None:
@@ -150,10 +165,10 @@ class Server:
         return [document.raw for document in reply["cursor"]["firstBatch"]]
 
 
-def _constant_failures(stages: list[bytes], collation: Collation | None) -> set[int | None]:
+def _constant_failures(stages: list[bytes], collation: Collation | None, version: tuple[int, ...]) -> set[int | None]:
     """The codes of all constant parts that fail, where everything else parses. Which of them the server reports hangs
     on the order of a hash table: any will do, and none else."""
-    compiler = Compiler({"REMOVE": None}, stages, order_of(collation))
+    compiler = Compiler({"REMOVE": None}, stages, order_of(collation), version)
     try:
         for place in range(len(stages)):
             compiler.stage(place)
@@ -173,7 +188,7 @@ def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], t
     totals.stages += 1
     collation = None if server.collation is None else parse_collation(bson.encode(server.collation))
     try:
-        pipeline = compile_stages(stages, collation=collation)
+        pipeline = compile_stages(stages, collation=collation, version=server.version)
     except TailraceError as error:
         if error.code == NOT_SUPPORTED:
             totals.refused += 1
@@ -184,7 +199,9 @@ def compare_stage(server: Server, stages: list[bytes], documents: list[bytes], t
             return
         totals.comparisons += 1
         totals.errors[error.code or -2] += 1
-        if theirs != error.code and (isinstance(theirs, list) or theirs not in _constant_failures(stages, collation)):
+        if theirs != error.code and (
+            isinstance(theirs, list) or theirs not in _constant_failures(stages, collation, server.version)
+        ):
             _differ(totals, stages, None, f"{error.code} {error.message} ({error.hint})", theirs)
         return
     outcomes = [ours(pipeline, document) for document in documents]
@@ -336,7 +353,9 @@ def fuzz(
         if shapes:
             stages = grammar.shapes(rng)
         else:
-            stages = [grammar.match(rng, documents)] if matches else grammar.pipeline(rng, documents, only)
+            stages = (
+                [grammar.match(rng, documents)] if matches else grammar.pipeline(rng, documents, only, server.operators)
+            )
         totals.operators.update(grammar.operators_of(stages))
         compare_stage(server, stages, documents, totals)
     return totals

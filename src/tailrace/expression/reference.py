@@ -16,10 +16,17 @@ _INTRODUCTION = """\
 What a change stream's pipeline may contain in Tailrace, and since which server version MongoDB has it. This page is
 generated from the code: `python -m tailrace.expression.reference > docs/reference/expressions.md`.
 
-The meaning is that of mongod 6.0: the same bytes come out, and the same error codes. `tests/differential` compares both
-on random stages and documents (`make fuzz-expressions SEED=n N=n`). What cannot be evaluated exactly is refused by
-name, with the server's code if the server refuses it too, and with 115 (CommandNotSupported) if it does not. It is
-refused when the stream is opened or, if only a value decides, on the event that holds the value.
+A stream speaks the language of its server's version, or of the one that you name (`server_version`): before the version
+in the table, an operator, a stage or a variable is answered as that server answers it, such as `Unrecognized expression
+'$firstN'` (168) on 4.4. The meaning is that of mongod 6.0.27, and from 7.0 on that of 7.0.28: the same bytes come out,
+and the same error codes. `tests/differential` compares both on random stages and documents (`make fuzz-expressions
+SEED=n N=n`, `ARGS="--server-version 7.0.28"`), and recorded answers of 4.4.2, 5.0.4, 6.0.27 and 7.0.28 are compared
+everywhere. What a later version than 7.0 may have added is refused by name, since it was not measured. The copy at the
+start of a stream (`start="snapshot"`) and `lake erase` speak the language of 6.0.
+
+What cannot be evaluated exactly is refused by name, with the server's code if the server refuses it too, and with 115
+(CommandNotSupported) if it does not; `engine="server"` gives it. It is refused when the stream is opened or, if only a
+value decides, on the event that holds the value.
 """
 
 _COMPILED = """\
@@ -39,6 +46,20 @@ got there.
 """
 
 _KNOWN = """\
+## What 7.0 does otherwise
+
+* Regular expressions are PCRE2's (10.40) instead of PCRE's: `(?n)`, `(?^)`, `(?xx)`, `(*NUL)`, `(*pla:..)`, script
+  runs, loosely named properties and Unicode 14; `[a-\\d]` and unknown escapes are errors. When a search gives up is the
+  same.
+* A constant time zone, unit, first day of the week or bin size is read when the stream is opened: a bad one fails then
+  (40485, 9, 5439016, 5439018), whatever the date is. `$dateTrunc`, `$dateDiff`, `$dateAdd` and `$dateSubtract` read
+  their arguments in another order, and an unknown unit is 9 instead of 5439014.
+* `$set` and `$addFields` take an empty object as a value (before: 40180). What is set inside it wins.
+* An array loses what a projection takes out of it for good: later stages do not count it.
+* `$add` and `$multiply` keep the order of their arguments: only constants at the beginning are put together.
+* `$match` sees a field without a name, and takes an `$expr` that is always true for `$alwaysTrue`.
+* `$percentile` with NaN as a share ends mongod 7.0.28; here it is refused. `$$USER_ROLES` is refused.
+
 ## Known limits
 
 * Collations other than the simple one need the extra `icu`; without it they are refused when the stream is opened. The
@@ -53,19 +74,24 @@ _KNOWN = """\
   hour alone ("T05"), no offset with seconds ("+013000").
 * Named time zones are followed from 1902 to 2036; outside, they are refused on the event. Offsets and UTC have no
   bounds. The rules come from Python's database, and mongod 6.0.27 has an older one (Egypt's summer time of 2023).
-* Regular expressions are PCRE2's, read as the server's PCRE 8.42 reads them. Refused by name when the stream is opened:
+* Before 6.0, `$add` of a wrong type is 16554 and we say 14; on 4.4 so are `$multiply` (16555), `$subtract` (16556,
+  16613) and `$divide` (16609; by zero 16608, and we say 2).
+* A mongod for Windows has another C library: the last digit of its logarithms, powers, exponentials and trigonometry,
+  and the sign of a computed NaN, may be others. So may the order in which `$sortArray` leaves equal elements of a long
+  array.
+* From 7.0 on, also refused by name: `(*LIMIT_HEAP=n)`, `(?(VERSION..)`, a callout with a text, and inside a lookbehind
+  a back reference; and a quantile that is zero of more than 16 numbers with zeros of both signs.
+* Before 7.0 regular expressions are read as the server's PCRE 8.42 reads them. Refused by name when the stream opens:
   `\\C`, `\\K` inside a look-around, `(?X)`, `\\p{Lu}` and its like in a class without regard to case, `(*SKIP:name)`
   inside a look-around, and inside a lookbehind a call of a group that is open or comes later, and `\\R` or `\\X` with a
   number. When a search gives up: [limits](differences.md#regular-expressions).
-* `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, the
-  server keeps invisible elements that a later stage still counts; an expression that reads such an array is refused.
+* `$zip` with a default that is missing is refused on the event. Where a projection takes scalars out of an array, a
+  server before 7.0 keeps invisible elements that a later stage still counts; an expression that reads such an array is
+  refused.
 * `$sortArray` by a path that meets an array is refused on the event.
 * The options of a stage that is forbidden in a stream are checked as on the server: their names, their types, and
   which are required. Errors that the server finds deeper inside such a stage (a negative `maxDepth`, an unknown window
   function) are code 20 here, as for the stage itself.
-* `$near` and similar operators are code 5626500 as on 6.0 (2 on 4.4 and 5.0), `$$IS_MR`, `$$JS_SCOPE` and
-  `$$SEARCH_META` are 51144 and 6347903 (4.4 knows none of them: 17276), and `let` is accepted for every version (4.4:
-  code 9).
 * Where two constant parts of one projection fail, the server reports either; here it is the first.
 """
 

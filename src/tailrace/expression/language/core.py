@@ -24,6 +24,7 @@ from tailrace.expression.language.expression import (
     Frame,
     constant,
 )
+from tailrace.expression.language.version import knows
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import Order
 from tailrace.expression.values.value import Maybe, Value
@@ -85,14 +86,14 @@ def _shown(name: bytes) -> str:
 
 
 def parse_operator(name: str, operand: Value, bindings: Bindings) -> Expression:
-    operator = registry.OPERATORS.get(name)
+    operator = registry.operator_of(name, bindings.version)
     bindings.enter(name)
     if operator is None:
-        refusal = registry.refused_expression(name)
+        refusal = registry.refused_expression(name, bindings.version)
         if refusal is not None:
             if refusal.check is not None:
                 refusal.check(operand, bindings)
-            raise registry.parse_failure(refusal.code, f"{name} is not supported: {refusal.reason}")
+            raise registry.unsupported(name, refusal.reason)
         raise registry.parse_failure(168, f"Unrecognized expression '{name}'")
     expression = operator.parse(operand, bindings)
     bindings.leave()
@@ -178,34 +179,35 @@ def parse_path(text: bytes, bindings: Bindings) -> Expression:
         return field_path("CURRENT", names, bindings)
     variable = text[2:].partition(b".")[0]
     name = _shown(variable)
-    check_variable_read(name)
+    check_variable_read(name, bindings)
     names = split_path(text[2:])[1:]
     return field_path(name, names, bindings)
 
 
-def check_variable_read(name: str) -> None:
-    if not name:
-        raise registry.parse_failure(9, "empty variable names are not allowed")
-    if not ((name[0].isascii() and name[0].isalpha()) or not name[0].isascii()):
-        raise registry.parse_failure(9, f"'{name}' starts with an invalid character for a variable name")
-    _check_variable_rest(name)
+def check_variable_read(name: str, bindings: Bindings) -> None:
+    """The server's rules for the name of a variable that is read."""
+    _check_variable(name, "a variable name", 16869, bindings)
 
 
-def check_variable_write(name: str) -> None:
+def check_variable_write(name: str, bindings: Bindings) -> None:
     """User variables begin with a lower-case letter; of the others only CURRENT may be bound again."""
+    if name != "CURRENT":
+        _check_variable(name, "a user variable name", 16866, bindings)
+
+
+def _check_variable(name: str, what: str, code: int, bindings: Bindings) -> None:
+    """``code``: the first of 4.4's three codes; later servers have one."""
+    empty, start, inner = (9, 9, 9) if bindings.knows("5.0") else (code, code + 1, code + 2)
     if not name:
-        raise registry.parse_failure(9, "empty variable names are not allowed")
-    if name == "CURRENT":
-        return
-    if name[0].isascii() and not name[0].islower():
-        raise registry.parse_failure(9, f"'{name}' starts with an invalid character for a user variable name")
-    _check_variable_rest(name)
-
-
-def _check_variable_rest(name: str) -> None:
+        raise registry.parse_failure(empty, "empty variable names are not allowed")
+    first = name[0]
+    if first.isascii() and not (first.islower() if "user" in what else first.isalpha()):
+        raise registry.parse_failure(start, f"'{name}' starts with an invalid character for {what}")
     for letter in name[1:]:
         if letter.isascii() and not letter.isalnum() and letter != "_":
-            raise registry.parse_failure(9, f"'{name}' contains an invalid character for a variable name: '{letter}'")
+            raise registry.parse_failure(
+                inner, f"'{name}' contains an invalid character for a variable name: '{letter}'"
+            )
 
 
 def field_path(variable: str, names: tuple[bytes, ...], bindings: Bindings) -> Expression:
@@ -213,7 +215,7 @@ def field_path(variable: str, names: tuple[bytes, ...], bindings: Bindings) -> E
     slot = bindings.bound.get(variable)
     if slot is None:
         if variable not in bindings.constants:
-            if variable in _BUILT_IN:
+            if knows(bindings.version, _BUILT_IN.get(variable, "99.0")):
                 return _not_available(variable, bindings)
             raise registry.parse_failure(17276, f"Use of undefined variable: {variable}")
         base = bindings.constants[variable]
@@ -225,12 +227,17 @@ def field_path(variable: str, names: tuple[bytes, ...], bindings: Bindings) -> E
     return Expression(evaluate, "field", name=shown, path=names)
 
 
-#: Variables of other commands, which the server knows everywhere and has nowhere in a stream.
-_BUILT_IN: Final = frozenset({"IS_MR", "JS_SCOPE", "SEARCH_META"})
+#: Variables of other commands, which the server knows everywhere and has nowhere in a stream, and those of a session:
+#: each with the version that brought it.
+_BUILT_IN: Final = {"IS_MR": "5.0", "JS_SCOPE": "5.0", "SEARCH_META": "5.0", "USER_ROLES": "7.0"}
 
 
 def _not_available(variable: str, bindings: Bindings) -> Expression:
-    """Two of them fail when they are read, the third as soon as everything is parsed."""
+    """Two of them fail when they are read, the third as soon as everything is parsed. The roles are the server's."""
+    if variable == "USER_ROLES":
+        raise registry.unsupported("$$USER_ROLES", "the roles of who asks are known to the server alone")
+    if variable == "SEARCH_META" and not bindings.knows("6.0"):
+        return constant(None)
     if variable == "SEARCH_META":
         message = "Can't access $$SEARCH_META without a $search stage earlier in the pipeline"
         bindings.compilation.failures.append(UsageError(message, code=6347903))
@@ -417,13 +424,15 @@ def variadic(
     commutative: bool = False,
     note: str = "",
     two: Callable[[Value, Value], Value] | None = None,
+    left_since: str | None = None,
 ) -> None:
     """Register an operator of ``low`` to ``high`` arguments.
 
     ``function`` gets them one after the other and may stop early, as the server does at the first null. The server
     merges an ``associative`` operator with the same operator inside it and evaluates its constants beforehand,
     neighbours alone unless it is ``commutative``; that order shows in rounding and in errors. ``two`` does the same
-    more quickly for two numbers that are no decimals.
+    more quickly for two numbers that are no decimals. From ``left_since`` on the server keeps the order: it merges
+    constants at the beginning alone, and opens the first argument alone.
     """
     _variadic(
         name,
@@ -433,6 +442,7 @@ def variadic(
         associative=associative,
         commutative=lambda order: commutative,
         two=two,
+        left_since=left_since,
     )
 
 
@@ -458,6 +468,7 @@ def _variadic(
     associative: bool,
     commutative: Callable[[Order], bool],
     two: Callable[[Value, Value], Value] | None = None,
+    left_since: str | None = None,
 ) -> None:
     group, since, note = listed
 
@@ -472,7 +483,8 @@ def _variadic(
         args = parse_arguments(operand, bindings)
         check_arity(name, len(args), *arity)
         if associative and bindings.folding and not all(argument.constant for argument in args):
-            args = regroup(name, args, build, bindings, commutative=commutative(bindings.order))
+            left = left_since is not None and bindings.knows(left_since)
+            args = regroup(name, args, build, bindings, commutative=commutative(bindings.order) and not left, left=left)
         return build(args, bindings)
 
     registry.register(name, group, since, parse, note=note)
@@ -510,18 +522,21 @@ def regroup(
     *,
     commutative: bool,
     least: int = 1,
+    left: bool = False,
 ) -> list[Expression]:
     """The arguments with nested operators of the same name opened and constants merged, the commutative ones at the
-    end. ``least``: a nested operator of fewer arguments stays whole."""
+    end. ``least``: a nested operator of fewer arguments stays whole. ``left``: only what stands at the beginning."""
     flat: list[Expression] = []
-    for argument in args:
+    for place, argument in enumerate(args):
         same = argument.kind == "operator" and argument.name == name and len(argument.args) >= least
+        same = same and (place == 0 or not left)
         flat += argument.args if same else [argument]
     result: list[Expression] = []
     waiting: list[Expression] = []
 
     def settle() -> None:
-        result.extend(waiting if len(waiting) < 2 else [build(waiting, bindings)])
+        apart = len(waiting) < 2 or (left and result)
+        result.extend(waiting if apart else [build(waiting, bindings)])
         waiting.clear()
 
     for argument in flat:

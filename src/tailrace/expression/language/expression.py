@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from tailrace.errors import UsageError
+from tailrace.expression.language.version import USUAL, Version, knows
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import SIMPLE, Order
 from tailrace.expression.values.value import Maybe, Value
@@ -55,6 +56,8 @@ class Compilation:
     place: list[str] = field(default_factory=list)
     #: The order of values: the collation's.
     order: Order = SIMPLE
+    #: The version of the server whose language this is.
+    version: Version = USUAL
     #: Errors of constant parts. The server parses everything before it evaluates constants, so these come second.
     failures: list[UsageError] = field(default_factory=list)
     #: The slots of paths from the document's root. What was looked up once stays in the frame.
@@ -90,14 +93,33 @@ class Bindings:
     folding: bool = True
 
     @classmethod
-    def of_document(cls, constants: dict[str, Maybe], order: Order = SIMPLE) -> Bindings:
+    def of_document(cls, constants: dict[str, Maybe], order: Order = SIMPLE, version: Version = USUAL) -> Bindings:
         """The bindings of a stage: the document as ROOT and CURRENT, and constants such as NOW, REMOVE and ``let``."""
-        return cls(Compilation(order=order), {"ROOT": ROOT_SLOT, "CURRENT": ROOT_SLOT}, constants)
+        return cls(Compilation(order=order, version=version), {"ROOT": ROOT_SLOT, "CURRENT": ROOT_SLOT}, constants)
 
     @property
     def order(self) -> Order:
         """The order in which this pipeline compares values."""
         return self.compilation.order
+
+    @property
+    def version(self) -> Version:
+        """The version of the server whose language this is."""
+        return self.compilation.version
+
+    def knows(self, since: str) -> bool:
+        """Whether this server has what came with the version ``since``."""
+        return knows(self.compilation.version, since)
+
+    @property
+    def later_patterns(self) -> bool:
+        """Whether regular expressions are read as PCRE2 reads them, which servers from 7.0 on have."""
+        return self.knows("7.0")
+
+    @property
+    def element_places(self) -> bool:
+        """Whether an element that a projection takes out of an array keeps its place, as it does before 7.0."""
+        return self.compilation.places and not self.knows("7.0")
 
     def bind(self, *names: str) -> tuple[Bindings, list[int]]:
         """Bindings in which ``names`` are bound to new slots, and these slots."""

@@ -1,8 +1,9 @@
-"""Regular expressions by PCRE2, with the limits of the server's PCRE.
+"""Regular expressions by PCRE2, with the limits of the server's PCRE, or from 7.0 on PCRE2.
 
 A search counts its steps and the depth of its backtracking as the server's does, and ends where the server's ends:
-without a match in ``$match``, with 51156 in an expression. ``pattern_reader`` rewrites what the two libraries read
-otherwise. Nothing is compiled to machine code: only the interpreter counts depth.
+without a match in ``$match``, with 51156 in an expression. ``pattern_reader`` rewrites what PCRE reads otherwise,
+``later_pattern_reader`` what the PCRE2 of 7.0 does. Nothing is compiled to machine code: only the interpreter counts
+depth.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pcre2
 
 from tailrace.errors import UsageError
 from tailrace.expression.language import registry
+from tailrace.expression.language.later_pattern_reader import rewritten_later
 from tailrace.expression.language.pattern_reader import rewritten
 
 _OPTIONS: Final = frozenset(b"imsxu")
@@ -77,19 +79,20 @@ def check_options(options: bytes, code: int = 51108) -> None:
             raise registry.parse_failure(code, f" invalid flag in regex options: {chr(letter)}")
 
 
-_CACHE: Final[dict[tuple[bytes, bytes], CompiledPattern]] = {}
+_CACHE: Final[dict[tuple[bytes, bytes, bool], CompiledPattern]] = {}
 
 
-def compile_pattern(pattern: bytes, options: bytes) -> CompiledPattern:
-    """Compile a pattern with its options, the letters ``imsx`` (and ``u``, which changes nothing).
+def compile_pattern(pattern: bytes, options: bytes, *, later: bool = False) -> CompiledPattern:
+    """Compile a pattern with its options, the letters ``imsx`` (and ``u``, which changes nothing). ``later``: as
+    servers from 7.0 on read it.
 
     Raises 51091 for what does not compile and ``registry.NOT_SUPPORTED`` for what could mean something else here.
     """
-    key = (pattern, options)
+    key = (pattern, options, later)
     known = _CACHE.get(key)
     if known is not None:
         return known
-    compiled = _compiled(pattern, options)
+    compiled = _compiled(pattern, options, later=later)
     plain = _PLAIN.fullmatch(pattern) is not None and not set(options) & set(b"ix")
     result = CompiledPattern(compiled, pattern, pattern if plain else None)
     if len(_CACHE) < 256:  # patterns may come from the documents; a full cache stays as it is
@@ -97,28 +100,33 @@ def compile_pattern(pattern: bytes, options: bytes) -> CompiledPattern:
     return result
 
 
-def check_query_pattern(pattern: bytes, options: bytes, code: int = 51091) -> None:
-    """What a query asks of its pattern: that it compiles (``code``), in parentheses too, and has no NUL (2). The server
-    puts it in parentheses for a match of the whole value, which nobody asks for; a comment at the end then hides the
-    closing one."""
+def check_query_pattern(pattern: bytes, options: bytes, code: int = 51091, *, later: bool = False) -> None:
+    """What a query asks of its pattern: that it compiles (``code``), in parentheses too, and has no NUL (2). A server
+    before 7.0 puts it in parentheses for a match of the whole value, which nobody asks for; a comment at the end then
+    hides the closing one."""
     if b"\x00" in pattern:
         raise registry.parse_failure(2, "Regular expression cannot contain an embedded null byte")
     try:
-        compile_pattern(pattern, options)
-        _compiled(pattern, options, whole=True)
+        compile_pattern(pattern, options, later=later)
+        if not later:
+            _compiled(pattern, options, whole=True)
     except UsageError as error:
         if error.code != 51091:
             raise
         raise registry.parse_failure(code, error.message) from None
 
 
-def _compiled(pattern: bytes, options: bytes, *, whole: bool = False) -> Any:
+def _compiled(pattern: bytes, options: bytes, *, whole: bool = False, later: bool = False) -> Any:
     flags = _FLAGS
     for letter, flag in _FLAG_OF:
         if letter in options:
             flags |= flag
     try:
-        text = rewritten(pattern, extended=b"x" in options, caseless=b"i" in options, whole=whole)
+        extended, caseless = b"x" in options, b"i" in options
+        if later:
+            text = rewritten_later(pattern, extended=extended, caseless=caseless)
+        else:
+            text = rewritten(pattern, extended=extended, caseless=caseless, whole=whole)
         return pcre2.compile(text, flags, jit=False)
     except pcre2.LibraryError as error:
         raise registry.parse_failure(51091, f"Regular expression is invalid: {error.msg}") from None

@@ -35,17 +35,17 @@ _CALLOUT = re.compile(r"\?C\d*\)", re.ASCII)
 _HEXADECIMAL = re.compile(r"\{([0-9a-fA-F]*)\}|(?!\{)([0-9a-fA-F]{0,2})")
 _OCTAL = re.compile(r"\{([0-7]+)\}")
 _REFERENCE = re.compile(r"\{-?\d+\}|-?\d+|\{\w+\}", re.ASCII)
-_POSIX = re.compile(r"([:.=])[^\]\\]*?\1\]")
+POSIX = re.compile(r"([:.=])[^\]\\]*?\1\]")
 _NAME_REFERENCE = re.compile(r"\{\w+\}|<\w+>|'\w+'", re.ASCII)
 _GROUP_CALL = re.compile(r"<[+-]?\w+>|'[+-]?\w+'", re.ASCII)
 #: White space to PCRE2 in an extended pattern, and letters to the server.
 _LATER_SPACE: Final = "\x85\u200e\u200f\u2028\u2029"
-_AROUND: Final = ("ahead", "behind")
+AROUND: Final = ("ahead", "behind")
 _SPACE: Final = " \t\n\x0b\f\r"
 
 
 @dataclass(slots=True)
-class _Group:
+class PatternGroup:
     """An open group: what the options are inside, and how long what it holds is.
 
     ``length`` is that of the branch so far, ``None`` where it varies; ``least`` its least length.
@@ -64,6 +64,8 @@ class _Group:
     most: int = 0
     #: Where it begins in what is written.
     at: int = 0
+    #: Whether parentheses alone capture nothing (``(?n)``, of PCRE2).
+    unnumbered: bool = False
 
     def end_branch(self) -> None:
         self.lengths.append(self.length)
@@ -72,7 +74,7 @@ class _Group:
 
     def whole(self) -> tuple[int | None, int]:
         """Length and least length of a closed group."""
-        if self.kind in _AROUND:
+        if self.kind in AROUND:
             return 0, 0
         if self.kind == "condition" and len(self.leasts) == 1:
             return self.lengths[0], 0
@@ -90,17 +92,18 @@ def rewritten(pattern: bytes, *, extended: bool, caseless: bool, whole: bool = F
         text = pattern.decode("utf-8")
     except UnicodeDecodeError as error:
         raise registry.parse_failure(51091, f"Regular expression is invalid: invalid UTF-8 string: {error}") from None
-    return _Reader(text, _Group(extended=extended, caseless=caseless)).read(whole=whole).encode("utf-8")
+    return PatternReader(text, PatternGroup(extended=extended, caseless=caseless)).read(whole=whole).encode("utf-8")
 
 
-def _invalid(what: str) -> NoReturn:
+def invalid(what: str) -> NoReturn:
+    """Raise 51091: the server's library does not compile the pattern."""
     raise registry.parse_failure(51091, f"Regular expression is invalid: {what}")
 
 
-class _Reader:
-    """One pass over a pattern."""
+class PatternReader:
+    """One pass over a pattern, written for PCRE."""
 
-    def __init__(self, text: str, group: _Group) -> None:
+    def __init__(self, text: str, group: PatternGroup) -> None:
         self.text = text
         self.pos = 0
         self.out: list[str] = []
@@ -134,7 +137,7 @@ class _Reader:
 
     def _next(self) -> str:
         if self.pos >= len(self.text):
-            _invalid("\\ at end of pattern")
+            invalid("\\ at end of pattern")
         self.pos += 1
         return self.text[self.pos - 1]
 
@@ -157,7 +160,7 @@ class _Reader:
             name, number, verb = found.groups()
             if name is not None:
                 if int(number or "0") >= 0xFFFFFFFF:
-                    _invalid("(*VERB) not recognized or malformed")
+                    invalid("(*VERB) not recognized or malformed")
                 limits[name] = min(limits[name], int(number or "0"))
             elif verb in _START_VERBS:
                 kept.append(found[0])
@@ -208,7 +211,7 @@ class _Reader:
         self._put("|", 0)
 
     def _literal(self, letter: str) -> None:
-        self._put(_code(ord(letter)) if letter in _LATER_SPACE else letter)
+        self._put(code_point(ord(letter)) if letter in _LATER_SPACE else letter)
 
     def _brace(self) -> None:
         self.pos -= 1
@@ -227,13 +230,9 @@ class _Reader:
 
     def _quantify(self, text: str, low: int, high: int | None) -> None:
         before = next((piece for piece in reversed(self.out) if piece != "\\E"), "")
-        if before == "(*ACCEPT)":
-            _invalid("nothing to repeat")
         group = self.groups[-1]
         length, least = self.last
-        fixed = low == high or length == 0
-        if before == ")" and low == 0:
-            fixed = False  # to the server a group that may be left out varies in length, an empty one too
+        fixed = self._is_fixed(before, low, high)
         if before == ")" and high == 0:  # PCRE2 10.47 looks for the start of a match in a look-ahead that never is
             self.out[self.opened] = "(?:" + self.out[self.opened]
             self.out.append(")")
@@ -245,16 +244,24 @@ class _Reader:
             self.out.append(self._next())
         self.last = (whole, least * low)
 
+    def _is_fixed(self, before: str, low: int, high: int | None) -> bool:
+        """Whether what is repeated has one length, if the item ``before`` has one."""
+        if before == "(*ACCEPT)":
+            invalid("nothing to repeat")
+        if before == ")" and low == 0:
+            return False  # to the server a group that may be left out varies in length, an empty one too
+        return low == high or self.last[0] == 0
+
     def _open(self) -> None:
         rest = self.text[self.pos : self.pos + 4]
         if rest.startswith("*"):
             self._verb()
         elif not rest.startswith("?"):
-            self._capture("(")
+            self._push("(", "") if self.groups[-1].unnumbered else self._capture("(")
         elif rest.startswith("?#"):
             end = self.text.find(")", self.pos)
             if end < 0:
-                _invalid("missing ) after comment")
+                invalid("missing ) after comment")
             self.pos = end + 1
         elif rest.startswith(("?=", "?!")):
             self._push("(" + self._skip(2), "ahead")
@@ -283,7 +290,7 @@ class _Reader:
         elif found := self._find(_OPTIONS):
             self._set_options(found)
         else:
-            _invalid("unrecognized character after (?")
+            invalid("unrecognized character after (?")
 
     def _skip(self, count: int) -> str:
         self.pos += count
@@ -293,7 +300,9 @@ class _Reader:
         outer = self.groups[-1]
         at = len(self.out)
         self.out.append(text)
-        self.groups.append(_Group(kind, number, outer.extended, outer.caseless, before=self.captures, at=at))
+        made = PatternGroup(kind, number, outer.extended, outer.caseless, before=self.captures, at=at)
+        made.unnumbered = outer.unnumbered
+        self.groups.append(made)
         self.last = (0, 0)
 
     def _capture(self, text: str) -> None:
@@ -305,19 +314,19 @@ class _Reader:
         name = self._find(_NAME)
         closing = "'" if found[0].endswith("'") else ">"
         if name is None or not self.text.startswith(closing, name.end()):
-            _invalid("a group's name is up to 32 letters, digits and underscores, and begins with no digit")
+            invalid("a group's name is up to 32 letters, digits and underscores, and begins with no digit")
         self.pos = name.end() + 1
         self.names[name[0]] = self.captures + 1
         self._capture(f"({found[0]}{name[0]}{closing}")
 
     def _close(self) -> None:
         if len(self.groups) == 1:
-            _invalid("unmatched parentheses")
+            invalid("unmatched parentheses")
         group = self.groups.pop()
         self.opened = group.at
         group.end_branch()
         if group.kind == "behind" and None in group.lengths:
-            _invalid("lookbehind assertion is not fixed length")
+            invalid("lookbehind assertion is not fixed length")
         self.captures = max(self.captures, group.most)
         size = group.whole()
         if group.kind == "capture":
@@ -328,10 +337,10 @@ class _Reader:
     def _verb(self) -> None:
         found = self._find(_VERB)
         if found is None or found[1] not in _VERBS:
-            _invalid("(*VERB) not recognized or malformed")
+            invalid("(*VERB) not recognized or malformed")
         if found[2] and found[1] in ("ACCEPT", "FAIL", "F", "COMMIT"):
-            _invalid("an argument is not allowed for (*ACCEPT), (*FAIL), or (*COMMIT)")
-        if found[1] == "SKIP" and found[2] and self._inside(*_AROUND):
+            invalid("an argument is not allowed for (*ACCEPT), (*FAIL), or (*COMMIT)")
+        if found[1] == "SKIP" and found[2] and self._inside(*AROUND):
             self._refuse("(*SKIP:name) inside a look-around")
         self.pos = found.end()
         self._put("(" + found[0], 0)
@@ -339,7 +348,7 @@ class _Reader:
     def _set_options(self, found: re.Match[str]) -> None:
         letters, end = found.groups()
         if set(letters) - set("imsxJUX-"):
-            _invalid("unrecognized character after (? or (?-")
+            invalid("unrecognized character after (? or (?-")
         if "X" in letters:
             self._refuse("(?X)")
         self.pos = found.end()
@@ -378,9 +387,9 @@ class _Reader:
         inner = [at for at, group in enumerate(self.groups) if number is not None and group.number == number]
         reached = self.groups[inner[0] :] if inner else []
         # the server looks at neither conditions nor the later branches of a look-around
-        seen = not self._inside("condition") and not any(group.kind in _AROUND and group.leasts for group in reached)
+        seen = not self._inside("condition") and not any(group.kind in AROUND and group.leasts for group in reached)
         if reached and seen and all(group.least == 0 for group in reached):
-            _invalid("recursive call could loop indefinitely")
+            invalid("recursive call could loop indefinitely")
         if self._inside("behind") and number not in self.closed:
             self._refuse("a call of an open, later or named group inside a lookbehind")
         length, least = self.closed.get(number or 0, (None, 0))
@@ -395,7 +404,7 @@ class _Reader:
         elif letter in "bBAzZG":
             self._put("\\" + letter, 0)
         elif letter == "K":
-            if self._inside(*_AROUND):
+            if self._inside(*AROUND):
                 self._refuse("\\K inside a look-around")
             self._put("\\K", 0)
         elif letter in "RX":
@@ -419,7 +428,7 @@ class _Reader:
         elif letter == "k":
             found = self._find(_NAME_REFERENCE)
             if found is None:
-                _invalid("\\k is not followed by a braced, angle-bracketed, or quoted name")
+                invalid("\\k is not followed by a braced, angle-bracketed, or quoted name")
             self.pos = found.end()
             self._put("\\k" + found[0], None, 0)
         elif letter in "123456789":
@@ -429,31 +438,31 @@ class _Reader:
 
     def _simple(self, letter: str) -> None:
         if letter == "N" and self.text.startswith("{", self.pos) and not self._find(_QUANTIFIER):
-            _invalid("PCRE does not support \\L, \\l, \\N{name}, \\U, or \\u")
+            invalid("PCRE does not support \\L, \\l, \\N{name}, \\U, or \\u")
         self._put("\\" + letter)
 
     def _character(self, letter: str) -> str:
         """An escape for one character, in a class or outside."""
         if letter in "LlUu":
-            _invalid("PCRE does not support \\L, \\l, \\N{name}, \\U, or \\u")
+            invalid("PCRE does not support \\L, \\l, \\N{name}, \\U, or \\u")
         if letter == "x":
             return self._hexadecimal()
         if letter == "o":
             found = self._find(_OCTAL)
             if found is None:
-                _invalid("missing opening brace, digits or closing brace after \\o")
+                invalid("missing opening brace, digits or closing brace after \\o")
             self.pos = found.end()
-            return _code(int(found[1], 8))
+            return code_point(int(found[1], 8))
         if letter == "c":
-            control = self._next() if self.pos < len(self.text) else _invalid("\\c at end of pattern")
+            control = self._next() if self.pos < len(self.text) else invalid("\\c at end of pattern")
             if ord(control) > 127:
-                _invalid("\\c must be followed by an ASCII character")
-            return _code(ord(control.upper()) ^ 64)
+                invalid("\\c must be followed by an ASCII character")
+            return code_point(ord(control.upper()) ^ 64)
         if letter in "01234567":
             digits = re.match("[0-7]{1,3}", self.text[self.pos - 1 :])
             assert digits is not None
             self.pos += digits.end() - 1
-            return _code(int(digits[0], 8))
+            return code_point(int(digits[0], 8))
         if letter in "aefnrt":
             return "\\" + letter
         return _quoted(letter)  # an unknown letter stands for itself
@@ -461,11 +470,11 @@ class _Reader:
     def _hexadecimal(self) -> str:
         found = self._find(_HEXADECIMAL)
         if found is None:
-            _invalid("non-hex character in \\x{} (closing brace missing?)")
+            invalid("non-hex character in \\x{} (closing brace missing?)")
         self.pos = found.end()
         if found[1] == "":
-            _invalid("digits missing in \\x{} or \\o{}")
-        return _code(int(found[1] or found[2] or "0", 16))
+            invalid("digits missing in \\x{} or \\o{}")
+        return code_point(int(found[1] or found[2] or "0", 16))
 
     def _number(self, letter: str) -> None:
         """A back reference if there are so many groups or it is one digit, else octal, else the digit itself."""
@@ -488,7 +497,7 @@ class _Reader:
             return
         found = self._find(_REFERENCE)
         if found is None:
-            _invalid("a numbered reference must not be zero, or a name or number is missing after \\g")
+            invalid("a numbered reference must not be zero, or a name or number is missing after \\g")
         self.pos = found.end()
         self._put("\\g" + found[0], None, 0)
 
@@ -512,7 +521,7 @@ class _Reader:
         first, quoting, after_set = True, False, False
         while True:
             if self.pos >= len(self.text):
-                _invalid("missing terminating ] for character class")
+                invalid("missing terminating ] for character class")
             letter = self._next()
             if quoting or letter == "\\":
                 escape = "" if quoting else self._next()
@@ -527,7 +536,7 @@ class _Reader:
                 parts.append(_quoted(letter) if quoting else self._class_escape(escape))
             elif letter == "]" and not first:
                 break
-            elif letter == "[" and (name := self._find(_POSIX)):
+            elif letter == "[" and (name := self._find(POSIX)):
                 self.pos = name.end()
                 after_set = True
                 parts.append("[" + name[0])
@@ -541,7 +550,7 @@ class _Reader:
         if letter in "dDwWsShHvVb":
             return "\\" + letter
         if letter == "N":
-            _invalid("\\N is not supported in a class")
+            invalid("\\N is not supported in a class")
         if letter in "pP":
             text, self.pos, cased = pattern_properties.read(self.text, self.pos, letter)
             if cased and self.groups[-1].caseless:
@@ -550,15 +559,16 @@ class _Reader:
         return self._character(letter)
 
 
-def _code(number: int) -> str:
+def code_point(number: int) -> str:
+    """A character by its number; 51091 for a number that is none."""
     if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
-        _invalid("disallowed Unicode code point")
+        invalid("disallowed Unicode code point")
     return f"\\o{{{number:o}}}"
 
 
 def _quoted(letter: str) -> str:
     """A letter that stands for itself. Only letters and digits of ASCII mean more after a backslash."""
-    return letter if letter.isascii() and letter.isalnum() else _code(ord(letter))
+    return letter if letter.isascii() and letter.isalnum() else code_point(ord(letter))
 
 
 def _in_class(letter: str) -> str:

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from tailrace.errors import ServerError, UsageError
 from tailrace.expression.language.expression import Bindings, Expression
+from tailrace.expression.language.version import Version, is_unmeasured, knows
 from tailrace.expression.values.value import Value
 
 Parser: TypeAlias = Callable[[Value, Bindings], Expression]
@@ -47,6 +48,8 @@ class Refusal:
     reason: str
     #: Raises what the server's parser raises for a malformed argument: that comes first.
     check: Callable[[Value, Bindings], None] | None = None
+    #: The server version that brought it.
+    since: str = "2.2"
 
 
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -73,16 +76,37 @@ def refuse(
     *,
     code: int = NOT_SUPPORTED,
     check: Callable[[Value, Bindings], None] | None = None,
+    since: str = "2.2",
 ) -> None:
     """Refuse an operator by name: its use raises ``code`` at compile time, after what ``check`` raises."""
-    REFUSED[name] = Refusal(name, group, code, reason, check)
+    REFUSED[name] = Refusal(name, group, code, reason, check, since)
 
 
-def refused_expression(name: str) -> Refusal | None:
-    """The refusal of an aggregation operator. A query operator has none here: to the server it is an unknown
-    expression."""
+def operator_of(name: str, version: Version) -> Operator | None:
+    """The aggregation operator, where a server of ``version`` has it and it is evaluated here."""
+    operator = OPERATORS.get(name)
+    return operator if operator is not None and knows(version, operator.since) else None
+
+
+def refused_expression(name: str, version: Version) -> Refusal | None:
+    """The refusal of an aggregation operator that a server of ``version`` has, or may have. A query operator has none
+    here: to the server it is an unknown expression."""
     refusal = REFUSED.get(name)
-    return refusal if refusal is not None and refusal.group == "expression" else None
+    if refusal is not None and refusal.group == "expression" and knows(version, refusal.since):
+        return refusal
+    if name in OPERATORS or refusal is not None or not is_unmeasured(version):
+        return None
+    return Refusal(name, "expression", NOT_SUPPORTED, unmeasured(version))
+
+
+def unmeasured(version: Version) -> str:
+    """Why a name that is not known here is refused, where the server may know it."""
+    return f"nothing was measured of what the language of MongoDB {'.'.join(map(str, version))} adds to that of 7.0"
+
+
+def unsupported(what: str, reason: str) -> UsageError:
+    """The refusal of what the server does and Tailrace does not."""
+    return parse_failure(NOT_SUPPORTED, f'{what} is not supported: {reason} (engine="server" gives it)')
 
 
 def parse_failure(code: int, message: str) -> UsageError:

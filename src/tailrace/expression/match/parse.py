@@ -12,7 +12,7 @@ from tailrace.expression.language.core import DBREF_NAMES, parse_operand
 from tailrace.expression.language.expression import Bindings
 from tailrace.expression.language.registry import REFUSED, listed, parse_failure
 from tailrace.expression.match import schema, tree
-from tailrace.expression.match.refused import PATHLESS, check_geometry, check_pathless
+from tailrace.expression.match.refused import NEAR_CODE, PATHLESS, check_geometry, check_pathless
 from tailrace.expression.match.types import types_of
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Value
@@ -44,19 +44,23 @@ class State:
 
 def parse_match(query: bytes, bindings: Bindings) -> tree.Node:
     """The parsed form of a query document. Raises ``UsageError`` with the server's code."""
-    return normalized(_parse_query(query, State(bindings)))
+    return normalized(_parse_query(query, State(bindings)), bindings)
 
 
-def normalized(node: tree.Node) -> tree.Node:
+def normalized(node: tree.Node, bindings: Bindings) -> tree.Node:
     """The server's form of a query: an ``$and`` inside an ``$and`` (and so with ``$or``) is opened and goes to the
-    end. That order shows where an ``$expr`` fails."""
+    end. That order shows where an ``$expr`` fails. From 6.0 on it sees through a ``$nor``, and from 7.0 on through an
+    ``$expr`` that is true whatever the document is."""
     if isinstance(node, tree.Not):
-        return tree.Not(normalized(node.child))
+        return tree.Not(normalized(node.child, bindings))
+    if isinstance(node, tree.ExpressionIsTrue) and node.expression.constant and bindings.knows("7.0"):
+        return tree.Always(True) if v.truthy(node.expression.value) else node
     if not isinstance(node, tree.And | tree.Or | tree.Nor):
         return node
     kept: list[tree.Node] = []
     absorbed: list[tree.Node] = []
-    for child in map(normalized, node.children):
+    for each in node.children:
+        child = normalized(each, bindings)
         if type(child) is type(node) and isinstance(child, tree.And | tree.Or):
             absorbed += child.children
         elif isinstance(node, tree.And) and isinstance(child, tree.SchemaTest) and schema.is_conjunction(child):
@@ -71,7 +75,11 @@ def normalized(node: tree.Node) -> tree.Node:
         if not children:
             return tree.Always(True)
     if isinstance(node, tree.Nor) and tree.Always(True) in children:
+        if len(children) > 1 and bindings.knows("6.0"):
+            return tree.Always(False)
         children = (tree.Always(True),)
+    if isinstance(node, tree.Nor) and bindings.knows("6.0") and _are_false(children):
+        return tree.Always(True)
     if isinstance(node, tree.Or):
         children = tuple(child for child in children if child != tree.Always(False))
         if not children or tree.Always(True) in children:
@@ -79,6 +87,10 @@ def normalized(node: tree.Node) -> tree.Node:
     if len(children) == 1 and not isinstance(node, tree.Nor):
         return children[0]
     return type(node)(children)
+
+
+def _are_false(nodes: tuple[tree.Node, ...]) -> bool:
+    return all(node == tree.Always(False) for node in nodes)
 
 
 def _bad(message: str) -> Exception:
@@ -94,7 +106,7 @@ def _parse_query(query: bytes, state: State) -> tree.Node:
     for name, kind, data in v.fields_of(query):
         state.bindings.enter(_shown(name))
         value = (kind, data)
-        if name.count(b".") >= MAX_PATH_NAMES:
+        if name.count(b".") >= MAX_PATH_NAMES and state.bindings.knows("6.0"):
             raise parse_failure(5729100, f"FieldPath is too long, at most {MAX_PATH_NAMES} names")
         if name in DBREF_NAMES:
             children.append(_comparison(name, "$eq", value))  # whatever the value: no operators are looked for
@@ -103,7 +115,7 @@ def _parse_query(query: bytes, state: State) -> tree.Node:
         elif _is_operators(value, incomplete_reference=False):
             children += _parse_operators(name, data, state)
         elif kind == v.REGEX:
-            children.append(_pattern_of(name, data))
+            children.append(_pattern_of(name, data, state))
         else:
             children.append(_comparison(name, "$eq", value))
         state.bindings.leave()
@@ -132,7 +144,7 @@ def _top_level(name: str, value: Value, state: State) -> tree.Node:
     if name in PATHLESS:
         check_pathless(name, value, top_level=state.top_level)
         if name == "$sampleRate" and (rate := v.number_of(value)) in (0, 1):
-            return tree.Always(bool(rate))
+            return _sampled(bool(rate), state)
         raise parse_failure(REFUSED[name].code, f"{name} {REFUSED[name].reason}")
     if name == "$not":
         raise _bad("unknown top level operator: $not. If you are trying to negate an entire expression, use $nor.")
@@ -140,6 +152,14 @@ def _top_level(name: str, value: Value, state: State) -> tree.Node:
         f"unknown top level operator: {name}. If you have a field name that starts with a '$' symbol, consider using "
         "$getField or $setField."
     )
+
+
+def _sampled(everything: bool, state: State) -> tree.Node:
+    """All documents or none. The server asks each one, and only 7.0 sees beforehand that it takes all."""
+    nothing = tree.Nor((tree.Always(True),))
+    if not everything:
+        return nothing
+    return tree.Always(True) if state.bindings.knows("7.0") else tree.Not(nothing)
 
 
 def _logical(name: str, make: Callable[[tuple[tree.Node, ...]], tree.Node]) -> Callable[[Value, State], tree.Node]:
@@ -182,7 +202,7 @@ def _comment(value: Value, state: State) -> tree.Node:
 def _json_schema(value: Value, state: State) -> tree.Node:
     if value[0] != v.OBJECT:
         raise parse_failure(_TYPE_MISMATCH, "$jsonSchema must be an object")
-    return schema.parse_schema(value[1])
+    return schema.parse_schema(value[1], later_patterns=state.bindings.later_patterns)
 
 
 _TOP_LEVEL: Final[dict[str, Callable[[Value, State], tree.Node]]] = {
@@ -212,13 +232,15 @@ def _parse_operators(path: bytes, operators: bytes, state: State) -> list[tree.N
                 raise _bad("$options needs a $regex")
             continue
         if shown == "$regex":
-            result.append(_regex(path, value, fields))
+            result.append(_regex(path, value, fields, state))
             continue
         parser = _FIELD.get(shown)
         if parser is None:
             if shown in REFUSED and REFUSED[shown].group == "query" and shown not in PATHLESS:
                 check_geometry(shown, value)
-                raise parse_failure(REFUSED[shown].code, f"{shown} {REFUSED[shown].reason}")
+                code = REFUSED[shown].code
+                code = _BAD_VALUE if code == NEAR_CODE and not state.bindings.knows("6.0") else code
+                raise parse_failure(code, f"{shown} {REFUSED[shown].reason}")
             raise _bad(f"unknown operator: {shown}")
         state.bindings.enter(shown)
         result.append(parser(path, value, state))
@@ -245,18 +267,19 @@ def _not_equal(path: bytes, value: Value, state: State) -> tree.Node:
     return tree.Not(_comparison(path, "$eq", value))
 
 
-def _pattern_of(path: bytes, data: bytes) -> tree.Pattern:
+def _pattern_of(path: bytes, data: bytes, state: State) -> tree.Pattern:
     pattern, options, _ = data.split(b"\x00")
-    return _pattern(path, pattern, options)
+    return _pattern(path, pattern, options, state)
 
 
-def _pattern(path: bytes, pattern: bytes, options: bytes) -> tree.Pattern:
+def _pattern(path: bytes, pattern: bytes, options: bytes, state: State) -> tree.Pattern:
+    later = state.bindings.later_patterns
     regular.check_options(options)
-    regular.check_query_pattern(pattern, options)
-    return tree.Pattern(path, pattern, options)
+    regular.check_query_pattern(pattern, options, later=later)
+    return tree.Pattern(path, pattern, options, later)
 
 
-def _regex(path: bytes, value: Value, fields: list[tuple[bytes, int, bytes]]) -> tree.Node:
+def _regex(path: bytes, value: Value, fields: list[tuple[bytes, int, bytes]], state: State) -> tree.Node:
     """``$regex`` with the ``$options`` beside it."""
     options: bytes | None = None
     for name, kind, data in fields:
@@ -265,7 +288,7 @@ def _regex(path: bytes, value: Value, fields: list[tuple[bytes, int, bytes]]) ->
                 raise _bad("$options has to be a string")
             options = v.bytes_of((kind, data))
     if value[0] == v.STRING:
-        return _pattern(path, v.bytes_of(value), options or b"")
+        return _pattern(path, v.bytes_of(value), options or b"", state)
     if value[0] != v.REGEX:
         raise _bad("$regex has to be a string")
     pattern, own, _ = value[1].split(b"\x00")
@@ -275,10 +298,10 @@ def _regex(path: bytes, value: Value, fields: list[tuple[bytes, int, bytes]]) ->
             raise parse_failure(51075, "options set in both $regex and $options")
         if options:
             raise parse_failure(51074, "options set in both $regex and $options")
-    return _pattern(path, pattern, options or own)
+    return _pattern(path, pattern, options or own, state)
 
 
-def _values_in(path: bytes, name: str, value: Value) -> tree.In:
+def _values_in(path: bytes, name: str, value: Value, state: State) -> tree.In:
     if value[0] != v.ARRAY:
         raise _bad(f"{name} needs an array")
     values, patterns = [], []
@@ -288,23 +311,23 @@ def _values_in(path: bytes, name: str, value: Value) -> tree.In:
         if item[0] == v.UNDEFINED:
             raise _bad("InMatchExpression equality cannot be undefined")
         if item[0] == v.REGEX:
-            patterns.append(_pattern_of(path, item[1]))
+            patterns.append(_pattern_of(path, item[1], state))
         else:
             values.append(item)
     return tree.In(path, tuple(values), tuple(patterns))
 
 
 def _in(path: bytes, value: Value, state: State) -> tree.Node:
-    return _values_in(path, "$in", value)
+    return _values_in(path, "$in", value, state)
 
 
 def _not_in(path: bytes, value: Value, state: State) -> tree.Node:
-    return tree.Not(_values_in(path, "$nin", value))
+    return tree.Not(_values_in(path, "$nin", value, state))
 
 
 def _not(path: bytes, value: Value, state: State) -> tree.Node:
     if value[0] == v.REGEX:
-        return tree.Not(_pattern_of(path, value[1]))
+        return tree.Not(_pattern_of(path, value[1], state))
     if value[0] != v.OBJECT:
         raise _bad("$not needs a regex or a document")
     if value[1] == v.EMPTY_OBJECT[1]:
@@ -429,7 +452,7 @@ def _all(path: bytes, value: Value, state: State) -> tree.Node:
     else:
         for item in items:
             if item[0] == v.REGEX:
-                children.append(_pattern_of(path, item[1]))
+                children.append(_pattern_of(path, item[1], state))
             elif _is_operators(item, incomplete_reference=True):
                 raise _bad("no $ expressions in $all")
             else:

@@ -12,6 +12,8 @@ _BAD_VALUE: Final = 2
 
 #: Operators of a whole document: below a field the server does not know them.
 PATHLESS: Final = frozenset({"$where", "$text", "$sampleRate"})
+#: Before 6.0 a server has no code of its own for these: 2.
+NEAR_CODE: Final = 5626500
 _NEAR: Final = ("$near", "$nearSphere", "$geoNear")
 _WITHIN: Final = ("$geoWithin", "$geoIntersects", "$within")
 _SHAPES: Final = {b"$geometry", b"$box", b"$center", b"$centerSphere", b"$polygon"}
@@ -108,7 +110,7 @@ refuse("$where", "query", "is not allowed in this context", code=_BAD_VALUE)
 refuse("$text", "query", "is only allowed as the first pipeline stage", code=17313)
 refuse("$sampleRate", "query", "is not supported between 0 and 1: it is random", code=NOT_SUPPORTED)
 for _name in _NEAR:
-    refuse(_name, "query", "is not allowed in this context", code=5626500)
+    refuse(_name, "query", "is not allowed in this context", code=NEAR_CODE)
 for _name in _WITHIN:
     refuse(_name, "query", "is not supported: geometry is left to the server", code=NOT_SUPPORTED)
 for _name in _INTERNAL:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from math import fmod
-from typing import Final, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from tailrace.expression.language import pattern as regular
 from tailrace.expression.language.registry import parse_failure
@@ -40,9 +40,9 @@ _JSON_TYPES: Final[dict[str, frozenset[int]]] = {
 # ── parsing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parse_schema(document: bytes) -> tree.Node:
-    """The parsed form of a whole schema, for the document at the root."""
-    tests = _schema(document)
+def parse_schema(document: bytes, *, later_patterns: bool = False) -> tree.Node:
+    """The parsed form of a whole schema, for the root. ``later_patterns``: as servers from 7.0 on read patterns."""
+    tests = _schema(document, _SchemaPlace(nested=False, later_patterns=later_patterns))
     fate = _fate(tests)
     return tree.SchemaTest(b"", "schema", tuple(tests)) if fate is None else tree.Always(fate)
 
@@ -105,9 +105,9 @@ def _mismatch(keyword: str, expected: str) -> Exception:
     return parse_failure(_TYPE_MISMATCH, f"$jsonSchema keyword '{keyword}' must be {expected}")
 
 
-def _schema(document: bytes, *, nested: bool = False) -> list[tree.SchemaTest]:
+def _schema(document: bytes, place: _SchemaPlace) -> list[tree.SchemaTest]:
     fields = _Keywords()
-    fields.nested = nested
+    fields.place = place
     for name, kind, data in v.fields_of(document):
         keyword = name.decode("utf-8", "replace")
         if keyword in fields:
@@ -136,16 +136,31 @@ def _schema(document: bytes, *, nested: bool = False) -> list[tree.SchemaTest]:
     return tests
 
 
+class _SchemaPlace(NamedTuple):
+    """Where a schema stands. ``nested``: it speaks of a value inside the document, not of the document."""
+
+    nested: bool
+    later_patterns: bool
+
+
+class _SchemaPattern(NamedTuple):
+    """A regular expression of a schema, and whether it is read as servers from 7.0 on read it."""
+
+    pattern: bytes
+    later: bool
+
+    def matcher(self) -> Callable[[bytes], bool]:
+        return regular.compile_pattern(self.pattern, b"", later=self.later).matches
+
+
 class _Keywords(dict[str, Value]):
-    """The keywords of one schema. ``nested``: it speaks of a value inside the document, not of the document."""
-
-    nested = False
+    place: _SchemaPlace
 
 
-def _sub_schema(keyword: str, value: Value, *, nested: bool) -> tuple[tree.SchemaTest, ...]:
+def _sub_schema(keyword: str, value: Value, place: _SchemaPlace) -> tuple[tree.SchemaTest, ...]:
     if value[0] != v.OBJECT:
         raise _mismatch(keyword, "an object")
-    return tuple(_schema(value[1], nested=nested))
+    return tuple(_schema(value[1], place))
 
 
 def _types(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -185,7 +200,7 @@ def _multiple(keyword: str, value: Value, fields: _Keywords) -> object:
     if v.number_of(value) <= 0:
         raise parse_failure(_FAILED_TO_PARSE, f"$jsonSchema keyword '{keyword}' must have a positive value")
     number = v.number_of(value)
-    if fields.nested and (v.is_nan(number) or abs(number) == float("inf")):
+    if fields.place.nested and (v.is_nan(number) or abs(number) == float("inf")):
         raise parse_failure(_BAD_VALUE, "divisor cannot be NaN or infinite")
     return value
 
@@ -202,8 +217,8 @@ def _count(keyword: str, value: Value, fields: _Keywords) -> object:
 def _pattern(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.STRING:
         raise _mismatch(keyword, "a string")
-    regular.check_query_pattern(v.bytes_of(value), b"")
-    return v.bytes_of(value)
+    regular.check_query_pattern(v.bytes_of(value), b"", later=fields.place.later_patterns)
+    return _SchemaPattern(v.bytes_of(value), fields.place.later_patterns)
 
 
 def _required(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -231,8 +246,9 @@ def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
     result = []
     for name, kind, data in v.fields_of(value[1]):
         if keyword == "patternProperties":
-            regular.check_query_pattern(name, b"", code=2)
-        result.append((name, _sub_schema(keyword, (kind, data), nested=True)))
+            regular.check_query_pattern(name, b"", code=2, later=fields.place.later_patterns)
+        named = _SchemaPattern(name, fields.place.later_patterns) if keyword == "patternProperties" else name
+        result.append((named, _sub_schema(keyword, (kind, data), fields.place._replace(nested=True))))
     return tuple(result)
 
 
@@ -242,11 +258,11 @@ def _schemas(keyword: str, value: Value, fields: _Keywords) -> object:
     items = v.elements_of(value)
     if not items:
         raise parse_failure(_BAD_VALUE, f"$jsonSchema keyword '{keyword}' must be a non-empty array")
-    return tuple(_sub_schema(keyword, item, nested=fields.nested) for item in items)
+    return tuple(_sub_schema(keyword, item, fields.place) for item in items)
 
 
 def _one_schema(keyword: str, value: Value, fields: _Keywords) -> object:
-    return _sub_schema(keyword, value, nested=fields.nested)
+    return _sub_schema(keyword, value, fields.place)
 
 
 def _enum(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -262,10 +278,13 @@ def _enum(keyword: str, value: Value, fields: _Keywords) -> object:
 
 def _items(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] == v.OBJECT:
-        return ("all", _sub_schema(keyword, value, nested=True))
+        return ("all", _sub_schema(keyword, value, fields.place._replace(nested=True)))
     if value[0] != v.ARRAY:
         raise _mismatch(keyword, "an array or an object")
-    return ("each", tuple(_sub_schema(keyword, item, nested=True) for item in v.elements_of(value)))
+    return (
+        "each",
+        tuple(_sub_schema(keyword, item, fields.place._replace(nested=True)) for item in v.elements_of(value)),
+    )
 
 
 def _additional(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -274,13 +293,13 @@ def _additional(keyword: str, value: Value, fields: _Keywords) -> object:
     else:
         if value[0] != v.OBJECT:
             raise _mismatch(keyword, "either an object or a boolean")
-        schema = _sub_schema(keyword, value, nested=True)
+        schema = _sub_schema(keyword, value, fields.place._replace(nested=True))
     if keyword == "additionalItems":
         items = fields.get("items")
         return (None if items is None or items[0] != v.ARRAY else len(v.elements_of(items)), schema)
     named = [name for name, _, _ in v.fields_of(fields["properties"][1])] if "properties" in fields else []
     patterns = [n for n, _, _ in v.fields_of(fields["patternProperties"][1])] if "patternProperties" in fields else []
-    return (frozenset(named), tuple(patterns), schema)
+    return (frozenset(named), tuple(_SchemaPattern(each, fields.place.later_patterns) for each in patterns), schema)
 
 
 def _unique(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -297,7 +316,7 @@ def _dependencies(keyword: str, value: Value, fields: _Keywords) -> object:
         if kind not in (v.OBJECT, v.ARRAY):
             raise _mismatch(f"{keyword}.{name.decode('utf-8', 'replace')}", "either an object or an array")
         if kind == v.OBJECT:
-            result.append((name, _sub_schema(keyword, (kind, data), nested=fields.nested)))
+            result.append((name, _sub_schema(keyword, (kind, data), fields.place)))
         else:
             result.append((name, (tree.SchemaTest(b"", "required", _names(keyword, (kind, data))),)))
     return tuple(result)
@@ -426,7 +445,7 @@ def _type_test(argument: object) -> ValueTest:
 
 
 def _pattern_test(argument: object) -> ValueTest:
-    matches = regular.compile_pattern(cast("bytes", argument), b"").matches
+    matches = cast("_SchemaPattern", argument).matcher()
     return _on(_STRINGS, lambda found: matches(v.bytes_of(found)))
 
 
@@ -505,8 +524,8 @@ def _properties_test(argument: object) -> ValueTest:
 
 def _pattern_properties_test(argument: object) -> ValueTest:
     pairs = [
-        (regular.compile_pattern(n, b"").matches, _every(s))
-        for n, s in cast("tuple[tuple[bytes, tuple[tree.SchemaTest, ...]], ...]", argument)
+        (source.matcher(), _every(s))
+        for source, s in cast("tuple[tuple[_SchemaPattern, tuple[tree.SchemaTest, ...]], ...]", argument)
     ]
 
     def test(found: Value) -> bool:
@@ -521,10 +540,10 @@ def _pattern_properties_test(argument: object) -> ValueTest:
 
 
 def _additional_properties_test(argument: object) -> ValueTest:
-    named, sources, schema = cast("tuple[frozenset[bytes], tuple[bytes, ...], object]", argument)
+    named, sources, schema = cast("tuple[frozenset[bytes], tuple[_SchemaPattern, ...], object]", argument)
     if schema is None:
         return lambda found: True
-    patterns = [regular.compile_pattern(source, b"").matches for source in sources]
+    patterns = [source.matcher() for source in sources]
     passes = None if schema is False else _every(cast("tuple[tree.SchemaTest, ...]", schema))
 
     def test(found: Value) -> bool:

@@ -154,7 +154,7 @@ def _extreme_test(kind: int, operator: str) -> ValueTest:
 
 
 def _pattern_test(node: tree.Pattern, _: Order) -> ValueTest:
-    search = regular.compile_pattern(node.pattern, node.options).matches
+    search = regular.compile_pattern(node.pattern, node.options, later=node.later).matches
     data = node.pattern + b"\x00" + node.options + b"\x00"
 
     def test(found: Maybe) -> bool:

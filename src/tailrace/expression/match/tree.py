@@ -55,6 +55,8 @@ class Pattern:
     path: bytes
     pattern: bytes
     options: bytes
+    #: Whether it is read as servers from 7.0 on read it.
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def _add_two(a: Value, b: Value) -> Value:
     return v.int64(total) if v.INT64 in (a[0], b[0]) else v.integer(total)
 
 
-variadic("$add", _ARITHMETIC, "2.2", _add, associative=True, commutative=True, two=_add_two)
+variadic("$add", _ARITHMETIC, "2.2", _add, associative=True, commutative=True, two=_add_two, left_since="7.0")
 
 
 def _multiply(args: Iterable[Maybe]) -> Maybe:
@@ -200,7 +200,9 @@ def _multiply_two(a: Value, b: Value) -> Value:
     return v.int64(product) if v.INT64 in (a[0], b[0]) else v.integer(product)
 
 
-variadic("$multiply", _ARITHMETIC, "2.2", _multiply, associative=True, commutative=True, two=_multiply_two)
+variadic(
+    "$multiply", _ARITHMETIC, "2.2", _multiply, associative=True, commutative=True, two=_multiply_two, left_since="7.0"
+)
 
 
 def _subtract(a: Maybe, b: Maybe) -> Maybe:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from tailrace.expression.language.core import operator_of
 from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, register
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import civil_of, days_of
-from tailrace.expression.operators.dates import moment_or_none, named, whole_long, zone_at
+from tailrace.expression.operators.dates import (
+    Reader,
+    moment_or_none,
+    named,
+    read_beforehand,
+    whole_long,
+    zone_at,
+)
 from tailrace.expression.operators.zones import Zone, zone_of
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe, Value
@@ -36,6 +44,8 @@ def _add(name: str, sign: int) -> None:
         if not {"startDate", "unit", "amount"} <= set(given):
             raise parse_failure(5166402, f"{name} requires startDate, unit, and amount to be present")
 
+        later = bindings.knows("7.0")
+
         def evaluate(frame: Frame) -> Maybe:
             start = given["startDate"].evaluate(frame)
             if start is None or start[0] in v.NULLISH:
@@ -43,6 +53,8 @@ def _add(name: str, sign: int) -> None:
             unit = given["unit"].evaluate(frame)
             if unit is None or unit[0] in v.NULLISH:
                 return v.NULL
+            if later:
+                _unit(name, unit, later=True)
             amount = given["amount"].evaluate(frame)
             if amount is None or amount[0] in v.NULLISH:
                 return v.NULL
@@ -64,7 +76,11 @@ def _add(name: str, sign: int) -> None:
                 raise failure(6045000, f"invalid dateSubtract 'amount' parameter value: {number} {shown}")
             return v.date(_added(moment, shown, number * sign, zone))
 
-        return operator_of(name, list(given.values()), evaluate, bindings)
+        readers: list[Reader] = [
+            ("unit", lambda unit: _unit(name, unit, later=True), True),
+            ("timezone", zone_of, True),
+        ]
+        return read_beforehand(given, readers, bindings) or operator_of(name, [*given.values()], evaluate, bindings)
 
     register(name, _DATE, "5.0", parse)
 
@@ -106,12 +122,15 @@ _add("$dateSubtract", -1)
 # ── units and weeks, shared by $dateDiff and $dateTrunc ──────────────────────────────────────────────────────────────
 
 
-def _unit(name: str, value: Value) -> str:
+def _unit(name: str, value: Value, *, later: bool = False) -> str:
+    """The unit of that name; ``later``: as 7.0 reads it."""
     if value[0] != v.STRING:
         raise failure(5439013, f"{name} requires 'unit' to be a string, but got {v.type_name(value)}")
     unit = v.text_of(value)
     if unit not in _UNITS:
-        raise failure(5439014, f"{name} parameter 'unit' value cannot be recognized as a time unit: {unit}")
+        raise failure(
+            9 if later else 5439014, f"{name} parameter 'unit' value cannot be recognized as a time unit: {unit}"
+        )
     return unit
 
 
@@ -136,6 +155,8 @@ def _diff(operand: Value, bindings: Bindings) -> Expression:
         if name not in given:
             raise parse_failure(code, f"Missing '{name}' parameter to $dateDiff")
 
+    settings = _settings_of(bindings)
+
     def evaluate(frame: Frame) -> Maybe:
         values: dict[str, Value] = {}
         for name in ("startDate", "endDate", "unit"):
@@ -144,13 +165,62 @@ def _diff(operand: Value, bindings: Bindings) -> Expression:
                 return v.NULL
             values[name] = value
         dates = (values["startDate"], values["endDate"])
-        settled = _settings("$dateDiff", given, values["unit"], frame, dates)
+        settled = settings("$dateDiff", given, values["unit"], frame, dates)
         if settled is None:
             return v.NULL
         start, end = (moment_or_none(date) or 0 for date in dates)
         return v.int64(_difference((start, end), *settled))
 
-    return operator_of("$dateDiff", list(given.values()), evaluate, bindings)
+    settled = read_beforehand(given, _readers("$dateDiff"), bindings)
+    return settled or operator_of("$dateDiff", list(given.values()), evaluate, bindings)
+
+
+#: Unit, zone and first day of the week; ``None`` where one that matters is null.
+_Settings: TypeAlias = tuple[str, Zone, int] | None
+
+
+def _readers(name: str) -> list[Reader]:
+    """The arguments that 7.0 reads beforehand, in its order: the first day of the week whatever the unit is."""
+    return [
+        ("unit", lambda unit: _unit(name, unit, later=True), True),
+        ("startOfWeek", lambda day: _week_start(name, day), True),
+        ("timezone", zone_of, True),
+    ]
+
+
+def _settings_of(bindings: Bindings) -> Callable[..., _Settings]:
+    """How this server reads them. 7.0 reads each as soon as it is evaluated, and the bins' size before the others."""
+    return _later_settings if bindings.knows("7.0") else _settings
+
+
+def _check_dates(name: str, dates: tuple[Value, ...]) -> None:
+    for date in dates:
+        if moment_or_none(date) is None:
+            code = 5439012 if name == "$dateTrunc" else 5166307
+            raise failure(code, f"{name} requires a date, but got {v.type_name(date)}")
+
+
+def _later_settings(
+    name: str,
+    given: dict[str, Expression],
+    unit_value: Value,
+    frame: Frame,
+    dates: tuple[Value, ...],
+    *,
+    size: Maybe = None,
+) -> _Settings:
+    unit = _unit(name, unit_value, later=True)
+    first = _SUNDAY
+    if unit == "week" and "startOfWeek" in given:
+        day = given["startOfWeek"].evaluate(frame)
+        if day is None or day[0] in v.NULLISH:
+            return None
+        first = _week_start(name, day)
+    zone = zone_at(given, frame)
+    if zone is None:
+        return None
+    _check_dates(name, dates)
+    return unit, zone, first
 
 
 def _settings(
@@ -161,8 +231,7 @@ def _settings(
     dates: tuple[Value, ...],
     *,
     size: Maybe = None,
-) -> tuple[str, Zone, int] | None:
-    """Unit, zone and first day of the week; ``None`` where one that matters is null."""
+) -> _Settings:
     zone_value = given["timezone"].evaluate(frame) if "timezone" in given else v.string("UTC")
     if zone_value is None or zone_value[0] in v.NULLISH:
         return None
@@ -173,10 +242,7 @@ def _settings(
         if week_value is None or week_value[0] in v.NULLISH:
             return None
     zone = zone_of(zone_value)
-    for date in dates:
-        if moment_or_none(date) is None:
-            code = 5439012 if name == "$dateTrunc" else 5166307
-            raise failure(code, f"{name} requires a date, but got {v.type_name(date)}")
+    _check_dates(name, dates)
     unit = _unit(name, unit_value)
     if size is not None:
         _bin_size(size)
@@ -220,6 +286,8 @@ def _trunc(operand: Value, bindings: Bindings) -> Expression:
         if name not in given:
             raise parse_failure(code, f"Missing '{name}' parameter to $dateTrunc")
 
+    settings, later = _settings_of(bindings), bindings.knows("7.0")
+
     def evaluate(frame: Frame) -> Maybe:
         value = given["date"].evaluate(frame)
         if value is None or value[0] in v.NULLISH:
@@ -229,10 +297,12 @@ def _trunc(operand: Value, bindings: Bindings) -> Expression:
             size_value = given["binSize"].evaluate(frame)
             if size_value is None or size_value[0] in v.NULLISH:
                 return v.NULL
+            if later:
+                _bin_size(size_value)
         unit_value = given["unit"].evaluate(frame)
         if unit_value is None or unit_value[0] in v.NULLISH:
             return v.NULL
-        settled = _settings("$dateTrunc", given, unit_value, frame, (value,), size=size_value)
+        settled = settings("$dateTrunc", given, unit_value, frame, (value,), size=size_value)
         if settled is None:
             return v.NULL
         moment = moment_or_none(value) or 0
@@ -242,7 +312,8 @@ def _trunc(operand: Value, bindings: Bindings) -> Expression:
             raise failure(NOT_SUPPORTED, "$dateTrunc at the end of the range of dates is not supported")
         return v.date(result)
 
-    return operator_of("$dateTrunc", list(given.values()), evaluate, bindings)
+    settled = read_beforehand(given, [*_readers("$dateTrunc"), ("binSize", _bin_size, True)], bindings)
+    return settled or operator_of("$dateTrunc", list(given.values()), evaluate, bindings)
 
 
 def _bin_size(value: Value) -> int:

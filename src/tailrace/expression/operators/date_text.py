@@ -13,7 +13,7 @@ from tailrace.expression.language.expression import Bindings, Expression, Frame
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar, date_format, date_words
 from tailrace.expression.operators.calendar import Civil, civil_of, days_of
-from tailrace.expression.operators.dates import moment_of, named, sunday_week, zone_at
+from tailrace.expression.operators.dates import moment_of, named, read_beforehand, sunday_week, zone_at
 from tailrace.expression.operators.zone_names import read_zone
 from tailrace.expression.operators.zones import Zone, zone_of
 from tailrace.expression.values import value as v
@@ -73,6 +73,7 @@ def _to_string(operand: Value, bindings: Bindings) -> Expression:
             return v.NULL
         return v.string(written(moment_of(value), ISO_FORMAT if layout is None else layout, zone))
 
+    read_beforehand(given, [("timezone", zone_of, False)], bindings)
     return operator_of("$dateToString", list(given.values()), evaluate, bindings)
 
 
@@ -218,6 +219,7 @@ def _from_string(operand: Value, bindings: Bindings) -> Expression:
                 raise
             return given["onError"].evaluate(frame)
 
+    read_beforehand(given, [("timezone", zone_of, False)], bindings)
     return operator_of("$dateFromString", list(given.values()), evaluate, bindings)
 
 

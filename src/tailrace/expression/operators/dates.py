@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from tailrace.errors import TailraceError
 from tailrace.expression.language.core import operator_of, parse_operand
-from tailrace.expression.language.expression import Bindings, Expression, Frame
+from tailrace.expression.language.expression import Bindings, Expression, Frame, constant
 from tailrace.expression.language.registry import failure, parse_failure, register
 from tailrace.expression.operators import calendar
 from tailrace.expression.operators.calendar import Civil, civil_of
@@ -58,6 +59,31 @@ def zone_at(given: dict[str, Expression], frame: Frame) -> Zone | None:
     return None if value is None or value[0] in v.NULLISH else zone_of(value)
 
 
+#: A named argument, what reads its value, and whether null there makes the whole null.
+Reader = tuple[str, Callable[[Value], object], bool]
+
+
+def read_beforehand(given: dict[str, Expression], readers: Iterable[Reader], bindings: Bindings) -> Expression | None:
+    """From 7.0 on a server reads constant arguments one after the other when it optimizes, whatever the date will be.
+    Notes the first that cannot be read; null where one is null that makes the whole so."""
+    if not bindings.folding or not bindings.knows("7.0") or all(each.constant for each in given.values()):
+        return None
+    for name, read, nulls in readers:
+        argument = given.get(name)
+        if argument is None or not argument.constant:
+            continue
+        if argument.value is None or argument.value[0] in v.NULLISH:
+            if nulls:
+                return constant(v.NULL)
+            continue
+        try:
+            read(argument.value)
+        except TailraceError as error:
+            bindings.fail_later(error.code, error.message)
+            return None
+    return None
+
+
 # ── one part ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Part = Callable[[int], Value]
@@ -78,15 +104,20 @@ def _part(name: str, since: str, part: Part) -> None:
             where = given["timezone"].evaluate(frame)
             if where is None or where[0] in v.NULLISH:
                 return v.NULL
-            if where[0] != v.STRING:
-                raise failure(
-                    40533, f"{name} requires a string for the timezone argument, but was given a {v.type_name(where)}"
-                )
-            return part(zone_of(where).local(moment))
+            return part(_named_zone(name, where).local(moment))
 
+        read_beforehand(given, [("timezone", lambda where: _named_zone(name, where), False)], bindings)
         return operator_of(name, list(given.values()), evaluate, bindings)
 
     register(name, _DATE, since, parse)
+
+
+def _named_zone(name: str, where: Value) -> Zone:
+    if where[0] != v.STRING:
+        raise failure(
+            40533, f"{name} requires a string for the timezone argument, but was given a {v.type_name(where)}"
+        )
+    return zone_of(where)
 
 
 def _part_arguments(name: str, operand: Value, bindings: Bindings) -> dict[str, Expression]:
@@ -161,7 +192,8 @@ def _to_parts(operand: Value, bindings: Bindings) -> Expression:
             return v.NULL
         return _parts(zone.local(moment_of(value)), iso=iso)
 
-    return operator_of("$dateToParts", list(given.values()), evaluate, bindings)
+    settled = read_beforehand(given, [("timezone", zone_of, True)], bindings)
+    return settled or operator_of("$dateToParts", list(given.values()), evaluate, bindings)
 
 
 def _parts(local: int, *, iso: bool) -> Value:
@@ -213,7 +245,8 @@ def _from_parts(operand: Value, bindings: Bindings) -> Expression:
             raise failure(code, f"'{names[0]}' must evaluate to an integer in the range 1 to 9999, found {parts[0]}")
         return _assembled([*parts, *time], names is _ISO, zone)
 
-    return operator_of("$dateFromParts", list(given.values()), evaluate, bindings)
+    settled = read_beforehand(given, [("timezone", zone_of, True)], bindings)
+    return settled or operator_of("$dateFromParts", list(given.values()), evaluate, bindings)
 
 
 def _numbers(

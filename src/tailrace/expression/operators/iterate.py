@@ -35,7 +35,7 @@ def _variable(given: dict[str, Value], bindings: Bindings) -> tuple[Bindings, in
     name = "this"
     if "as" in given:
         name = v.text_of(given["as"]) if given["as"][0] == v.STRING else ""
-        check_variable_write(name)
+        check_variable_write(name, bindings)
     inner, (slot,) = bindings.bind(name)
     return inner, slot
 
@@ -94,7 +94,8 @@ register("$map", _ARRAY, "2.6", _map)
 def _filter(operand: Value, bindings: Bindings) -> Expression:
     if operand[0] != v.OBJECT:
         raise parse_failure(28646, "$filter only supports an object as its argument")
-    given = arguments(operand, ("input", "as", "cond", "limit"), (28647, "Unrecognized parameter to $filter"))
+    names = ("input", "as", "cond", "limit") if bindings.knows("5.2") else ("input", "as", "cond")
+    given = arguments(operand, names, (28647, "Unrecognized parameter to $filter"))
     if "input" not in given:
         raise parse_failure(28648, "Missing 'input' parameter to $filter")
     if "cond" not in given:

@@ -102,6 +102,8 @@ register("$cond", _CONDITIONAL, "2.6", _cond)
 
 def _if_null(operand: Value, bindings: Bindings) -> Expression:
     args = parse_arguments(operand, bindings)
+    if not bindings.knows("5.0"):
+        check_arity("$ifNull", len(args), 2, 2)
     if len(args) < 2:
         raise parse_failure(1257300, f"$ifNull needs at least two arguments, had: {len(args)}")
     if bindings.folding:

@@ -62,7 +62,7 @@ def _hashed(operand: Value, bindings: Bindings) -> None:
 
 refuse("$function", "expression", "JavaScript is not run here", check=_function)
 refuse("$rand", "expression", "it is random", check=_rand)
-refuse("$toHashedIndexKey", "expression", "the index hash is left to the server", check=_hashed)
+refuse("$toHashedIndexKey", "expression", "the index hash is left to the server", check=_hashed, since="5.0")
 register(
     "$meta",
     "variable",

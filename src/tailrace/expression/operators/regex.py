@@ -44,10 +44,11 @@ def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer]
     source, pattern, options = given["input"], given["regex"], given.get("options")
     read = source.evaluate
     fixed: CompiledPattern | None = None
+    later = bindings.later_patterns
     known = bindings.folding and pattern.constant and (options is None or options.constant)
     if known:
         try:
-            fixed = _compiled(name, pattern.value, None if options is None else options.value)
+            fixed = _compiled(name, pattern.value, None if options is None else options.value, later)
         except TailraceError as error:  # the server compiles a constant pattern when it optimizes
             if error.code == 115:
                 raise
@@ -65,7 +66,7 @@ def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer]
         if value is not None and not missing and value[0] != v.STRING:
             raise failure(51104, f"{name} needs 'input' to be of type string")
         if not known:
-            compiled = _compiled(name, source_pattern, found)
+            compiled = _compiled(name, source_pattern, found, later)
         if missing or compiled is None:
             return nothing
         return answer(name, compiled, v.bytes_of(value))  # type: ignore[arg-type]
@@ -73,14 +74,14 @@ def _built(name: str, given: dict[str, Expression], result: tuple[Value, Answer]
     return runtime_operator(name, [source, pattern, *([] if options is None else [options])], evaluate)
 
 
-def _compiled(name: str, pattern: Maybe, options: Maybe) -> CompiledPattern | None:
+def _compiled(name: str, pattern: Maybe, options: Maybe, later: bool) -> CompiledPattern | None:
     """The pattern of an evaluated argument; ``None`` for null."""
     source = _source(name, pattern)
     letters = _options(name, pattern, options)
     if source is None:
         return None
     try:
-        return regular.compile_pattern(source, letters)
+        return regular.compile_pattern(source, letters, later=later)
     except TailraceError as error:
         if error.code == 51091:
             raise failure(51111, f"Invalid Regex in {name}: {error.message}") from None

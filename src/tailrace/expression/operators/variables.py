@@ -43,7 +43,7 @@ def _let(operand: Value, bindings: Bindings) -> Expression:
     names, values = [], []
     for name, kind, data in v.fields_of(declared[1]):
         shown = name.decode("utf-8", "replace")
-        check_variable_write(shown)
+        check_variable_write(shown, bindings)
         names.append(shown)
         values.append(parse_operand((kind, data), bindings))
     inner, slots = bindings.bind(*names)
@@ -69,4 +69,5 @@ listed(_VARIABLE, "2.2", "$$ROOT", "$$CURRENT")
 listed(_VARIABLE, "3.6", "$$REMOVE")
 listed(_VARIABLE, "4.2", "$$NOW", "$$CLUSTER_TIME", note="given by the caller: the core has no clock")
 listed(_VARIABLE, "2.6", "$$DESCEND", "$$PRUNE", "$$KEEP", note="in $redact")
+listed(_VARIABLE, "7.0", "$$USER_ROLES", note="refused: known to the server alone")
 listed(_VARIABLE, "5.0", "$$<let>", note="the command's let parameters")

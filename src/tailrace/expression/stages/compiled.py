@@ -41,7 +41,7 @@ def _match(specification: Value, bindings: Bindings) -> tuple[tree.Node, Apply]:
         raise parse_failure(15959, "the match filter must be an expression in an object")
     node = parse_match(specification[1], bindings)
     passes = document_test(node, bindings.order)
-    if not _asks_for_nameless(node) or _reads_everything(node):
+    if bindings.knows("7.0") or not _asks_for_nameless(node) or _reads_everything(node):
         return node, lambda document: document if passes(document) else None
 
     def apply(document: bytes) -> bytes | None:

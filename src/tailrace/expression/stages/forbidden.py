@@ -32,6 +32,7 @@ REFUSED_OTHERWISE: Final[dict[str, tuple[int, str]]] = {
     "$currentOp": (73, "must be run against the 'admin' database with {aggregate: 1}"),
     "$listSessions": (73, "may only be run against config.system.sessions"),
     "$listLocalSessions": (73, "must be run against the database with {aggregate: 1}"),
+    "$listSampledQueries": (73, "must be run against the 'admin' database with {aggregate: 1}"),
     "$queryStats": (73, "must be run against the 'admin' database with {aggregate: 1}"),
     "$listCachedAndActiveUsers": (224, "is not allowed with this server's settings"),
     "$operationMetrics": (115, "needs a server parameter that is off"),
@@ -90,6 +91,52 @@ NOT_PERMITTED: Final = frozenset(
         "$_internalSplitPipeline",
     ]
 )
+
+#: Stages that came later than 4.4: a server before that version does not know their names.
+STAGES_SINCE: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "$_internalFindAndModifyImageLookup",
+            "$_internalReshardingIterateTransaction",
+            "$_internalReshardingOwnershipMatch",
+            "$documents",
+            "$operationMetrics",
+            "$queue",
+            "$setWindowFields",
+        ),
+        "5.0",
+    ),
+    **dict.fromkeys(
+        (
+            "$_addReshardingResumeId",
+            "$_internalBoundedSort",
+            "$_internalChangeStreamAddPostImage",
+            "$_internalChangeStreamAddPreImage",
+            "$_internalChangeStreamCheckInvalidate",
+            "$_internalChangeStreamCheckResumability",
+            "$_internalChangeStreamCheckTopologyChange",
+            "$_internalChangeStreamHandleTopologyChange",
+            "$_internalChangeStreamOplogMatch",
+            "$_internalChangeStreamTransform",
+            "$_internalChangeStreamUnwindTransaction",
+            "$_internalDensify",
+            "$changeStreamSplitLargeEvent",
+            "$densify",
+            "$fill",
+            "$listCachedAndActiveUsers",
+            "$listCatalog",
+            "$listSearchIndexes",
+            "$queryStats",
+            "$search",
+            "$searchMeta",
+            "$setVariableFromSubPipeline",
+            "$shardedDataDistribution",
+            "$vectorSearch",
+        ),
+        "6.0",
+    ),
+    "$listSampledQueries": "7.0",
+}
 
 
 def refused_name(name: str, specification: Value) -> str | None:
@@ -162,6 +209,7 @@ _SHAPES: Final[dict[str, _Shape]] = {
         ("as", "startWith", "connectFromField", "connectToField"),
         first=("from",),
     ),
+    "$listSampledQueries": _Shape(6876000),
     "$listLocalSessions": _Shape(14, 40415, _names("users allUsers")),
     "$listSessions": _Shape(14, 40415, _names("users allUsers")),
     "$lookup": _Shape(9, 9, _names("from as localField foreignField let pipeline"), 9, ("as",)),
@@ -239,6 +287,8 @@ def _bucket_auto(name: str, specification: Value, given: dict[str, Value], bindi
 
 
 def _documents(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
+    if not bindings.knows("6.0"):
+        _refuse(5491300, "$documents is not allowed in user requests")
     parse_project(v.object_of([(b"documents", specification)])[1], bindings)
 
 
@@ -254,7 +304,7 @@ def _facet(name: str, specification: Value, given: dict[str, Value], bindings: B
                 _refuse(40171, "elements of arrays in $facet spec must be objects")
             if len(inner := v.fields_of(stage[1])) != 1:
                 _refuse(40323, "A pipeline stage specification object must contain exactly one field.")
-            _check_inner(stage)
+            _check_inner(stage, bindings)
             if inner[0][0] in _NOT_IN_FACET:
                 _refuse(40600, f"{inner[0][0].decode()} is not allowed to be used within a $facet stage")
 
@@ -263,10 +313,11 @@ _NOT_IN_FACET: Final = frozenset({b"$out", b"$merge", b"$facet", b"$geoNear", b"
 _ORDINARY: Final = _names("$addFields $match $project $redact $replaceRoot $replaceWith $set $unset")
 
 
-def _check_inner(stage: Value) -> None:
+def _check_inner(stage: Value, bindings: Bindings) -> None:
     """The name of a stage in a pipeline of its own."""
     name = v.fields_of(stage[1])[0][0].decode("utf-8", "replace")
-    if name not in _ORDINARY and name not in NOT_PERMITTED and name not in REFUSED_OTHERWISE:
+    known = name in _ORDINARY or name in NOT_PERMITTED or name in REFUSED_OTHERWISE
+    if not known or not bindings.knows(STAGES_SINCE.get(name, "3.6")):
         _refuse(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
@@ -284,7 +335,7 @@ def _geo_near(name: str, specification: Value, given: dict[str, Value], bindings
     if specification[0] not in (v.OBJECT, v.ARRAY):
         _refuse(10065, "invalid parameter: expected an object ($geoNear)")
     if v.field(specification[1], b"near") is None:
-        _refuse(5860400, "$geoNear requires a 'near' argument")
+        _refuse(5860400 if bindings.knows("6.0") else 16605, "$geoNear requires a 'near' argument")
 
 
 def _group(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
@@ -297,21 +348,39 @@ def _group(name: str, specification: Value, given: dict[str, Value], bindings: B
         inner = v.fields_of(data) if kind == v.OBJECT else []
         if not inner or inner[0][0][:1] != b"$":
             _refuse(40234, f"The field '{key.decode('utf-8', 'replace')}' must be an accumulator object")
-        if inner[0][0].decode("utf-8", "replace") not in _ACCUMULATORS:
-            _refuse(15952, f"unknown group operator {inner[0][0].decode('utf-8', 'replace')!r}")
+        named = inner[0][0].decode("utf-8", "replace")
+        if not bindings.knows(_ACCUMULATORS.get(named, "99.0")):
+            _refuse(15952, f"unknown group operator {named!r}")
+        if named in ("$median", "$percentile"):
+            parse_operand((kind, data), bindings)
         if b"." in key:
             _refuse(40235, f"The field name '{key.decode('utf-8', 'replace')}' cannot contain '.'")
     if all(key != b"_id" for key, _, _ in fields):
         _refuse(15955, "a group specification must include an _id")
 
 
-_ACCUMULATORS: Final = _names(
-    "$accumulator $addToSet $avg $bottom $bottomN $count $first $firstN $last $lastN $max $maxN $mergeObjects $min "
-    "$minN $push $stdDevPop $stdDevSamp $sum $top $topN $_internalJsReduce"
-)
+#: By the version that brought them.
+_ACCUMULATORS: Final = {
+    **dict.fromkeys(
+        _names(
+            "$accumulator $addToSet $avg $first $last $max $mergeObjects $min $push $stdDevPop $stdDevSamp $sum "
+            "$_internalJsReduce"
+        ),
+        "4.4",
+    ),
+    "$count": "5.0",
+    **dict.fromkeys(_names("$bottom $bottomN $firstN $lastN $maxN $minN $top $topN"), "5.2"),
+    **dict.fromkeys(_names("$median $percentile"), "7.0"),
+}
 
 
 def _limit(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
+    if not bindings.knows("5.0"):
+        if specification[0] not in v.NUMERIC:
+            _refuse(15957, "the limit must be specified as a number")
+        if not v.number_of(specification) >= 1:
+            _refuse(15958, "the limit must be positive")
+        return
     number = v.number_of(specification) if specification[0] in v.NUMERIC else -1
     if not 0 <= number <= v.INT64_MAX or number != int(number):
         _refuse(5107201, "invalid argument to $limit stage: Expected a non-negative number")
@@ -320,6 +389,12 @@ def _limit(name: str, specification: Value, given: dict[str, Value], bindings: B
 
 
 def _skip(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:
+    if not bindings.knows("5.0"):
+        if specification[0] not in v.NUMERIC:
+            _refuse(15972, f"Argument to $skip must be a number not a {v.type_name(specification)}")
+        if v.number_of(specification) < 0:
+            _refuse(15956, "Argument to $skip cannot be negative")
+        return
     number = v.number_of(specification) if specification[0] in v.NUMERIC else -1
     if not 0 <= number <= v.INT64_MAX or number != int(number):
         _refuse(5107200, "invalid argument to $skip stage: Expected a non-negative number")
@@ -334,7 +409,7 @@ def _lookup(name: str, specification: Value, given: dict[str, Value], bindings: 
     pipeline = given.get("pipeline", v.EMPTY_ARRAY)
     for stage in v.elements_of(pipeline) if pipeline[0] == v.ARRAY else []:
         if stage[0] == v.OBJECT and (inner := v.fields_of(stage[1])):
-            _check_inner(stage)
+            _check_inner(stage, bindings)
             if inner[0][0] in (b"$out", b"$merge"):
                 _refuse(51047, f"{inner[0][0].decode()} is not allowed within a $lookup's sub-pipeline")
     for one in ("as", "localField", "foreignField"):
@@ -357,6 +432,10 @@ def _out(name: str, specification: Value, given: dict[str, Value], bindings: Bin
         _check_collection(specification)
     elif specification[0] != v.OBJECT:
         _refuse(16990, f"$out only supports a string or object argument, but found {v.type_name(specification)}")
+    elif bindings.knows("7.0"):
+        given = _Shape(16990, 40415, _names("db coll timeseries"), 40414, ("coll", "db")).check(name, specification)
+        if any(given[each][0] != v.STRING for each in ("db", "coll")):
+            _refuse(14, "BSON field '$out' is the wrong type, expected type 'string'")
     elif {key for key, _, _ in v.fields_of(specification[1])} != {b"db", b"coll"}:
         _refuse(16994, "If an object is passed to $out it must have exactly 2 fields: 'db' and 'coll'")
 
@@ -428,7 +507,7 @@ def _union_with(name: str, specification: Value, given: dict[str, Value], bindin
     else:
         given = _Shape(9, 40415, _names("coll pipeline")).check(name, specification)
         if "coll" not in given:
-            _refuse(9, "$unionWith stage needs 'coll'")
+            _refuse(9 if bindings.knows("5.0") else 40414, "$unionWith stage needs 'coll'")
 
 
 def _unwind(name: str, specification: Value, given: dict[str, Value], bindings: Bindings) -> None:

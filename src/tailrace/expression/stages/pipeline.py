@@ -9,18 +9,25 @@ from typing import Any, Final
 
 import bson
 
-from tailrace.errors import TailraceError, UsageError
+from tailrace.errors import InternalError, TailraceError, UsageError
 from tailrace.expression.language.core import check_variable_write, parse_operand
 from tailrace.expression.language.expression import Bindings, Compilation
-from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure
+from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, unmeasured, unsupported
+from tailrace.expression.language.version import USUAL, Version, is_unmeasured, knows
 from tailrace.expression.stages.compiled import STAGES, Stage
 from tailrace.expression.stages.event_places import may_be_set, with_places
-from tailrace.expression.stages.forbidden import NOT_PERMITTED, REFUSED_OTHERWISE, check_refused, refused_name
+from tailrace.expression.stages.forbidden import (
+    NOT_PERMITTED,
+    REFUSED_OTHERWISE,
+    STAGES_SINCE,
+    check_refused,
+    refused_name,
+)
 from tailrace.expression.values import value as v
 from tailrace.expression.values.collation import Collation, order_of
 from tailrace.expression.values.compare import SIMPLE, Order
 from tailrace.expression.values.value import Maybe, Value
-from tailrace.raw_bson import document_end
+from tailrace.raw_bson import document_end, explained
 
 SPLIT_STAGE: Final = "$changeStreamSplitLargeEvent"
 INHIBIT_STAGE: Final = "$_internalInhibitOptimization"
@@ -51,15 +58,23 @@ class CompiledPipeline:
         document = self.apply_rest(self.with_places(event) if self.sets_event_fields else event, 0)
         if document is None:
             return None
-        if self.keeps_places:
-            document = v.stripped(document)
-        if document is not event:
-            check_event(document)
+        try:
+            if self.keeps_places:
+                document = v.stripped(document)
+            if document is not event:
+                check_event(document)
+        except Exception as error:
+            if isinstance(error, TailraceError) and not isinstance(error, InternalError):
+                raise
+            raise explained([event], error) from error
         return document
 
     def with_places(self, event: bytes) -> bytes:
         """The event with the places of fields that a stage may set."""
-        return with_places(event, expanded=self.show_expanded_events)
+        try:
+            return with_places(event, expanded=self.show_expanded_events)
+        except Exception as error:
+            raise explained([event], error) from error
 
     def apply_rest(self, document: bytes, first: int) -> bytes | None:
         """What the stages from number ``first`` on make of a document, with the places that fields may have kept."""
@@ -68,11 +83,15 @@ class CompiledPipeline:
             try:
                 result = stage.apply(document)
             except TailraceError as error:
+                if isinstance(error, InternalError):
+                    raise explained([document], error) from error
                 if error.hint is None:
                     error.hint = f"At stage {place} of the pipeline, {stage.name}"
                 raise
             except RecursionError:
                 raise failure(15, f"exceeded the depth that can be evaluated at stage {place}, {stage.name}") from None
+            except Exception as error:
+                raise explained([document], error) from error
             if result is None:
                 return None
             document = result
@@ -91,19 +110,22 @@ def compile_stages(
     cluster_time: int | None = None,
     collation: Collation | None = None,
     show_expanded_events: bool = False,
+    version: Version = USUAL,
 ) -> CompiledPipeline:
     """Compile the stages that follow ``$changeStream``; each is the BSON of one stage document.
 
     ``let`` are the command's variables, ``now`` milliseconds since 1970 for ``$$NOW``, ``cluster_time`` the 64 bits of
     ``$$CLUSTER_TIME``. Strings are compared in the order of ``collation``, by their bytes without one. Raises
     ``UsageError`` with the server's code and the place in the pipeline. ``show_expanded_events`` is the stream's
-    option: such events have more fields, and a stage that sets one must find its place.
+    option: such events have more fields, and a stage that sets one must find its place. ``version`` is that of the
+    server whose language it is: what came later it does not know, and is refused as that server refuses it.
     """
     if sys.getrecursionlimit() < _FRAMES:
         sys.setrecursionlimit(_FRAMES)
     check_depths(stages)
     order = order_of(collation)
-    compiler = Compiler(_constants(let, now, cluster_time, order), list(stages), order)
+    constants = _constants(let, now, cluster_time, Bindings.of_document({"REMOVE": None}, order, version))
+    compiler = Compiler(constants, list(stages), order, version)
     compiled = [compiler.stage(place) for place in range(len(stages))]
     if compiler.not_permitted:
         raise compiler.not_permitted[0]
@@ -121,10 +143,13 @@ def compile_stages(
 class Compiler:
     """One compilation: stage after stage; errors of other kinds than parsing wait until all are parsed."""
 
-    def __init__(self, constants: dict[str, Maybe], stages: list[bytes], order: Order = SIMPLE) -> None:
+    def __init__(
+        self, constants: dict[str, Maybe], stages: list[bytes], order: Order = SIMPLE, version: Version = USUAL
+    ) -> None:
         self.constants = constants
         self.stages = stages
         self.order = order
+        self.version = version
         self.not_permitted: list[UsageError] = []
         self.failures: list[UsageError] = []
         self.split: int | None = None
@@ -132,7 +157,9 @@ class Compiler:
         self.keeps_places = self.sets_event_fields
 
     def stage(self, place: int) -> Stage | None:
-        compilation = Compilation(places=self._places(place), after_places=self.keeps_places, order=self.order)
+        compilation = Compilation(
+            places=self._places(place), after_places=self.keeps_places, order=self.order, version=self.version
+        )
         self.keeps_places |= compilation.places
         bindings = Bindings(compilation, {"ROOT": 0, "CURRENT": 0}, self.constants)
         try:
@@ -165,6 +192,7 @@ class Compiler:
         name = fields[0][0].decode("utf-8", "replace")
         specification = (fields[0][1], fields[0][2])
         bindings.enter(name)
+        check_name(name, self.version)
         if self.split is not None:
             error = parse_failure(7182802, f"{SPLIT_STAGE} must be the last stage in the pipeline")
             self.not_permitted.append(self._placed(error, self.split, bindings.compilation))
@@ -194,18 +222,18 @@ class Compiler:
                 raise parse_failure(NOT_SUPPORTED, f"{name} is not supported in a change stream")
             error = parse_failure(20, f"{shown} is not permitted in a $changeStream pipeline")
             self.not_permitted.append(self._placed(error, place, bindings.compilation))
-        elif name == INHIBIT_STAGE:
-            if specification != v.EMPTY_OBJECT:
-                raise parse_failure(9 if specification[0] == v.OBJECT else 14, f"{name} takes an empty object")
-        else:
-            raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
+        elif specification != v.EMPTY_OBJECT:  # the one that is left, which only keeps the server from optimizing
+            raise parse_failure(9 if specification[0] == v.OBJECT else 14, f"{name} takes an empty object")
 
 
-def check_name(name: str) -> None:
-    """Refuse a stage that the server does not know, which it does before it looks into any stage."""
-    known = name in STAGES or name in REFUSED_OTHERWISE or name in NOT_PERMITTED
-    if not known and name not in (SPLIT_STAGE, INHIBIT_STAGE):
-        raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
+def check_name(name: str, version: Version) -> None:
+    """Refuse a stage that a server of ``version`` does not know, which it does before it looks into any stage."""
+    known = name in STAGES or name in REFUSED_OTHERWISE or name in NOT_PERMITTED or name in (SPLIT_STAGE, INHIBIT_STAGE)
+    if known and knows(version, STAGES_SINCE.get(name, "3.6")):
+        return
+    if not known and is_unmeasured(version):
+        raise unsupported(name, unmeasured(version))
+    raise parse_failure(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
 def check_depths(stages: Sequence[bytes]) -> None:
@@ -238,19 +266,19 @@ def deeper_than(document: bytes, depth: int) -> bool:
 
 
 def _constants(
-    let: Mapping[str, Any] | bytes | None, now: int | None, cluster_time: int | None, order: Order
+    let: Mapping[str, Any] | bytes | None, now: int | None, cluster_time: int | None, bindings: Bindings
 ) -> dict[str, Maybe]:
-    constants: dict[str, Maybe] = {"REMOVE": None}
+    """The constant variables: ``bindings`` holds them too, so that one of ``let`` sees those before it."""
+    constants = bindings.constants
     if now is not None:
         constants["NOW"] = v.date(now)
     if cluster_time is not None:
         constants["CLUSTER_TIME"] = v.timestamp(cluster_time >> 32, cluster_time & 0xFFFFFFFF)
     if let is None:
         return constants
-    bindings = Bindings.of_document(constants, order)  # so that a variable sees those before it
     for name, kind, data in v.fields_of(let if isinstance(let, bytes) else bson.encode(let)):
         shown = name.decode("utf-8", "replace")
-        check_variable_write(shown)
+        check_variable_write(shown, bindings)
         expression = parse_operand((kind, data), bindings)
         if not expression.constant:
             raise parse_failure(4890500, "Command let Expression does not evaluate to a constant")

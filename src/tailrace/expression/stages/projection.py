@@ -13,7 +13,7 @@ from typing import Literal
 from tailrace.errors import UsageError
 from tailrace.expression.language.core import DBREF_NAMES, check_length, parse_object, parse_operand, split_path
 from tailrace.expression.language.expression import Bindings, Expression, Frame
-from tailrace.expression.language.registry import OPERATORS, parse_failure, refused_expression
+from tailrace.expression.language.registry import operator_of, parse_failure, refused_expression
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe, Value
 
@@ -34,11 +34,15 @@ class Projection:
     places: bool = False
     #: Whether the documents may hold such places of an earlier stage.
     gaps: bool = False
+    #: Whether an element that an array loses keeps its place too, as it does before 7.0.
+    element_places: bool = False
 
     def child(self, name: bytes) -> Projection:
         found = self.children.get(name)
         if found is None:
-            found = self.children[name] = Projection(self.mode, places=self.places, gaps=self.gaps)
+            found = self.children[name] = Projection(
+                self.mode, places=self.places, gaps=self.gaps, element_places=self.element_places
+            )
             self.order.append(name)
         return found
 
@@ -143,7 +147,7 @@ class Projection:
                 return self.document(frame, data)
             if kind == v.ARRAY:
                 items = [self.value(frame, item) for _, item in v.places_of(data)]
-                if self.places:
+                if self.element_places:
                     return v.array_with_places(items)
                 return v.array_of([item for item in items if item is not None])
         if self.computes:
@@ -216,7 +220,8 @@ class _ProjectParser:
         if len(fields) == 1 and first.startswith("$") and fields[0][0] not in DBREF_NAMES:
             if first in ("$elemMatch",):
                 raise parse_failure(168, f"Cannot use {first} in this context")
-            if first not in OPERATORS and refused_expression(first) is None:
+            version = self.bindings.version
+            if operator_of(first, version) is None and refused_expression(first, version) is None:
                 raise parse_failure(31325, f"Unknown expression {first}")
             if self.mode == "exclude":
                 shown = b".".join(path).decode("utf-8", "replace")
@@ -272,7 +277,7 @@ class _ProjectParser:
     def tree(self) -> Projection:
         self._failures.settle()
         mode: Mode = self.mode or ("exclude" if self.keep_id is False else "include")
-        root = Projection(mode, places=self.bindings.compilation.places)
+        root = Projection(mode, places=self.bindings.compilation.places, element_places=self.bindings.element_places)
         for leaf in self.leaves:
             _place(root, leaf.path, leaf.expression)
         identified = any(leaf.path[0] == b"_id" for leaf in self.leaves)
@@ -316,19 +321,27 @@ def parse_unset(value: Value, bindings: Bindings) -> Projection:
 
 def parse_add_fields(specification: bytes, bindings: Bindings) -> Projection:
     """``$addFields`` and ``$set``: nested documents name nested fields, everything else is an expression."""
-    root = Projection("add", places=bindings.compilation.places, gaps=bindings.compilation.after_places)
+    root = Projection(
+        "add",
+        places=bindings.compilation.places,
+        gaps=bindings.compilation.after_places,
+        element_places=bindings.element_places,
+    )
+    if specification == v.EMPTY_OBJECT[1] and not bindings.knows("5.0"):
+        raise parse_failure(40177, "specification must have at least one field")
     seen: list[tuple[bytes, ...]] = []
     found: list[tuple[tuple[bytes, ...], Value]] = []
     for name, kind, data in v.fields_of(specification):
         bindings.enter(_shown(name))
-        _collect(split_path(name), (kind, data), seen, found)
+        _collect(split_path(name), (kind, data), (seen, found), takes_empty=bindings.knows("7.0"))
         bindings.leave()
     ordered = _Failures(bindings)
     for path, value in found:
         bindings.enter(b".".join(path).decode("utf-8", "replace"))
         expression = parse_operand(value, bindings)
         ordered.note(len(path))
-        _place(root, path, expression)
+        if not any(other[: len(path)] == path for other, _ in found if other != path):  # what is set inside it wins
+            _place(root, path, expression)
         bindings.leave()
     ordered.settle()
     return root
@@ -351,14 +364,20 @@ class _Failures:
 
 
 def _collect(
-    path: tuple[bytes, ...], value: Value, seen: list[tuple[bytes, ...]], found: list[tuple[tuple[bytes, ...], Value]]
+    path: tuple[bytes, ...],
+    value: Value,
+    noted: tuple[list[tuple[bytes, ...]], list[tuple[tuple[bytes, ...], Value]]],
+    *,
+    takes_empty: bool,
 ) -> None:
-    """The shape alone, before any expression is parsed: errors of it come first."""
+    """The shape alone, before any expression is parsed: errors of it come first. Notes the paths and their values.
+    ``takes_empty``: an empty object is a value, as it is from 7.0 on."""
+    seen, found = noted
     kind, data = value
     fields = v.fields_of(data) if kind == v.OBJECT else []
     dollars = [name for name, _, _ in fields if name[:1] == b"$"]
     shown = b".".join(path).decode("utf-8", "replace")
-    if kind == v.OBJECT and not fields:
+    if kind == v.OBJECT and not fields and not takes_empty:
         raise parse_failure(40180, f"an empty object is not a valid value. Found empty object at path {shown}")
     if dollars and len(fields) > 1:
         raise parse_failure(
@@ -366,6 +385,9 @@ def _collect(
             "an expression specification must contain exactly one field, the name of the expression. "
             f"Found {len(fields)} fields at path {shown}",
         )
+    if kind == v.OBJECT and not fields:
+        found.append((path, value))  # the server does not look whether another path conflicts
+        return
     if kind != v.OBJECT or dollars:
         _check_conflict(path, seen)
         found.append((path, value))
@@ -375,7 +397,7 @@ def _collect(
             raise parse_failure(40183, f"cannot use dotted field name '{_shown(name)}' in a sub object")
         inner_path = (*path, *split_path(name))
         check_length(len(inner_path) + 1)  # the server takes one name less here than in a dotted path
-        _collect(inner_path, (inner_kind, inner), seen, found)
+        _collect(inner_path, (inner_kind, inner), noted, takes_empty=takes_empty)
 
 
 def _check_conflict(path: tuple[bytes, ...], seen: list[tuple[bytes, ...]]) -> None:

@@ -76,7 +76,9 @@ _F64 = struct.Struct("<d")
 _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
 _U64 = struct.Struct("<Q")
-_LENGTH = _I32.unpack_from
+#: Lengths as they are read here are not negative, and ``index`` fails where ``find`` would lead back to the beginning:
+#: so each walk over a damaged document ends, with an error that ``raw_bson.explained`` turns into the right one.
+_LENGTH = struct.Struct("<I").unpack_from
 _SIZES: Final = bson.FIXED_SIZES
 _EXTRAS: Final = bson.LENGTH_EXTRAS
 #: The same by type, -1 where there is none: a list is quicker to ask than a dictionary.
@@ -224,10 +226,10 @@ def fields_of(document: bytes) -> list[tuple[bytes, int, bytes]]:
     """``(name, type, value bytes)`` of a document's fields, in order, duplicates included."""
     result = []
     pos, limit = 4, len(document) - 1
-    find = document.find
+    index = document.index
     while pos < limit:
         kind = document[pos]
-        name_end = find(0, pos + 1)
+        name_end = index(0, pos + 1)
         start = name_end + 1
         size = _SIZES.get(kind)
         if size is None:
@@ -249,7 +251,7 @@ def count_of(document: bytes) -> int:
     count, pos, limit = 0, 4, len(document) - 1
     while pos < limit:
         kind = document[pos]
-        start = document.find(0, pos + 1) + 1
+        start = document.index(0, pos + 1) + 1
         size = 0 if kind == GONE else _SIZES.get(kind)
         pos = _end(document, kind, start, limit) if size is None else start + size
         count += kind != GONE
@@ -261,11 +263,11 @@ def elements_by_name(document: bytes) -> dict[bytes, bytes]:
     place of the first."""
     result: dict[bytes, bytes] = {}
     pos, limit = 4, len(document) - 1
-    find = document.find
+    index = document.index
     sizes, extras = _SIZE_OF, _EXTRA_OF
     while pos < limit:
         kind = document[pos]
-        name_end = find(0, pos + 1)
+        name_end = index(0, pos + 1)
         size = sizes[kind]
         if size >= 0:
             end = name_end + 1 + size
@@ -289,10 +291,10 @@ def nested_of(document: bytes) -> list[Value]:
         return []
     result = []
     pos, limit = 4, len(document) - 1
-    find = document.find
+    index = document.index
     while pos < limit:
         kind = document[pos]
-        start = find(0, pos + 1) + 1
+        start = index(0, pos + 1) + 1
         size = 0 if kind == GONE else _SIZES.get(kind)
         end = _end(document, kind, start, limit) if size is None else start + size
         if kind in NESTED:
@@ -307,14 +309,14 @@ def numbers_its_arrays(document: bytes) -> bool:
     """Whether the elements of every array in a document are called 0, 1, 2, as they are when it is written anew."""
     if document.find(ARRAY, 4) < 0:  # at C speed, and most innermost documents end here
         return True
-    find = document.find
+    index = document.index
     waiting = [(4, len(document) - 1, False)]
     while waiting:
         pos, limit, is_array = waiting.pop()
         number = 0
         while pos < limit:
             kind = document[pos]
-            start = find(0, pos + 1) + 1
+            start = index(0, pos + 1) + 1
             if is_array:
                 if document[pos + 1 : start] != (_INDEX[number] if number < len(_INDEX) else b"%d\x00" % number):
                     return False
@@ -326,7 +328,7 @@ def numbers_its_arrays(document: bytes) -> bool:
                 return False
             else:
                 pos = _end(document, kind, start, limit)
-                if kind == ARRAY or (kind == OBJECT and find(ARRAY, start + 4, pos) >= 0):
+                if kind == ARRAY or (kind == OBJECT and document.find(ARRAY, start + 4, pos) >= 0):
                     waiting.append((start + 4, pos - 1, kind == ARRAY))
         if pos != limit:
             _corrupt()
@@ -338,10 +340,10 @@ def spans_of(document: bytes) -> list[tuple[bytes, int, int, int]]:
     are."""
     result = []
     pos, limit = 4, len(document) - 1
-    find = document.find
+    index = document.index
     while pos < limit:
         kind = document[pos]
-        name_end = find(0, pos + 1)
+        name_end = index(0, pos + 1)
         start = name_end + 1
         size = _SIZES.get(kind)
         if size is None:
@@ -363,10 +365,10 @@ def elements_of(array: Value) -> list[Value]:
     document = array[1]
     result = []
     pos, limit = 4, len(document) - 1
-    find = document.find
+    index = document.index
     while pos < limit:
         kind = document[pos]
-        start = find(0, pos + 1) + 1
+        start = index(0, pos + 1) + 1
         size = _SIZE_OF[kind]
         if size >= 0:
             pos = start + size
@@ -388,12 +390,12 @@ def field(document: bytes, name: bytes) -> Maybe:
     if name not in document:  # at C speed, and most look-ups of absent fields end here
         return None
     pos, limit = 4, len(document) - 1
-    find = document.find
+    index = document.index
     wanted = len(name) + 2
     sizes, extras = _SIZE_OF, _EXTRA_OF
     while pos < limit:
         kind = document[pos]
-        start = find(0, pos + 1) + 1
+        start = index(0, pos + 1) + 1
         size = sizes[kind]
         if size >= 0:
             end = start + size
@@ -412,7 +414,7 @@ def _end(document: bytes, kind: int, start: int, limit: int) -> int:
     extra = _EXTRAS.get(kind)
     if extra is None:
         return bson.value_end(document, kind, start, limit)
-    length: int = _I32.unpack_from(document, start)[0]
+    length: int = _LENGTH(document, start)[0]
     return start + extra + length
 
 
@@ -434,7 +436,7 @@ def places_of(document: bytes) -> list[tuple[bytes, Maybe]]:
     pos, limit = 4, len(document) - 1
     while pos < limit:
         kind = document[pos]
-        name_end = document.find(0, pos + 1)
+        name_end = document.index(0, pos + 1)
         name = document[pos + 1 : name_end]
         size = 0 if kind == GONE else _SIZES.get(kind)
         end = _end(document, kind, name_end + 1, limit) if size is None else name_end + 1 + size
