@@ -192,6 +192,25 @@ class SourceError(TailraceError):
     """The place that entries come from cannot be read: unreachable, not permitted, not a replica set, damaged."""
 
 
+class OtherHistoryError(SourceError):
+    """What is to be continued was read from another deployment, or from a history that this one no longer has: it was
+    restored from an older backup, or a rollback took majority-committed entries away."""
+
+
+class OtherVersionError(SourceError):
+    """What is read is of another server version than the one whose events are made, as in a deployment that is being
+    upgraded. It has the label of what may be resumed: opened again, a stream makes the events of the version that it
+    then reads, unless its user named one."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, labels=(RESUMABLE_LABEL,), hint=hint)
+
+
+class LaterEntryError(OtherVersionError):
+    """An entry that only a later server version writes was read for the events of an earlier one, which would lose it
+    or show it otherwise."""
+
+
 class SinkError(TailraceError):
     """The place that events go to cannot be written, or should not be: it is full, damaged, not permitted, or belongs
     to another stream."""

@@ -10,7 +10,7 @@ An *element* is a type byte, a NUL-terminated name and a value (bsonspec.org, ve
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from tailrace.errors import OplogFormatError
@@ -73,6 +73,19 @@ LENGTH_EXTRAS: Final[dict[int, int]] = {
 }
 
 
+#: The least sizes of their values: a string has its NUL, code with scope a string and a document.
+_LEAST_SIZES: Final[dict[int, int]] = {
+    STRING: 5,
+    CODE: 5,
+    SYMBOL: 5,
+    OBJECT: 5,
+    ARRAY: 5,
+    CODE_WITH_SCOPE: 14,
+    BINARY: 5,
+    DB_POINTER: 17,
+}
+
+
 #: The server's words for BSON types, for its messages.
 TYPE_NAMES: Final[dict[int, str]] = {
     DOUBLE: "double",
@@ -125,7 +138,7 @@ def value_end(buf: bytes, type_: int, start: int, limit: int) -> int:
             if length < 0:
                 raise _bad("negative length", start)
             size = length + extra
-            if size < 5 and type_ != BINARY:
+            if size < _LEAST_SIZES[type_]:
                 raise _bad("length too small", start)
         elif type_ == REGEX:
             first = buf.find(0, start, limit)
@@ -313,3 +326,17 @@ def check_structure(raw: bytes) -> None:
             if end > limit:
                 raise _bad("value leads outside its document", pos)
             pos = end
+
+
+def explained(documents: Iterable[bytes], error: Exception) -> Exception:
+    """What ``error``, which work on ``documents`` has raised, means: an ``OplogFormatError`` where one of them is
+    damaged. Who works on documents follows their lengths without a look at each, since servers write sound ones; what
+    then goes wrong is an index, a number or a recursion that says nothing of its cause. A want of memory does."""
+    if isinstance(error, MemoryError):
+        return error
+    for document in documents:
+        try:
+            check_structure(document)
+        except OplogFormatError as damage:
+            return damage
+    return error

@@ -89,8 +89,9 @@ def command_entry(
     )
 
 
-def transaction(rng: random.Random, times: Sequence[ClusterTime], make: Make) -> list[bytes]:
-    """The entries of one transaction at some of ``times`` (at least four), in order."""
+def transaction(rng: random.Random, times: Sequence[ClusterTime], make: Make, major: int) -> list[bytes]:
+    """The entries of one transaction at some of ``times`` (at least four), in order, as servers up to the version
+    ``major`` write them."""
     kind = rng.choice(("single", "single", "chain", "chain", "prepared", "retryable", "no session", "aborted"))
 
     def some(count: int) -> list[bytes]:
@@ -99,11 +100,12 @@ def transaction(rng: random.Random, times: Sequence[ClusterTime], make: Make) ->
     if kind == "single":
         return [command_entry(apply_ops(some(150 if rng.random() < 0.05 else 9)), times[0])]
     if kind == "no session":
-        return [command_entry(apply_ops(some(5)), times[0], session=False)]
+        command = () if major >= 7 else (string(b"$db", b"admin"),)
+        return [command_entry(apply_ops(some(5), *command), times[0], session=False)]
     if kind == "retryable":
-        multi = rb.encode_element(rb.INT32, b"multiOpType", rb.encode_int32(1))
-        first = command_entry(apply_ops(some(5)), times[0], multi)
-        return [first, command_entry(apply_ops(some(5)), times[1], multi, previous=times[0])]
+        multi = (rb.encode_element(rb.INT32, b"multiOpType", rb.encode_int32(1)),) if major >= 8 else ()
+        first = command_entry(apply_ops(some(5)), times[0], *multi)
+        return [first, command_entry(apply_ops(some(5)), times[1], *multi, previous=times[0])]
     length = rng.randrange(1, 4)
     entries = []
     previous: ClusterTime | None = None
@@ -123,15 +125,16 @@ def transaction(rng: random.Random, times: Sequence[ClusterTime], make: Make) ->
     return entries
 
 
-def oplog(rng: random.Random, transactions: int, make: Make) -> list[bytes]:
-    """Entries of several transactions among each other and among plain writes, in the order of their times."""
+def oplog(rng: random.Random, transactions: int, make: Make, *, major: int = 6) -> list[bytes]:
+    """Entries of several transactions among each other and among plain writes, in the order of their times, as servers
+    up to the version ``major`` write them."""
     count = 8 * transactions
     times = [ClusterTime.of(2, number + 1) for number in range(count)]
     free = set(times)
     found: list[tuple[ClusterTime, bytes]] = []
     for _ in range(transactions):
         chosen = sorted(rng.sample(sorted(free), 4))
-        entries = transaction(rng, chosen, make)
+        entries = transaction(rng, chosen, make, major)
         found += zip(chosen, entries, strict=False)
         free -= set(chosen[: len(entries)])
     plain = [time for time in sorted(free) if rng.random() < 0.7]

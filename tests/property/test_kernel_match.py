@@ -197,9 +197,9 @@ def test_random_queries_of_every_operator_have_the_answer_of_the_reference_or_no
                 continue  # what the server refuses is no query
             counted += answers_to(asked_for, documents)
             asked += len(documents)
-    assert counted[PASSES] > 430 * rounds
-    assert counted[FAILS] > 1_250 * rounds
-    assert counted[PASSES] + counted[FAILS] > 0.85 * asked
+    assert counted[PASSES] > 350 * rounds
+    assert counted[FAILS] > 3_000 * rounds
+    assert counted[PASSES] + counted[FAILS] > 0.93 * asked
 
 
 def test_every_order_of_two_random_values_is_that_of_the_reference() -> None:

@@ -202,7 +202,8 @@ def test_a_match_on_the_session_asks_the_entry_too_where_the_server_does(
     passes_entry = compile_stages([bson.encode({"$match": asked})])
     shown = changed = 0
     count = amount(210, 700)
-    for raw in random_run(77, count):
+    # From 7.0 on an update of an old form gives no event.
+    for raw in random_run(77, 2 * count if profile.refuses_old_updates else count):
         made = events_of(everything, raw)
         entry = parse_entry(raw) if made else None
         if made is None or entry is None or entry.operation == "c":

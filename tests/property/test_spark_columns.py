@@ -147,8 +147,8 @@ def test_text_that_is_not_utf8_is_replaced_in_texts_and_kept_in_the_event() -> N
 
 
 def test_a_wall_time_beyond_spark_is_null_and_a_null_document_is_told_from_an_absent_one() -> None:
-    far = raw_bson.encode_document(raw_bson.encode_element(raw_bson.DATE, b"wallTime", raw_bson.encode_int64(2**62)))
-    null = bson.encode({"fullDocument": None})
+    wall = raw_bson.encode_element(raw_bson.DATE, b"wallTime", raw_bson.encode_int64(253402300800000))
+    far, null = raw_bson.encode_document(wall), bson.encode({"fullDocument": None})
     columns = ("wall_time", "full_document")
     as_json = EventColumns(columns, "json").batch(EventBlock.of_bson([far, null])).to_pylist()
     assert as_json == [{"wall_time": None, "full_document": None}, {"wall_time": None, "full_document": "null"}]

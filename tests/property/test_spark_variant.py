@@ -78,9 +78,10 @@ def expected_binary(subtype: int, data: bytes) -> Any:
 
 
 def expected_date(milliseconds: int) -> Any:
-    if not -(2**63) <= milliseconds * 1000 < 2**63:
+    try:
+        return EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:  # a year that Python has no date for, nor has what reads VARIANT in Python
         return {"$date": {"$numberLong": str(milliseconds)}}
-    return EPOCH + timedelta(milliseconds=milliseconds)
 
 
 def expected_decimal(number: Decimal128) -> Any:

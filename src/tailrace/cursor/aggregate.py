@@ -10,6 +10,7 @@ from tailrace import raw_bson
 from tailrace.cursor.command import GENERIC_FIELDS, Fields
 from tailrace.errors import ServerError, UsageError
 from tailrace.event.bson_text import document_text, spaced_document_text
+from tailrace.expression.language.version import USUAL, knows
 from tailrace.expression.stages.pipeline import check_name
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
@@ -99,6 +100,11 @@ class AggregateCommand:
 
         Raises ``UsageError`` and ``InvalidResumeToken``.
         """
+        version = USUAL if profile is None else profile.version
+        if self.let is not None and not knows(version, "5.0"):
+            raise UsageError("unrecognized field 'let'", code=9)
+        for stage in self.pipeline:
+            check_name(_single_field(stage).name.decode("utf-8", "replace"), version)
         return StreamOptions.parse(
             self.scope,
             self.stage,
@@ -179,8 +185,6 @@ def _stream_stage(stages: list[bytes]) -> bytes:
         raise UsageError(f"$changeStream must take a nested object but found: {found}", code=6188500)
     if any(element.name == _CHANGE_STREAM for element in names[1:]):
         raise _not_first()
-    for element in names[1:]:
-        check_name(element.name.decode("utf-8", "replace"))
     return raw_bson.value(stages[0], names[0])
 
 

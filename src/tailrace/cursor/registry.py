@@ -37,7 +37,7 @@ class CursorRegistry:
     """The cursors of one source.
 
     ``new_ids``  where cursor ids come from: positive int64 that cannot be guessed, endless
-    ``profile``  the server version whose streams are given
+    ``profile``  the server version whose streams are given; may be set anew, for those that are opened from then on
     ``kernel``   whether the kernel works on the batches
 
     Each method that carries out a command gives a generator of actions whose value is the reply; a TailraceError that
@@ -53,7 +53,7 @@ class CursorRegistry:
         kernel: KernelUse = "auto",
     ) -> None:
         self._new_ids = new_ids
-        self._profile = profile
+        self.profile = profile
         self._idle_ms_max = idle_ms_max
         self._kernel: KernelUse = kernel
         self._open: dict[int, _Open] = {}
@@ -70,7 +70,7 @@ class CursorRegistry:
             check_bson(command)
             name = next((element.name for element in elements(command)), b"")
         except TailraceError as error:
-            return error_reply(error, in_stream=False, version=self._profile.version)
+            return error_reply(error, in_stream=False, version=self.profile.series)
         match name:
             case b"aggregate":
                 return (yield from self.aggregate(database, command, now_ms))
@@ -81,7 +81,7 @@ class CursorRegistry:
             case _:
                 text = name.decode("utf-8", "replace")
                 return error_reply(
-                    UsageError(f"no such command: '{text}'", code=59), in_stream=False, version=self._profile.version
+                    UsageError(f"no such command: '{text}'", code=59), in_stream=False, version=self.profile.series
                 )
 
     def aggregate(self, database: str, command: bytes, now_ms: int) -> Acting:
@@ -91,7 +91,7 @@ class CursorRegistry:
             wanted = AggregateCommand.parse(database, command)
             start: StreamStart = yield NeedStart(wanted.scope)
             check_kind(wanted.namespace, start.kind)
-            plan = build_plan(wanted.options(self._profile), self._profile)
+            plan = build_plan(wanted.options(self.profile), self.profile)
             started_by_caller = plan.start is not None
             if not started_by_caller:
                 plan = plan.start_after(start.operation_time)
@@ -106,7 +106,7 @@ class CursorRegistry:
         except InternalError:
             raise
         except TailraceError as error:
-            return error_reply(error, prefix=prefix, in_stream=True, version=self._profile.version)
+            return error_reply(error, prefix=prefix, in_stream=True, version=self.profile.series)
         cursor_id = 0 if closed else self._new_id()
         if not closed:
             self._open[cursor_id] = _Open(cursor, wanted.namespace, now_ms)
@@ -119,7 +119,7 @@ class CursorRegistry:
             wanted = wanted or GetMoreCommand.parse(database, command)
             entry = self._checked_out(wanted)
         except TailraceError as error:
-            return error_reply(error, in_stream=False, version=self._profile.version)
+            return error_reply(error, in_stream=False, version=self.profile.series)
         reply = ReplyEvents("nextBatch", wanted.batch_size)
         closed = True  # unless it ends well: whatever leaves this block closes the cursor
         entry.in_use = True
@@ -128,7 +128,7 @@ class CursorRegistry:
         except InternalError:
             raise
         except TailraceError as error:
-            return error_reply(error, prefix=self._prefixed(IN_GET_MORE), in_stream=True, version=self._profile.version)
+            return error_reply(error, prefix=self._prefixed(IN_GET_MORE), in_stream=True, version=self.profile.series)
         finally:
             entry.in_use = False
             entry.used_ms = now_ms + wanted.await_ms
@@ -139,23 +139,26 @@ class CursorRegistry:
 
     def _prefixed(self, prefix: str) -> str:
         """The text before the message of an error of execution: none on 4.4."""
-        return prefix if self._profile.version >= (5, 0) else ""
+        return prefix if self.profile.series >= (5, 0) else ""
 
     def kill_cursors(self, command: bytes) -> bytes:
         """Close cursors; one that is waiting ends when its driver next answers it. The namespace is not looked at."""
         try:
             wanted = cursors_to_kill(command)
         except TailraceError as error:
-            return error_reply(error, in_stream=False, version=self._profile.version)
-        killed, not_found = [], []
+            return error_reply(error, in_stream=False, version=self.profile.series)
+        killed: list[int] = []
+        not_found: list[int] = []
         for cursor_id in wanted:
-            entry = self._open.pop(cursor_id, None)
-            if entry is None:
-                not_found.append(cursor_id)
-            else:
-                entry.cursor.killed = True
-                killed.append(cursor_id)
+            (killed if self.kill(cursor_id) else not_found).append(cursor_id)
         return kill_reply(killed, not_found)
+
+    def kill(self, cursor_id: int) -> bool:
+        """Close a cursor as ``kill_cursors`` does; whether it was open."""
+        entry = self._open.pop(cursor_id, None)
+        if entry is not None:
+            entry.cursor.killed = True
+        return entry is not None
 
     def expire(self, now_ms: int) -> int:
         """Close the cursors that nobody has asked for too long; how many."""
@@ -170,7 +173,7 @@ class CursorRegistry:
 
     def _reply(self, reply: ReplyEvents, token: bytes, cursor_id: int, namespace: str) -> bytes:
         # Only invalidation closes a change stream's cursor in a reply that is no error.
-        invalidated = cursor_id == 0 and self._profile.reply_says_invalidated
+        invalidated = cursor_id == 0 and self.profile.reply_says_invalidated
         return cursor_reply(reply, token, cursor_id=cursor_id, namespace=namespace, invalidated=invalidated)
 
     def _new_id(self) -> int:

@@ -37,7 +37,10 @@ def spaced_document_text(document: bytes) -> str:
 
     Long strings and binary values are cut, as the server cuts them (strings measured on 6.0.27).
     """
-    return _text(bson.decode(document, codec_options=_ANY_DATE), spaced=True)
+    try:
+        return _text(bson.decode(document, codec_options=_ANY_DATE), spaced=True)
+    except (BSONError, ValueError, OverflowError, RecursionError):
+        return "a damaged document"
 
 
 def token_text(token_bson: bytes) -> str:

@@ -86,7 +86,8 @@ def encode(type_: int, value: bytes) -> tuple[bytes, str]:
     """
     out = bytearray()
     bits: list[str] = []
-    raw_bson.value_end(value, type_, 0, len(value))
+    if raw_bson.value_end(value, type_, 0, len(value)) != len(value):
+        raise OplogFormatError("corrupt BSON: a value ends before its bytes do", position="the value of a key")
     if type_ in _CONTAINERS:
         _append_container(out, bits, type_, value, 0)
     else:
@@ -219,9 +220,10 @@ def _append_regex(out: bytearray, _bits: list[str], buf: bytes, start: int, end:
 
 
 def _append_db_pointer(out: bytearray, _bits: list[str], buf: bytes, start: int, end: int) -> None:
+    namespace = buf[start + 4 : end - 13].partition(b"\0")[0]  # the server takes it for a C string
     out.append(DB_POINTER)
-    out += (end - start - 17).to_bytes(4, "big")
-    out += buf[start + 4 : end - 13]
+    out += len(namespace).to_bytes(4, "big")
+    out += namespace
     out += buf[end - 12 : end]
 
 

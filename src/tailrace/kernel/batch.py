@@ -71,6 +71,7 @@ class KernelSettings:
     unwinds_apply_ops_without_session: bool = False
     multi_op_is_no_transaction: bool = False
     ns_type: bool = False
+    refuses_old_updates: bool = False
 
     @property
     def flags(self) -> int:
@@ -85,6 +86,7 @@ class KernelSettings:
             job.UNWINDS_WITHOUT_SESSION: self.unwinds_apply_ops_without_session,
             job.MULTI_OP_IS_NO_TRANSACTION: self.multi_op_is_no_transaction,
             job.WITH_NS_TYPE: self.ns_type,
+            job.REFUSES_OLD_UPDATES: self.refuses_old_updates,
         }
         return sum(flag for flag, is_set in flags.items() if is_set)
 

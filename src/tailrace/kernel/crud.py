@@ -78,6 +78,7 @@ from tailrace.kernel.job import (
     RAW_UPDATES,
     RECORD_NEXT,
     RECORDS_END,
+    REFUSES_OLD_UPDATES,
     STACK,
     TABLE,
     VERSION_2,
@@ -241,7 +242,7 @@ def put_token(out: int, job: int) -> int:
 
 
 @inner
-def _update_operation(table: int) -> int:
+def _update_operation(table: int, flags: int) -> int:
     """Replacement or update (2.4), or -1 where the plain stages must look; the modifiers' types are checked too."""
     if not read_update(table, load64(table + OBJECT_1)):
         return FALL_BACK
@@ -251,6 +252,8 @@ def _update_operation(table: int) -> int:
         if load8(version) != INT32:
             return FALL_BACK
         number = load_signed32(version + 4)
+    if flags & REFUSES_OLD_UPDATES != 0 and number != 2 and (version != 0 or load64(table + ID_ELEMENT) == 0):
+        return FALL_BACK
     if number != 2 and load64(table + ID_ELEMENT) != 0:
         return _REPLACE
     diff, set_, unset = load64(table + DIFF), load64(table + SET), load64(table + UNSET)
@@ -400,7 +403,7 @@ def _crud(job: int, letter: int) -> int:
     if letter == _LETTER_I:
         operation, key = _INSERT, _key_of_insert(job, table)
     elif letter == _LETTER_U:
-        operation, key = _update_operation(table), second
+        operation, key = _update_operation(table, load64(job + FLAGS)), second
     else:
         operation, key = _DELETE, document
     if operation < 0 or key == 0:

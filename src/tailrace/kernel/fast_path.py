@@ -49,6 +49,7 @@ def settings_for(plan: Plan) -> KernelSettings | None:
         unwinds_apply_ops_without_session=profile.unwinds_apply_ops_without_session,
         multi_op_is_no_transaction=profile.multi_op_is_no_transaction,
         ns_type=profile.ns_type,
+        refuses_old_updates=profile.refuses_old_updates,
     )
 
 

@@ -55,6 +55,7 @@ RAW_UPDATES = 8
 UNWINDS_WITHOUT_SESSION = 16  # as the columns of the server profile
 MULTI_OP_IS_NO_TRANSACTION = 32
 WITH_NS_TYPE = 64
+REFUSES_OLD_UPDATES = 128
 
 # Kinds of entries.
 SKIPPED = 0

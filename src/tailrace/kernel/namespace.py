@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.kernel.compiled import inner
 from tailrace.kernel.memory import load8
 from tailrace.kernel.scan import equal, name_word, word_of
+from tailrace.kernel.utf8 import valid_utf8
 
 #: Kinds of scope, as ``KernelSettings`` names them.
 CLUSTER = 0
@@ -47,6 +48,12 @@ def _is_internal_database(start: int, size: int) -> bool:
 
 
 @inner
+def _is_user_database(start: int, end: int) -> bool:
+    """Whether the cluster's streams show the database with the name in [start, end)."""
+    return not _is_internal_database(start, end - start) and valid_utf8(start, end)
+
+
+@inner
 def _visible(start: int, end: int) -> int:
     """The answer for a collection name under a database or cluster scope."""
     size = end - start
@@ -59,7 +66,7 @@ def _visible(start: int, end: int) -> int:
             return UNDECIDED
         if load8(start + 6) == _DOT:
             return OUT_OF_SCOPE
-    return IN_SCOPE
+    return IN_SCOPE if valid_utf8(start, end) else OUT_OF_SCOPE
 
 
 @inner
@@ -75,7 +82,7 @@ def in_scope(start: int, end: int, kind: int, scope: int, scope_size: int) -> in
             return OUT_OF_SCOPE
         return _visible(start + scope_size, end)
     dot = first_dot(start, end)
-    if dot in (end, start) or _is_internal_database(start, dot - start):
+    if dot in (end, start) or not _is_user_database(start, dot):
         return OUT_OF_SCOPE
     return _visible(dot + 1, end)
 
@@ -102,6 +109,6 @@ def command_in_scope(start: int, end: int, kind: int, scope: int, scope_size: in
     if end - dot != 5 or name_word(dot + 1, 4) != _CMD or dot == start:
         return OUT_OF_SCOPE
     if kind == CLUSTER:
-        return OUT_OF_SCOPE if _is_internal_database(start, dot - start) else IN_SCOPE
+        return IN_SCOPE if _is_user_database(start, dot) else OUT_OF_SCOPE
     database = first_dot(scope, scope + scope_size) - scope
     return IN_SCOPE if dot - start == database and equal(start, scope, database) else OUT_OF_SCOPE

@@ -91,6 +91,9 @@ _SHARD_COLLECTION = word_of(b"shardCollection")
 _REFINE = word_of(b"refineCollectionShardKey")
 _RESHARD = word_of(b"reshardCollection")
 _MIGRATE_LAST = word_of(b"migrateLastChunkFromShard")
+_MIGRATE_NEW = word_of(b"migrateChunkToNewShard")
+_RESHARD_BEGIN = word_of(b"reshardBegin")
+_RESHARD_DONE = word_of(b"reshardDoneCatchUp")
 
 # The last four bytes of the longer names.
 _TAIL_NUMBER = int.from_bytes(b"mber", "little")
@@ -341,6 +344,8 @@ def announces(document: int) -> bool:
             return True
         word = name_word(pos + 1, nul - pos - 1)
         if word in (_TYPE, _SHARD_COLLECTION, _REFINE, _RESHARD, _MIGRATE_LAST):
+            return True
+        if word in (_MIGRATE_NEW, _RESHARD_BEGIN, _RESHARD_DONE):
             return True
         pos = after
     return False

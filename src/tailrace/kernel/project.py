@@ -59,7 +59,7 @@ _NAMES = 56
 
 # A node's slots.
 KEEPS = 0  # 1 for an inclusion: what is not named goes
-PLACES = 8  # 1 where a field that goes keeps its place
+PLACES = 8  # 1 where a field that goes keeps its place, 2 where an element of an array does so too
 COMPUTES = 16  # 1 where something is set at this level or below
 SET = 24  # how many of the names, the first ones, are set or descended into
 NAMES = 32  # how many names there are
@@ -384,7 +384,8 @@ def _entry(node: int, name: int, size: int) -> int:
 def _settle_in(frame: int, state: int, out: int) -> int:
     """The value of the element that a frame is at is written."""
     element = load64(frame + _ELEMENT)
-    out = _settled(state, element, out, load64(load64(frame + _NODE) + PLACES) != 0)
+    of_fields_alone = 1 if load64(frame + _KIND) == ARRAY else 0
+    out = _settled(state, element, out, load64(load64(frame + _NODE) + PLACES) > of_fields_alone)
     if out > element:
         store64(frame + _COUNT, load64(frame + _COUNT) + 1)
     return out

@@ -202,7 +202,15 @@ def _node(pool: Pool, node: Projection, expressions: _Expressions) -> int:
     table = pool.table(rows, [0, 3])
     empty = pool.bytes(v.EMPTY_OBJECT[1])
     keeps = int(node.mode == "include")
-    words = [keeps, int(node.places), int(node.computes), len(node.order), len(rows), table, empty]
+    words = [
+        keeps,
+        int(node.places) + int(node.element_places),
+        int(node.computes),
+        len(node.order),
+        len(rows),
+        table,
+        empty,
+    ]
     return pool.words(words, [5, 6])
 
 

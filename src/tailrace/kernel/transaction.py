@@ -262,6 +262,13 @@ def _is_one(element: int) -> bool:
 
 
 @inner
+def _holds_alone(document: int, apply_ops: int) -> bool:
+    """Whether a command holds its ``applyOps`` array, and nothing else."""
+    end = apply_ops + _APPLY_OPS_VALUE + load32(apply_ops + _APPLY_OPS_VALUE)
+    return apply_ops == document + 4 and end == document + load32(document) - 1
+
+
+@inner
 def put_command(job: int) -> int:
     """The kind of a command entry (in ``ENTRY_TABLE``), or ``NO_ROOM``; its events are written."""
     table, flags = load64(job + ENTRY_TABLE), load64(job + FLAGS)
@@ -280,16 +287,19 @@ def put_command(job: int) -> int:
         if 1 in (prepare, partial):
             return MEMBER_ENTRY if session != 0 else SKIPPED
         if session == 0 and number == 0 and flags & UNWINDS_WITHOUT_SESSION == 0:
-            return SKIPPED
+            # The operations alone are an entry of a later version, which the plain stage refuses.
+            return PLAIN if _holds_alone(document, apply_ops) else SKIPPED
     elif session == 0 or not _is_one(commit):
         return PLAIN
     if (session == 0) != (number == 0):
         return PLAIN
     multi_op, previous = load64(table + MULTI_OP), previous_time(table)
     is_multi_op = multi_op != 0 and load_signed32(multi_op) == 1
+    if is_multi_op and flags & MULTI_OP_IS_NO_TRANSACTION == 0:
+        return PLAIN  # of a later version too
     take_times(job, table)
     _take_session(job, table)
-    if is_multi_op and flags & MULTI_OP_IS_NO_TRANSACTION != 0:
+    if is_multi_op:
         # Its prevOpTime leads to the session's earlier statements, which are no part of it.
         previous = 0
         store64(job + LSID, 0)

@@ -98,7 +98,9 @@ _BINARY_VALUE = 0x3C
 _LONG_STRING = 0x40
 _SHORT_STRING_MAX = 63
 
-_MILLISECONDS_MAX = 9223372036854775
+#: The years 1 to 9999, as in the reference.
+_FIRST_MS = -62135596800000
+_LAST_MS = 253402300799999
 _DECIMAL_BIAS = 6176
 
 
@@ -212,7 +214,7 @@ def _put_scalar(state: int, type_: int, value: int, end: int) -> int:
         return _put_binary(out, value, end, digits)
     if type_ == DATE:
         milliseconds = load64(value)
-        if milliseconds > _MILLISECONDS_MAX or milliseconds < -_MILLISECONDS_MAX:
+        if milliseconds > _LAST_MS or milliseconds < _FIRST_MS:
             return INVALID
         store8(out, _TIMESTAMP_VALUE)
         store64(out + 1, milliseconds * 1000)

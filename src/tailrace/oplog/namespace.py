@@ -2,6 +2,7 @@
 
 The server builds regular expressions from the scope and so do we: Python's ``$`` has the same odd habit as PCRE's (it
 also matches before a final newline), so even a collection called ``"c\\n"`` is seen by the streams that see it there.
+PCRE finds nothing in text that is not UTF-8: what has such a name is not seen.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ScopeKind = Literal["collection", "database", "cluster"]
 _USER_COLLECTION: Final = rb"(?!(\$|system\.))"
 #: The same with showSystemEvents: three kinds of system collections become visible (6.0).
 _USER_OR_SYSTEM_COLLECTION: Final = rb"(?!(\$|system\.(?!(js$|buckets\.|views$))))"
+_USER_OR_SYSTEM_OR_RESHARDING: Final = rb"(?!(\$|system\.(?!(js$|resharding\.|buckets\.|views$))))"
 USER_DATABASE: Final = rb"(?!(admin|config|local)\.)[^.]+\."
 
 #: The server's limits for names. A collection's name may be as long as the server stores it; asking for a longer one
@@ -72,6 +74,8 @@ class Scope:
             raise UsageError(
                 f"'{text}' is not a namespace", hint="Give a database ('shop') or a collection ('shop.orders')"
             )
+        if "/" in database:  # no database of a server can be called so
+            raise UsageError(f"'{text}' is not a namespace", hint=f"Write it with a dot: '{text.replace('/', '.', 1)}'")
         return cls.of_collection(database, collection) if dot else cls.of_database(database)
 
     def check_names(self) -> None:
@@ -132,15 +136,26 @@ def _remembering(pattern: bytes) -> Callable[[bytes], bool]:
         if answer is None:
             if len(remembered) >= _REMEMBERED_MAX:
                 remembered.clear()
-            answer = remembered[text] = match(text) is not None
+            answer = remembered[text] = match(text) is not None and _is_utf8(text)
         return answer
 
     return test
 
 
-def visible_collections(*, show_system_events: bool) -> bytes:
-    """The pattern of the collections' names that a database or cluster stream shows."""
-    return _USER_OR_SYSTEM_COLLECTION if show_system_events else _USER_COLLECTION
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def visible_collections(*, show_system_events: bool, resharding: bool = False) -> bytes:
+    """The pattern of the collections' names that a database or cluster stream shows. ``resharding``: system events take
+    in what resharding writes (7.0)."""
+    if not show_system_events:
+        return _USER_COLLECTION
+    return _USER_OR_SYSTEM_OR_RESHARDING if resharding else _USER_OR_SYSTEM_COLLECTION
 
 
 class NamespaceFilter:
@@ -154,8 +169,8 @@ class NamespaceFilter:
 
     __slots__ = ("collection", "command", "namespace", "views")
 
-    def __init__(self, scope: Scope, *, show_system_events: bool) -> None:
-        visible = visible_collections(show_system_events=show_system_events)
+    def __init__(self, scope: Scope, *, show_system_events: bool, resharding: bool = False) -> None:
+        visible = visible_collections(show_system_events=show_system_events, resharding=resharding)
         prefix = USER_DATABASE if scope.kind == "cluster" else re.escape((scope.database or "").encode()) + rb"\."
         if scope.kind == "collection":
             name = re.escape((scope.collection or "").encode()) + rb"$"

@@ -51,6 +51,10 @@ class Selection:
         """Whether a pattern matches the name. For a collection whose events streams show, ``match`` says the same."""
         return any(_matches(pattern, namespace) for pattern in self.patterns)
 
+    def may_cover(self, database: str) -> bool:
+        """Whether a pattern names the database, so that some collection of it may be chosen."""
+        return any(_regex(pattern.partition(".")[0]).fullmatch(database) for pattern in self.patterns)
+
     @property
     def databases(self) -> tuple[str, ...] | None:
         """The databases that the patterns name; ``None`` if a database is a pattern itself."""

@@ -350,4 +350,5 @@ def _config_plan(plan: Plan, after: ClusterTime) -> Plan:
         needs_merge=True,
         generate_v2_tokens=plan.token_version == 2,
     )
-    return build_plan(options, replace(plan.profile, unwinds_apply_ops_without_session=True))
+    reads_all = replace(plan.profile, unwinds_apply_ops_without_session=True, multi_op_is_no_transaction=True)
+    return build_plan(options, reads_all)

@@ -9,7 +9,6 @@ from tailrace.errors import TailraceError
 from tailrace.event.change_event import ChangeEvent
 from tailrace.expression import CompiledPipeline, compile_stages
 from tailrace.pipeline.quarantine import Aside, process
-from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import Answer, Request
 from tailrace.stage.add_sort_key import AddSortKey
@@ -48,7 +47,7 @@ class RouterPipeline:
     ) -> None:
         #: Events that were put aside.
         self.quarantined: Aside = [] if plan.quarantines else None
-        user = compiled(plan.options, plan.options.pipeline)
+        user = compiled(plan)
         self._guards = user.replaces_id
         setup = RouterSetup(plan, user, ensures=ensures, topology=topology, adds_sort_key=adds_sort_key)
         self.stages = tuple(stage.of(setup) for stage in ROUTER_STAGES if stage.is_needed(setup))
@@ -83,10 +82,15 @@ class RouterPipeline:
             raise failure
 
 
-def compiled(options: StreamOptions, stages: tuple[bytes, ...]) -> CompiledPipeline:
-    """Some of the user's stages, ready to run."""
+def compiled(plan: Plan) -> CompiledPipeline:
+    """The user's stages, ready to run, in the language of the plan's server."""
+    options = plan.options
     return compile_stages(
-        stages, let=options.let, collation=options.collation, show_expanded_events=options.show_expanded_events
+        options.pipeline,
+        let=options.let,
+        collation=options.collation,
+        show_expanded_events=options.show_expanded_events,
+        version=plan.profile.version,
     )
 
 

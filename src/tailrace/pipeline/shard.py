@@ -8,11 +8,11 @@ what it had given by then still goes through the rest, so that every event befor
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 from tailrace import raw_bson
-from tailrace.errors import OplogFormatError, TailraceError, invariant
+from tailrace.errors import InternalError, LaterEntryError, OplogFormatError, TailraceError, invariant
 from tailrace.event.change_event import ChangeEvent
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
@@ -94,7 +94,7 @@ class ChangeStreamPipeline:
         self._start = plan.start or ClusterTime(0)
         self._token = plan.first_token
         self._unparsed: bytes | None = None  # the last event's token, where it is later than ``_token``
-        self.user_stages = compiled(plan.options, plan.options.pipeline)
+        self.user_stages = compiled(plan)
         self.pushdown = plan_pushdown(plan, self.user_stages, enabled=pushes_down)
         searches = not mid_stream and must_search(plan)
         # With needsMerge a shard leaves the search to others.
@@ -174,14 +174,15 @@ class ChangeStreamPipeline:
 
     @property
     def unknown_operations(self) -> dict[str, int]:
-        """How many entries were skipped for an operation letter that is not known, by letter."""
+        """How many entries, and operations inside of entries, were skipped for an operation letter that is not known,
+        by letter."""
         return self._oplog_match.unknown_operations
 
     def process(self, batch: OplogBatch) -> Running:
         """Run a batch through the stages: yields requests (answer them) and ``Emit`` (answer ``None``).
 
         After invalidation the rest of the batch is not looked at. Raises ``OplogFormatError`` with the entry's
-        position, 280, 286, or what a stage raises, after everything before it was emitted.
+        position, ``LaterEntryError``, 280, 286, or what a stage raises, after everything before it was emitted.
         """
         chunk: list[OplogEntry] = []
         try:
@@ -189,7 +190,7 @@ class ChangeStreamPipeline:
                 entry = parse_entry(raw)
                 if entry.cluster_time < self._start:
                     continue
-                if self._oplog_match.matches(entry):
+                if self._matches(entry, raw):
                     chunk.append(entry)
                 elif is_chain_member(entry):
                     self.unwind.remember(entry.cluster_time, raw)
@@ -198,7 +199,7 @@ class ChangeStreamPipeline:
                     yield from self._run(full)
                     if self.invalidated:
                         return
-        except OplogFormatError:
+        except (OplogFormatError, LaterEntryError):
             yield from self._run(chunk)
             if self.invalidated:
                 return
@@ -206,6 +207,14 @@ class ChangeStreamPipeline:
         yield from self._run(chunk)
         if not self.invalidated:
             self._promise(batch.high_water)
+
+    def _matches(self, entry: OplogEntry, raw: bytes) -> bool:
+        try:
+            return self._oplog_match.matches(entry)
+        except Exception as error:
+            if isinstance(error, TailraceError) and not isinstance(error, InternalError):
+                raise
+            raise raw_bson.explained([raw], error) from error
 
     def advance(self, token_bson: bytes | None, high_water: ClusterTime) -> None:
         """Move on past what other code than ``process`` has made of the stream's entries: ``token_bson`` is the resume
@@ -252,6 +261,14 @@ class ChangeStreamPipeline:
             except TailraceError as error:
                 # What this stage had given comes before its error; an error further down comes earlier in the stream.
                 failure, invalidate = error, None
+                if isinstance(error, InternalError):
+                    found = raw_bson.explained(_documents(items), error)
+                    failure = found if isinstance(found, TailraceError) else error
+            except Exception as error:
+                damage = raw_bson.explained(_documents(items), error)
+                if damage is error or not isinstance(damage, OplogFormatError):
+                    raise  # our own bug
+                failure, invalidate = damage, None
             if self._resumability is not None and stage is self._resumability and not self.searches_unmatched:
                 self._oplog_match.may_pass = self.pushdown.entry_test
             if stage is self._check_invalidate and not self._goes_on and (ending := _ending(out)) is not None:
@@ -282,6 +299,15 @@ class ChangeStreamPipeline:
         reached = self.resume_token.cluster_time
         if high_water > reached or (high_water == reached and self._token.is_high_water_mark):
             self._token = ResumeToken.high_water_mark(high_water, version=self.plan.token_version)
+
+
+def _documents(items: list[Any]) -> Iterator[bytes]:
+    """What a stage was at work on: the documents of entries, or events."""
+    for item in items:
+        if isinstance(item, OplogEntry):
+            yield from (part for part in (item.o, item.o2) if part is not None)
+        else:
+            yield item.to_bson()
 
 
 def _ending(events: list[ChangeEvent]) -> ChangeEvent | None:

@@ -1,7 +1,8 @@
 """Server profiles: what differs between server versions, in one table.
 
-6.0 is measured against a running mongod 6.0.27, 5.0 and 4.4 against recordings of 5.0.4 and 4.4.2. 7.0 and 8.0 follow
-the server's published documents (semantics 1.1, 2.5, 4.3); they were not measured against a running server.
+6.0 is measured against a running mongod 6.0.27, 7.0 against 7.0.25 and 7.0.28, 5.0 and 4.4 against recordings of 5.0.4
+and 4.4.2. 8.0 follows the server's published documents (semantics 1.1, 2.5, 4.3); it was not measured against a running
+server. A profile's version may have three parts, where a patch release changed something.
 ``tailrace.plan.reference`` makes docs/reference/server-versions.md from the table.
 """
 
@@ -9,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from tailrace.errors import UsageError
+
+#: What the rules for a version are taken from.
+Knowledge: TypeAlias = Literal["measured", "derived", "unknown"]
 
 
 def _column(says: str) -> Any:
@@ -23,7 +27,7 @@ def _column(says: str) -> Any:
 class ServerProfile:
     """What a server version's change streams do differently from the others."""
 
-    version: tuple[int, int]
+    version: tuple[int, ...]
     token_version: int = _column(
         "version of the resume tokens that a stream writes, unless something asks for version 2"
     )
@@ -38,7 +42,7 @@ class ServerProfile:
     )
     expanded_events_and_images: bool = _column("showExpandedEvents and stored pre- and post-images exist")
     logs_pre_images: bool = _column(
-        "pre-images are no-op entries of the oplog (`recordPreImages`), shown behind `fullDocument`"
+        "pre-images are no-op entries of the oplog (`recordPreImages`), shown in the event after `fullDocument`"
     )
     refuses_mode_by_own_code: bool = _column("an unknown `fullDocument` is refused with 40575, not 2")
     insert_keys_from_catalog: bool = _column(
@@ -62,7 +66,21 @@ class ServerProfile:
     )
     reply_says_invalidated: bool = _column("the reply that closes an invalidated cursor says `invalidated: true`")
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
+    describes_no_ops: bool = _column(
+        "`reshardBegin`, `reshardDoneCatchUp` and `migrateChunkToNewShard` (before: `kNewShardDetected`) have `ns`; "
+        "their tokens hold an `operationDescription`, which showExpandedEvents shows"
+    )
+    shows_resharding_collections: bool = _column("showSystemEvents shows `system.resharding.*` too")
+    shows_index_builds: bool = _column("`startIndexBuild` events, with showExpandedEvents and showSystemEvents")
+    refuses_old_updates: bool = _column(
+        "an update entry with a `$v` other than 2, or with neither `$v` nor `_id`, ends the stream with 6741200"
+    )
     measured: bool = _column("measured against a server of this version, not taken from its documentation")
+
+    @property
+    def series(self) -> tuple[int, int]:
+        """The first two parts of ``version``: what a user calls the server's version."""
+        return self.version[0], self.version[1]
 
     @property
     def name(self) -> str:
@@ -89,6 +107,10 @@ SERVER_4_4: Final = ServerProfile(
     ends_with_token_of_invalidate=False,
     reply_says_invalidated=False,
     messages_end_with_full_stop=True,
+    describes_no_ops=False,
+    shows_resharding_collections=False,
+    shows_index_builds=False,
+    refuses_old_updates=False,
     measured=True,
 )
 SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), refuses_mode_by_own_code=False, insert_keys_from_catalog=False)
@@ -113,9 +135,13 @@ SERVER_7_0: Final = replace(
     token_version=2,
     disambiguated_paths=True,
     unwinds_apply_ops_without_session=True,
-    measured=False,
+    describes_no_ops=True,
+    shows_resharding_collections=True,
+    refuses_old_updates=True,
 )
-SERVER_8_0: Final = replace(SERVER_7_0, version=(8, 0), multi_op_is_no_transaction=True)
+#: Somewhere after 7.0.25, which is measured too.
+SERVER_7_0_28: Final = replace(SERVER_7_0, version=(7, 0, 28), shows_index_builds=True)
+SERVER_8_0: Final = replace(SERVER_7_0_28, version=(8, 0), multi_op_is_no_transaction=True, measured=False)
 SERVER_8_1: Final = replace(SERVER_8_0, version=(8, 1), ns_type=True)
 
 #: All profiles, oldest first.
@@ -124,6 +150,7 @@ PROFILES: Final[tuple[ServerProfile, ...]] = (
     SERVER_5_0,
     SERVER_6_0,
     SERVER_7_0,
+    SERVER_7_0_28,
     SERVER_8_0,
     SERVER_8_1,
 )
@@ -135,14 +162,38 @@ def profile_for(version: str | Sequence[int]) -> ServerProfile:
     Raises ``UsageError`` for a version before 4.4 or text that is not a version.
     """
     try:
-        parts = [int(part) for part in version.split(".")[:2]] if isinstance(version, str) else list(version)[:2]
-        asked = (parts[0], parts[1] if len(parts) > 1 else 0)
+        asked = _parts(version)
     except (ValueError, IndexError):
         raise UsageError(f"'{version}' is not a server version", hint="Give one such as 6.0 or 6.0.27") from None
     fitting = [profile for profile in PROFILES if profile.version <= asked]
     if not fitting:
         raise UsageError(f"MongoDB {asked[0]}.{asked[1]} is not supported", hint="4.4 is the oldest version that is")
     return fitting[-1]
+
+
+def knowledge_of(version: str | Sequence[int]) -> Knowledge:
+    """What the rules for a version are taken from: ``measured`` against a server of its series (7.0, not 7.3),
+    ``derived`` from published documents or from the rules of the series before it, ``unknown`` where it is of a later
+    major version than any profile. Raises as ``profile_for``.
+    """
+    profile = profile_for(version)
+    major, minor = _parts(version)[:2]
+    if major > PROFILES[-1].version[0]:
+        return "unknown"
+    return "measured" if profile.measured and profile.series == (major, minor) else "derived"
+
+
+def _parts(version: str | Sequence[int]) -> tuple[int, ...]:
+    """At least two and at most three numbers. Raises ValueError or IndexError for what is no version."""
+    words = version.split(".")[:3] if isinstance(version, str) else list(version)[:3]
+    if not words:
+        raise IndexError
+    return (*(_number(word) for word in words), 0)[: max(2, len(words))]
+
+
+def _number(word: str | int) -> int:
+    """A part of a version: its digits, so that the last part of "7.0.28-rc1" is 28."""
+    return int(word) if isinstance(word, int) else int(word.partition("-")[0])
 
 
 def chosen_profile(version: str | Sequence[int]) -> ServerProfile:

@@ -30,11 +30,37 @@ tailrace watch mongodb://localhost shop.orders --server-version 7.0 --until now
 tailrace replay dump/ --server-version 5.0
 ```
 
-A dump does not name its server, so `replay` assumes 6.0 unless a version is given. With `engine="server"` the server
-decides, and giving a version is an error. Versions before 4.4 are refused, and so is an option that the version lacks.
+`replay` takes the version that the dump's `prelude.json` names (a current `mongodump` writes it). Without one, an
+`applyOps` that holds operations alone, of no session, proves 7.0, and one with `multiOpType: 1` proves 8.0; otherwise
+6.0 is assumed. Standard error says which version was taken and why. Where the prelude names a version that an entry
+disproves, nothing is replayed until you name one. With `engine="server"` the server decides, and giving a version is an
+error.
+Versions before 4.4 are refused, and so is an option that the version lacks.
+
+If no version was named, a stream changes to another one by itself when the member that it reads is
+[upgraded](../how-to/operations.md#upgrading-the-deployment). An archive keeps its servers' versions, and `replay` takes
+the newest of them, as an upgraded server reads the older entries in its oplog.
+
+An entry that only a later version writes (the two above) is never passed over: under an earlier profile it is an error
+that names the entry, where it holds something of the stream's.
+
+`tailrace doctor` says what is known of your server's version:
+
+| | |
+|---|---|
+| measured | a server of this series was compared: 4.4, 5.0, 6.0, 7.0 |
+| derived | 8.x follows its published documents; 6.3, 7.3 and the like have the rules of the series before |
+| unknown | of a later major version than the last of the table; it is read by the rules of the last |
+
+`tailrace compare` says how your server compares with its profile ([Compare with your
+server](../how-to/compare.md)). If a version is not measured, run it before you rely on that version.
 
 A profile cannot bring back what a server did not write into its oplog: 4.4 writes updates in the form `$v: 1`, whose
 events have no `truncatedArrays`, whatever the profile.
+
+The language of pipelines is the version's too: [Expressions](expressions.md) says what came when, and what 7.0 does
+otherwise. For the last rule of the table: 7.0.28 does not write such an entry itself (`applyOps` refuses it with
+4772600), so its code is known from crafted entries, and the words for one with neither `$v` nor `_id` are ours.
 
 ## What differs
 """

@@ -11,8 +11,8 @@ from typing import Final
 from tailrace.event.change_event import ChangeEvent
 from tailrace.stage.setup import ShardSetup, ShardStage
 
-#: The event of a chunk that moves to a shard without one; 8.x calls it ``migrateChunkToNewShard``.
-NEW_SHARD_DETECTED: Final = "kNewShardDetected"
+#: The event of a chunk that moves to a shard without one: by its name up to 6.0, and by that of 7.0.
+NEW_SHARD_DETECTED: Final = frozenset(("kNewShardDetected", "migrateChunkToNewShard"))
 
 
 class CheckTopologyChange(ShardStage):
@@ -24,6 +24,6 @@ class CheckTopologyChange(ShardStage):
 
     def process(self, events: list[ChangeEvent], out: list[ChangeEvent]) -> None:
         for event in events:
-            if event.operation_type == NEW_SHARD_DETECTED:
+            if event.operation_type in NEW_SHARD_DETECTED:
                 event.bypasses = True
             out.append(event)

@@ -15,6 +15,7 @@ CLASSIC_TYPES: Final = frozenset(
         "insert",
         "invalidate",
         "kNewShardDetected",
+        "migrateChunkToNewShard",
         "rename",
         "replace",
         "reshardBegin",

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 from tailrace import raw_bson
+from tailrace.errors import LaterEntryError
 from tailrace.oplog.entry import OplogEntry, apply_ops, first_elements, parse_operation
 from tailrace.oplog.namespace import NamespaceFilter
+from tailrace.oplog.version_proof import version_proof
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.profile import ServerProfile
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, STRING, Element
@@ -23,6 +25,7 @@ _COLLECTION_COMMANDS: Final = (b"drop", b"create", b"createIndexes", b"commitInd
 _SHARDING_NO_OPS: Final = (b"shardCollection", b"refineCollectionShardKey", b"reshardCollection")
 _RESHARDING_TYPES: Final = frozenset((b"reshardBegin", b"reshardDoneCatchUp"))
 _NEW_SHARD_TYPE: Final = b"migrateChunkToNewShard"
+_INDEX_BUILD: Final = b"startIndexBuild"
 
 
 class OplogMatch:
@@ -30,7 +33,8 @@ class OplogMatch:
 
     ``may_pass``            further test of an entry, or of an operation out of a transaction: whether its event may
                             pass the user's ``$match``
-    ``unknown_operations``  counts the entries with an unknown operation letter, by letter
+    ``unknown_operations``  counts the entries, and the operations of those that hold several, with an unknown
+                            operation letter, by letter
     """
 
     def __init__(
@@ -39,7 +43,12 @@ class OplogMatch:
         self.may_pass = may_pass
         self._options = options
         self._profile = profile
-        self._names = NamespaceFilter(options.scope, show_system_events=options.show_system_events)
+        self._names = NamespaceFilter(
+            options.scope,
+            show_system_events=options.show_system_events,
+            resharding=profile.shows_resharding_collections,
+        )
+        self._index_builds = profile.shows_index_builds and options.show_system_events
         self._views_match = options.show_expanded_events
         self.unknown_operations: dict[str, int] = {}
 
@@ -61,9 +70,12 @@ class OplogMatch:
             return self._matches_command(entry, first_elements(entry.o))
         if operation == "n":
             return self._matches_no_op(entry)
+        self._count_unknown(operation)
+        return False
+
+    def _count_unknown(self, operation: str) -> None:
         if operation not in _KNOWN:
             self.unknown_operations[operation] = self.unknown_operations.get(operation, 0) + 1
-        return False
 
     def matches_inner(self, operation: OplogEntry) -> bool:
         """Whether an operation inside a transaction is in scope: CRUD and commands, without the views branch. What
@@ -74,6 +86,7 @@ class OplogMatch:
             return self._names.namespace(operation.namespace)
         if operation.operation == "c":
             return self._matches_ddl(operation, first_elements(operation.o))
+        self._count_unknown(operation.operation)
         return False
 
     def _shows_migration(self, entry: OplogEntry) -> bool:
@@ -101,6 +114,8 @@ class OplogMatch:
         for name in _COLLECTION_COMMANDS:
             if self._names_collection(body, fields.get(name)):
                 return True
+        if self._index_builds and self._names_collection(body, fields.get(_INDEX_BUILD)):
+            return True
         source = fields.get(b"renameCollection")
         if source is not None and (
             self._names_namespace(body, source) or self._names_namespace(body, fields.get(b"to"))
@@ -116,9 +131,24 @@ class OplogMatch:
             return False
         if _is_true(body, fields.get(b"prepare")) or _is_true(body, fields.get(b"partialTxn")):
             return False
+        self._refuse_later_version(entry, fields)
         if entry.lsid is None or entry.txn_number is None:
             return self._profile.unwinds_apply_ops_without_session and self._any_inner_matches(entry)
         return entry.prev_op_time is not None or self._any_inner_matches(entry)
+
+    def _refuse_later_version(self, entry: OplogEntry, fields: dict[bytes, Element]) -> None:
+        """Raises LaterEntryError where the stream would lose what an entry of a later version holds for it, or give
+        it another form, as the profile's version does that reads such an entry."""
+        profile = self._profile
+        is_known = profile.multi_op_is_no_transaction if entry.multi_op else profile.unwinds_apply_ops_without_session
+        proof = None if is_known else version_proof(entry, fields)
+        if proof is not None and self._any_inner_matches(entry):
+            raise LaterEntryError(
+                f"{proof.found}, as only MongoDB {proof.version} and later write it, and the events are to be those of "
+                f"{profile.name}",
+                hint="Resume the stream: it then makes the events of the version that it reads. Where a version was "
+                f"named (server_version, --server-version), name {proof.version} or the deployment's own",
+            )
 
     def _any_inner_matches(self, entry: OplogEntry) -> bool:
         """Whether the whole entry is of interest: an operation in scope, or an in-scope create or createIndexes.
@@ -143,6 +173,11 @@ class OplogMatch:
             return True
         if self._options.show_system_events and b"migrateLastChunkFromShard" in fields:
             return True
+        if self._profile.describes_no_ops:
+            if any(name in fields for name in _RESHARDING_TYPES):
+                return True
+            if self._options.needs_merge and _NEW_SHARD_TYPE in fields:
+                return True
         kind = fields.get(b"type")
         if kind is None or kind.type != STRING:
             return False

@@ -31,6 +31,7 @@ _NAMED_NO_OPS: Final = (
     b"reshardCollection",
     b"migrateLastChunkFromShard",
 )
+_NAMED_SINCE_7_0: Final = (b"reshardBegin", b"reshardDoneCatchUp", b"migrateChunkToNewShard")
 
 
 class Transform(ShardStage):
@@ -50,6 +51,8 @@ class Transform(ShardStage):
         self._disambiguates = self._expanded and plan.profile.disambiguated_paths
         self._wall_time = plan.profile.wall_time
         self._ns_type = plan.profile.ns_type
+        self._describes_no_ops = plan.profile.describes_no_ops
+        self._refuses_old_updates = plan.profile.refuses_old_updates
         self._reads_logged_images = plan.reads_logged_images
         self.left: list[OplogEntry] = []
         token = plan.start_token
@@ -159,6 +162,8 @@ class Transform(ShardStage):
         return event
 
     def _update(self, entry: OplogEntry, body: bytes) -> ChangeEvent:
+        if self._refuses_old_updates:
+            refuse_old_update(body)
         if is_replacement(body):
             event = self._keyed(entry, "replace", entry.o2)
             event.full_document = body
@@ -268,6 +273,12 @@ class Transform(ShardStage):
         description = encode_document(b"" if indexes is None else body[indexes.start : indexes.end])
         return self._on_collection(entry, "createIndexes", description, collection)
 
+    def _start_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+        collection = _text(body, fields[b"startIndexBuild"], entry)
+        indexes = fields.get(b"indexes")
+        description = encode_document(b"" if indexes is None else body[indexes.start : indexes.end])
+        return self._on_collection(entry, "startIndexBuild", description, collection)
+
     def _drop_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent | None:
         collection = _text(body, fields[b"dropIndexes"], entry)
         if entry.o2 is None and not self._expanded:
@@ -305,25 +316,35 @@ class Transform(ShardStage):
         return event
 
     def _no_op(self, entry: OplogEntry) -> ChangeEvent:
-        """A shard's announcement: by the field's name, or in the older form by ``type`` and with the whole ``o2`` as
-        its key."""
+        """A shard's announcement: by the field's name, or in the older form by ``type`` and, before 7.0, with the whole
+        ``o2`` as its key."""
         body = entry.o2 or raw_bson.EMPTY_DOCUMENT
         fields = first_elements(body)
-        for name in _NAMED_NO_OPS:
+        for name in (*_NAMED_NO_OPS, *(_NAMED_SINCE_7_0 if self._describes_no_ops else ())):
             if name in fields:
-                event = self._described(entry, name.decode(), _without(body, name))
-                event.namespace = split_namespace(entry.namespace)
-                return event
+                return self._described_no_op(entry, name.decode(), _without(body, name))
         kind = _text(body, fields.get(b"type"), entry).decode("utf-8", "replace")
+        if self._describes_no_ops:
+            return self._described_no_op(entry, kind, _without(body, b"type"))
         if kind == "migrateChunkToNewShard":
             kind = "kNewShardDetected"
         event = self._keyed(entry, kind, encode_document(encode_element(OBJECT, b"_id", body)))
-        uuid = fields.get(b"reshardingUUID")
-        if uuid is not None:
-            event.resharding_uuid = raw_bson.value(body, uuid)
+        event.resharding_uuid = _resharding_uuid(body)
         if self._expanded:
             event.collection_uuid = entry.collection_uuid
         return event
+
+    def _described_no_op(self, entry: OplogEntry, operation_type: str, description: bytes) -> ChangeEvent:
+        event = self._described(entry, operation_type, description)
+        event.namespace = split_namespace(entry.namespace)
+        event.resharding_uuid = _resharding_uuid(description)
+        return event
+
+
+def _resharding_uuid(announcement: bytes) -> bytes | None:
+    """What the event shows at its top too."""
+    uuid = raw_bson.find(announcement, b"reshardingUUID")
+    return None if uuid is None else raw_bson.value(announcement, uuid)
 
 
 #: The command entries that give events, by the field that names them, in the order in which they are looked for.
@@ -334,6 +355,7 @@ _COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Fields], Ch
     b"create": Transform._create,
     b"createIndexes": Transform._create_indexes,
     b"commitIndexBuild": Transform._commit_index_build,
+    b"startIndexBuild": Transform._start_index_build,
     b"dropIndexes": Transform._drop_indexes,
     b"collMod": Transform._modify,
 }
@@ -374,6 +396,20 @@ def _document_id(document: bytes) -> bytes:
     """``{_id: ...}`` of an inserted document: its key where the entry has no ``o2`` (servers before 5.3)."""
     element = raw_bson.find(document, b"_id")
     return raw_bson.EMPTY_DOCUMENT if element is None else encode_document(document[element.start : element.end])
+
+
+def refuse_old_update(body: bytes) -> None:
+    """Raise ``OplogFormatError`` for the form of update that 7.0 no longer reads: ``$v: 1``, or no ``$v`` at all."""
+    version = raw_bson.find(body, b"$v")
+    if version is None and raw_bson.find(body, b"_id") is not None:
+        return
+    number = 0
+    if version is not None:
+        if version.type != INT32:
+            return  # is_replacement says so
+        number = raw_bson.read_int32(body, version.value_start)
+    if number != 2:
+        raise OplogFormatError(f"Unsupported or missing oplog version, $v: {number}", code=6741200)
 
 
 def is_replacement(body: bytes) -> bool:

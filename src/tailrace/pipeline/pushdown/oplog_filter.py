@@ -37,7 +37,11 @@ _SHARDING_NO_OPS: Final = (
     b"reshardCollection",
     b"migrateLastChunkFromShard",
     b"type",
+    b"reshardBegin",
+    b"reshardDoneCatchUp",
+    b"migrateChunkToNewShard",
 )
+_INDEX_BUILD: Final = b"startIndexBuild"
 _NEVER_IN_COMMANDS: Final = frozenset(
     (b"documentKey", FULL_DOCUMENT, b"fullDocumentBeforeChange", b"updateDescription", b"rawUpdateDescription")
 )
@@ -75,7 +79,9 @@ class _OplogFilter:
         self._scope: Scope = plan.options.scope
         self._node = node
         database = None if self._scope.database is None else self._scope.database.encode()
-        visible = visible_collections(show_system_events=self._options.show_system_events)
+        visible = visible_collections(
+            show_system_events=self._options.show_system_events, resharding=plan.profile.shows_resharding_collections
+        )
         prefix = b"^" + (USER_DATABASE if database is None else re.escape(database) + rb"\.")
         if self._scope.kind == "collection":
             # The patterns of the server end in $, which takes a line break at the end of a name for nothing.
@@ -146,7 +152,15 @@ class _OplogFilter:
     # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _definitions(self) -> Filter:
-        return every(query.one_of(b"ns", [self._commands]), any_of(*(self._definition(name) for name in COMMANDS)))
+        return every(
+            query.one_of(b"ns", [self._commands]),
+            any_of(*(self._definition(name) for name in COMMANDS), self._index_builds()),
+        )
+
+    def _index_builds(self) -> Filter:
+        if not (self._options.show_system_events and self._plan.profile.shows_index_builds):
+            return False
+        return query.one_of(b"o." + _INDEX_BUILD, self._collections)
 
     def _definition(self, name: bytes) -> Filter:
         in_scope: Filter
@@ -191,7 +205,8 @@ class _OplogFilter:
         )
         applied = every(exists(b"o.applyOps"), any_of(inner, last_of_chain))
         if not self._plan.profile.unwinds_apply_ops_without_session:
-            applied = every(applied, exists(b"lsid"), exists(b"txnNumber"))
+            # One without a session gives no event, but it may be of a later version, and is refused then.
+            applied = every(applied, any_of(every(exists(b"lsid"), exists(b"txnNumber")), exists(b"lsid", False)))
         return every(any_of(applied, query.exists(b"o.commitTransaction")), self._of_the_commit())
 
     def _of_the_commit(self) -> Filter:
