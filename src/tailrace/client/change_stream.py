@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -14,19 +15,26 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import bson
 from bson.codec_options import CodecOptions
-from bson.errors import BSONError
 from pymongo import MongoClient
 from pymongo.synchronous import change_stream as pymongo_change_stream
 
 from tailrace.client import kernel_loader
 from tailrace.client.block_events import BlockEvents
+from tailrace.client.checked import checked_options, collections_read
 from tailrace.client.commands import StreamCommands, commands_of, telling_refusals
 from tailrace.client.oplog_resume import OplogResume
 from tailrace.client.request import WatchRequest
 from tailrace.client.session import StreamSession, known_clock
 from tailrace.client.statistics import StreamStatistics
+from tailrace.client.stream_errors import CANNOT_DECODE, in_execution, named_version, undecodable
 from tailrace.client.turn import Turn
-from tailrace.errors import TailraceError, UsageError
+from tailrace.errors import (
+    NonResumableError,
+    OtherVersionError,
+    ServerError,
+    TailraceError,
+    UsageError,
+)
 from tailrace.event.event_block import OPERATION_TYPES, EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.pipeline.explain import explain
@@ -36,26 +44,17 @@ from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import answers_of, drive
-from tailrace.source.driver_error import as_driver_error, at_the_border
+from tailrace.source.driver_error import at_the_border
 from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
 
-#: What a decoder of events may raise.
-CANNOT_DECODE: Final = (BSONError, ValueError, OverflowError, TypeError)
 #: Entries in one reply where nobody says otherwise: about a megabyte, which stays in the processor's cache on its way
 #: through the kernel (16 MB, the server's own limit, cost a third more), and is all that a slow reader holds.
 _READ_ENTRIES: Final = 2000
 _INVALIDATE: Final = OPERATION_TYPES.index("invalidate")
 
-
-def undecodable(error: Exception) -> Exception:
-    """The error that ends a stream of which an event cannot be decoded."""
-    refused = UsageError(
-        f"an event cannot be decoded: {error}",
-        hint="Watch with document_class=RawBSONDocument, or with codec options that allow the value",
-    )
-    return as_driver_error(refused, type(error))
+_log = logging.getLogger("tailrace.client")
 
 
 if TYPE_CHECKING:
@@ -88,7 +87,8 @@ class ChangeStream(ABC, _PyMongoStream):
     @abstractmethod
     def try_next(self) -> Any | None:
         """The next event, or ``None`` when there is none within ``max_await_time_ms`` (default 1 s) or the stream has
-        ended. Raises the error that ends the stream: a TailraceError with the server's code."""
+        ended. After ``close`` it gives what was at hand, as PyMongo's does. Raises the error that ends the stream: a
+        TailraceError with the server's code."""
 
     @property
     @abstractmethod
@@ -137,8 +137,12 @@ class ChangeStream(ABC, _PyMongoStream):
             self._refuse_to_decode(error)
 
     def _refuse_to_decode(self, error: Exception) -> NoReturn:
-        self.close()
+        self._abandon()
         raise undecodable(error) from None
+
+    def _abandon(self) -> None:
+        """Close the stream after an error: nothing is left to give."""
+        self.close()
 
     def __iter__(self) -> Self:
         return self
@@ -176,7 +180,7 @@ class BlockChangeStream(ChangeStream):
         self._events: BlockEvents | None = None
         #: An invalidation at the end of that block, which nothing may follow.
         self._last: EventBlock | None = None
-        self._has_given_before = False
+        self._has_given_before = self._is_closed = False
         self._refilling = threading.RLock()
         self._session = StreamSession(request.session)
         #: Told of the commands that the server's stream would have sent; ``None`` if nobody listens.
@@ -217,6 +221,8 @@ class BlockChangeStream(ChangeStream):
 
     @property
     def has_next(self) -> bool:
+        if self._turn.ended:
+            return False
         return self._last is not None or (self._events is not None and self._events.left > 0)
 
     def next(self) -> Any:
@@ -246,6 +252,8 @@ class BlockChangeStream(ChangeStream):
     @at_the_border
     def _awaited(self) -> Any | None:
         """The next event where none is ready, waited for once."""
+        if self._is_closed:
+            return self._left_over()
         if not self._refill():
             with self._turn, self._time_limit():
                 try:
@@ -255,7 +263,7 @@ class BlockChangeStream(ChangeStream):
                     self._turn.check()
                 except BaseException as error:
                     if not self._leaves_open(error):
-                        self.close()
+                        self._abandon()
                     raise
             if last is not None:
                 return self._decoded(last)
@@ -263,6 +271,22 @@ class BlockChangeStream(ChangeStream):
             return next(self._ready, None)
         except CANNOT_DECODE as error:
             self._refuse_to_decode(error)
+
+    def _left_over(self) -> Any | None:
+        """What a closed stream still holds, one event after the other."""
+        with self._refilling:
+            last = self._last
+            if self._events is not None and self._events.left:
+                try:
+                    return next(self._events.documents())
+                except CANNOT_DECODE as error:
+                    self._refuse_to_decode(error)
+            self._forget_block()
+            if last is None:
+                return None
+            self._last = None
+            self._token = last.token(0) or self._token
+        return self._decoded(last.event(0))
 
     def _leaves_open(self, error: BaseException) -> bool:
         """Whether the stream goes on after an error (rule 31)."""
@@ -314,7 +338,7 @@ class BlockChangeStream(ChangeStream):
                 continue
             self._token = self._stream.token.to_bson()
             if self._stream.invalidated:
-                self.close()
+                self._abandon()
                 break
             left_s = max(0.0, deadline - time.monotonic())
             if has_read and not (left_s and goes_on):
@@ -345,7 +369,7 @@ class BlockChangeStream(ChangeStream):
         self._token = block.token(0) or self._token
         if not self._finish_block() and self._stream.invalidated:
             self._token = self._stream.token.to_bson()
-            self.close()
+            self._abandon()
         return block.event(0)
 
     def _forget_block(self) -> None:
@@ -356,8 +380,12 @@ class BlockChangeStream(ChangeStream):
     def close(self) -> None:
         if self._commands is not None:
             self._commands.close()
+        self._is_closed = True
         self._turn.end()
-        self._ready = iter(())
+        self._ready = iter(())  # ``next`` gives nothing more
+
+    def _abandon(self) -> None:
+        self.close()
         self._last = None
         self._forget_block()
 
@@ -378,8 +406,14 @@ class OplogChangeStream(BlockChangeStream):
         pushes_down: bool = True,
     ) -> None:
         self._source = source
+        self._request = request
+        self._pushes_down = pushes_down
+        #: Whether the user named the version; otherwise the stream takes that of the member that it reads.
+        self._is_chosen = profile is not None
         with telling_refusals(request):
-            profile = profile or profile_for(source.server_version)
+            version = source.server_version if profile is None else None
+            profile = profile or profile_for(version or "")
+            source.expect_version(version)
             options = checked_options(request, profile)
             scope = options.scope
             if scope.database is not None and scope.collection is not None:
@@ -406,32 +440,51 @@ class OplogChangeStream(BlockChangeStream):
             batch_size=request.batch_size or _READ_ENTRIES,
             comment=request.comment,
         )
-        self._oplog_filter: bytes | None = None
         self._filter_choice = FilterChoice(is_local=is_local(source.client))
+        self._begin_reading(plan)
+        self._open_read()
+
+    def _begin_reading(self, plan: Plan) -> None:
+        self._oplog_filter: bytes | None = None
         self._batch = OplogBatch(b"", ClusterTime(0))
         #: The rest of a reply that was divided.
         self._rest: OplogBatch | None = None
         #: Events of that batch so far, and their bytes.
         self._given, self._given_bytes = 0, 0
         self._read_up_to = plan.read_after or ClusterTime(0)
-        self._open_read()
 
     def _open_read(self) -> None:
         """The first reply, and the events that are there already. If the oplog cannot be read, or the server's
         ``aggregate`` would fail on filling its first batch, ``watch`` itself raises."""
         commands = self._commands
+        self._is_opening = True
         try:
             with self._time_limit():
-                self._stream.feed(ONE_OPLOG, self._read(is_first=True))
+                self._feed(is_first=True)
                 while self._fills_first_batch and not self._finish_block() and self._rest is not None:
-                    self._stream.feed(ONE_OPLOG, self._read())
+                    self._feed()
         except BaseException as error:
             if commands is not None and isinstance(error, TailraceError):
                 commands.failed(error)
-            self.close()
+            self._abandon()
             raise
+        self._is_opening = False
         if commands is not None:
             commands.answered(self.resume_token, self._told, is_last=self._ends)
+
+    def _go_over(self) -> None:
+        """The member that is read has another major version than the one before, as in an upgrade under way: go on with
+        that version's events, as a driver does that resumes there. All that was read before has been given."""
+        version = self._source.version_read()
+        profile = profile_for(version)
+        self._source.expect_version(version)
+        token = bson.decode(self._token_given())
+        _log.info("the stream goes on with the events of MongoDB %s", version)
+        request = self._request.resumed(token, has_given=self._has_given)
+        plan = self._planned(checked_options(request, profile), profile)
+        plan.confirm_history(*self._source.oldest())
+        self._stream = open_stream(plan, pushes_down=self._pushes_down, kernel=kernel_loader.works_on)
+        self._begin_reading(plan)
 
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
         return build_plan(options, profile)
@@ -458,7 +511,12 @@ class OplogChangeStream(BlockChangeStream):
         self._resume.reads(self._token_given(), has_given=self._has_given)
 
     def _next_block(self) -> EventBlock | None:
-        block = next(drive(self._stream, self._answers), None)
+        try:
+            block = next(drive(self._stream, self._answers), None)
+        except OtherVersionError as error:
+            raise (named_version(error) if self._is_chosen else error) from None
+        except (ServerError, NonResumableError) as error:
+            raise in_execution(error, self._stream.plan.profile, is_opening=self._is_opening) from error.__cause__
         if block is not None:
             self._given += len(block)
             self._given_bytes += block.size
@@ -467,8 +525,12 @@ class OplogChangeStream(BlockChangeStream):
     def _read_more(self, left_s: float) -> bool:
         check_time_limit(self._source.name)
         self._session.check_get_more()
-        self._stream.feed(ONE_OPLOG, self._read())
+        self._feed()
         return not self._resume.has_resumed  # rule 22: an aggregate's reply is not followed by a getMore in one call
+
+    def _feed(self, *, is_first: bool = False) -> None:
+        batch = self._read(is_first=is_first)
+        self._stream.feed(ONE_OPLOG, batch)  # the one that there is after reading: another version has another
 
     def _read(self, *, is_first: bool = False) -> OplogBatch:
         """The next batch. An open read that has met the end of the caller's time, or whose filter is no longer the one
@@ -484,7 +546,14 @@ class OplogChangeStream(BlockChangeStream):
         if not self._open:
             self._oplog_filter = wanted
             self._open.append(self._tail(self._read_up_to, oplog_filter=wanted))
-        batch, self._rest = self._rest or self._next_batch(), None
+        try:
+            batch, self._rest = self._rest or self._next_batch(), None
+        except OtherVersionError:
+            if self._is_chosen:
+                raise
+            check_time_limit(self._source.name)
+            self._go_over()
+            return self._read(is_first=is_first)
         if is_first:
             batch, self._rest = kernel_loader.shortened(batch)
         self._read_up_to = batch.high_water
@@ -510,27 +579,6 @@ def _clocks(client: Any) -> list[Mapping[str, Any] | None]:
     return [known_clock(client)]
 
 
-def collections_read(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a stream reads beside the oplog, as far as that is known before its first event: where the images are kept,
-    and the collection whose current documents are looked up."""
-    options = plan.options
-    if plan.reads_logged_images or plan.exact_images:
-        pass
-    elif options.full_document in ("whenAvailable", "required") or options.full_document_before_change != "off":
-        yield "config", "system.preimages"
-    scope = options.scope
-    if options.full_document == "updateLookup" and scope.database is not None and scope.collection is not None:
-        yield scope.database, scope.collection
-
-
 def _close_all(opened: list[Generator[OplogBatch, None, None]]) -> None:
     for batches in opened:
         batches.close()
-
-
-def checked_options(request: WatchRequest, profile: ServerProfile | None = None) -> StreamOptions:
-    """The stream that a request asks for. Raises what the server's ``aggregate`` would raise (that of ``profile``'s
-    version, where it is known), and UsageError for what has no meaning here."""
-    return StreamOptions.parse(
-        request.scope, request.stage(), request.stages(), collation=request.collation_document(), profile=profile
-    )

@@ -27,9 +27,12 @@ from tailrace.client.change_stream import ChangeStream
 from tailrace.client.deployment import Engine, Readers, WatchedDeployment
 from tailrace.client.request import WatchRequest, watch_codec_options
 from tailrace.client.watchable import Watchable, WatchableClient, WatchableCollection, WatchableDatabase
+from tailrace.expression.stages.pipeline import CompiledPipeline
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.snapshot.stages import compiled_for
 from tailrace.source.driver_error import driver_errors
+from tailrace.source.topology import Cluster
 from tailrace.source.uri import ClientOptions, ConnectionString
 from tailrace.tail.shared_tail import WINDOW_BYTES, TailStatistics
 
@@ -342,6 +345,27 @@ def readers_of(client: Client[Any]) -> Readers:
     """The connections by which the client's oplog is read. Raises SourceError where the deployment is not reached."""
     with driver_errors():
         return client._deployment.readers(client)
+
+
+def deployment_of(client: Client[Any]) -> MongoClient[Any] | Cluster | None:
+    """What the client's oplogs are read from, a replica set or a cluster; ``None`` with ``engine="server"``. Raises
+    SourceError where it is not reached."""
+    if client._deployment.engine == "server":
+        return None
+    readers = readers_of(client)
+    return readers.cluster or readers.client
+
+
+def compiled_as_watched(
+    watchable: Any, stages: Sequence[bytes], *, collation: bytes | None = None, show_expanded_events: bool = False
+) -> CompiledPipeline:
+    """The stages in the language that a stream of ``watchable`` has. Raises UsageError and SourceError."""
+    client = client_of(watchable)
+    deployment = None if client is None else deployment_of(client) or client
+    profile = None if client is None else client._deployment.profile
+    return compiled_for(
+        deployment, stages, collation=collation, show_expanded_events=show_expanded_events, profile=profile
+    )
 
 
 def watch_scope(client: Client[Any], scope: Scope, **parameters: Any) -> ChangeStream:

@@ -13,7 +13,8 @@ from pymongo.errors import ConfigurationError, InvalidOperation
 
 from tailrace.client import kernel_loader
 from tailrace.client.arguments import Arguments, refused
-from tailrace.client.change_stream import ChangeStream, OplogChangeStream, checked_options
+from tailrace.client.change_stream import ChangeStream, OplogChangeStream
+from tailrace.client.checked import checked_options
 from tailrace.client.commands import telling_refusals
 from tailrace.client.exact_request import asks_for_exact, with_server_names
 from tailrace.client.request import WatchRequest, depends_on_version
@@ -164,7 +165,7 @@ class WatchedDeployment:
             )
         readers = self.readers(client, request.read_preference)
         return SnapshotChangeStream(
-            client, readers.cluster or readers.client, request, lambda behind: self.open(client, behind)
+            client, readers.cluster or readers.client, request, lambda behind: self.open(client, behind), self.profile
         )
 
     def _open_exact(self, readers: Readers, request: WatchRequest) -> ChangeStream:

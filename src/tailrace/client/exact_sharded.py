@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,8 +29,11 @@ from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import AskedLately
 from tailrace.source.topology import Cluster, OpenView
 
-#: Seconds to wait, when a shard was removed and added again, for its last reader to release the state.
+#: Seconds to wait for a shard's last reader to release the state: where the shard was removed and added again, and when
+#: the stream closes, so that the next one can have the directory.
 _RELEASE_S: Final = 10.0
+
+_log = logging.getLogger("tailrace.images")
 
 
 class ExactShards:
@@ -71,22 +76,29 @@ class ExactShards:
         """The shard's state with ``live`` to read from. The same state until a reader has had it."""
         directory = shard_folder(self._folder, name, live.name)
         found = self._sources.get(directory)
+        assert self.profile is not None
         if found is not None and not found.reads:
             found.read_from(live)
+            found.use_profile(self.profile)
             return found
         if found is not None:
             found.interrupt()
             found.ended.wait(_RELEASE_S)
-        assert self.profile is not None
         source = self._sources[directory] = ExactSource(
             live, directory, self._scope, self.profile, kernel=kernel_loader.is_ready, of_shard=True
         )
         return source
 
     def release(self) -> None:
-        """Close the states that no reader has open. A reader closes its own when it ends."""
+        """Close the states that no reader has open, and wait for the readers, which close their own when they end."""
         for source in self._sources.values():
             source.release_unread()
+        deadline = time.monotonic() + _RELEASE_S
+        for directory, source in self._sources.items():
+            if source.reads and not source.ended.wait(max(0.0, deadline - time.monotonic())):
+                _log.warning(
+                    "the images in %s are in use for longer: their reader still waits for its server", directory
+                )
 
 
 class ExactShardedStream(ShardedChangeStream):

@@ -22,6 +22,7 @@ class ExactChangeStream(OplogChangeStream):
     """Like its parent, but images come from an ``ExactSource``, for any version of the server."""
 
     def _planned(self, options: StreamOptions, profile: ServerProfile) -> Plan:
+        cast(ExactSource, self._source).use_profile(profile)
         return exact_plan(options, profile)
 
     def _begun(self, plan: Plan) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import bson
@@ -130,6 +130,20 @@ class WatchRequest:
         """What was said of where to begin: the names of the parameters, or of the options that stand for them."""
         given = [name for name in _STARTS if getattr(self, name) is not None]
         return given + [STAGE_NAMES[name] for name in _STARTS if STAGE_NAMES[name] in (self.options or {})]
+
+    def resumed(self, token: Mapping[str, Any], *, has_given: bool) -> WatchRequest:
+        """The request of a driver that resumes the stream at ``token`` (rule 28). ``has_given``: it has given an
+        event."""
+        after = bool(self.said().get("startAfter")) and not has_given
+        beginnings = {STAGE_NAMES[name] for name in _STARTS}
+        options = {name: value for name, value in (self.options or {}).items() if name not in beginnings}
+        return replace(
+            self,
+            resume_after=None if after else token,
+            start_after=token if after else None,
+            start_at_operation_time=None,
+            options=options or None,
+        )
 
     def _check_session(self) -> None:
         """Raises as PyMongo does where the session cannot be used with the client."""

@@ -147,6 +147,11 @@ class ServerSteps:
             event = yield Step.TAKE
         return (yield from self._given(event))
 
+    def left_over(self) -> Look:
+        """What a closed stream's cursor holds: nothing is asked of the server."""
+        event = yield Step.TAKE
+        return None if event is None else (yield from self._given(event))
+
     def _given(self, event: RawBSONDocument | None) -> Look:
         if not self.cursor.alive:
             self.closed = True  # rule 14

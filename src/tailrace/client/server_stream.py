@@ -38,6 +38,10 @@ class ServerChangeStream(ServerTurns, ChangeStream):
             with self._time_limit():
                 at_once(self._open())
 
+    @property
+    def has_next(self) -> bool:
+        return self.alive and self._cursor._has_next()
+
     async def _outcome(self, returned: Any) -> Any:
         return returned
 

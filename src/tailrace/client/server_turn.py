@@ -17,9 +17,10 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from pymongo import errors as pymongo_errors
 
-from tailrace.client.change_stream import CANNOT_DECODE, undecodable
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_steps import Look, ServerSteps, Step, target_options, translated
+from tailrace.client.stream_errors import CANNOT_DECODE, undecodable
+from tailrace.errors import UsageError
 from tailrace.source.time_limit import time_limit_of
 
 _T = TypeVar("_T")
@@ -61,7 +62,7 @@ class ServerTurns(ABC):
     async def _turn(self) -> Any | None:
         """The next event, or ``None``, after one getMore at most."""
         if not self.alive:
-            return None
+            return await self._left_over()
         with translated(self._client), time_limit_of(self._client, self._timeout_ms):
             try:
                 event = await self._follow(self._steps.look())
@@ -75,13 +76,27 @@ class ServerTurns(ABC):
             except BaseException:
                 await self._shut()
                 raise
+        try:
+            return self._decoded_of(event)
+        except UsageError:
+            await self._shut()
+            raise
+
+    def _decoded_of(self, event: Any | None) -> Any | None:
+        """The event as a program holds it. Raises UsageError; the stream is over then."""
         if not isinstance(event, RawBSONDocument):
             return event
         try:
             return bson.decode(event.raw, codec_options=self._codec_options)
         except CANNOT_DECODE as error:
-            await self._shut()
+            self._steps.failed = True
             raise undecodable(error) from None
+
+    async def _left_over(self) -> Any | None:
+        """What the cursor of a closed stream still holds, one event after the other."""
+        if self._steps.failed:
+            return None
+        return self._decoded_of(await self._follow(self._steps.left_over()))
 
     async def _follow(self, steps: Look) -> RawBSONDocument | None:
         answer: Any = None

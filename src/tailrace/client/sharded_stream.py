@@ -9,16 +9,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import bson
 from pymongo import MongoClient
 
 from tailrace.client import kernel_loader
-from tailrace.client.change_stream import BlockChangeStream, checked_options, collections_read
+from tailrace.client.change_stream import BlockChangeStream
+from tailrace.client.checked import checked_options, collections_read
 from tailrace.client.commands import StreamCommands, telling_refusals
 from tailrace.client.request import WatchRequest
 from tailrace.client.session import StreamSession, known_clock
 from tailrace.client.shard_failures import ShardFailures
 from tailrace.client.statistics import StreamStatistics
-from tailrace.errors import SourceError, TailraceError, on_shard
+from tailrace.client.stream_errors import named_version
+from tailrace.errors import (
+    ChangeStreamHistoryLost,
+    LaterEntryError,
+    OtherVersionError,
+    SourceError,
+    TailraceError,
+    on_shard,
+)
 from tailrace.event.event_block import EventBlock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
@@ -112,6 +122,9 @@ class ShardedChangeStream(BlockChangeStream):
         archive: ArchivedShards | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        self._request = request
+        #: Whether the user named the version; otherwise the stream takes that of the oldest shard.
+        self._is_chosen = profile is not None
         with telling_refusals(request):
             profile = profile or profile_for(cluster.server_version())
             options = checked_options(request, profile)
@@ -123,16 +136,14 @@ class ShardedChangeStream(BlockChangeStream):
             self._confirm(begun)
         self._archive = archive
         self._cluster = cluster
+        self._profile = profile
         self._merged = _merged(plan, begun)
         self._opened_at = view.time
         self._parts: dict[str, _ShardAnswers] = {}
         self._held_since: tuple[ClusterTime, float] | None = None
         self._source = ShardedSource(batch_size=request.batch_size, comment=request.comment, shared=archive or shared)
         super().__init__(client, request, self._merged, partial(_close, self._source, self._parts, on_close))
-        for member in begun.members:
-            self._read(*member)
-        if begun.config_after is not None:
-            self._read(CONFIG_SHARDS, cluster.config_client(), begun.config_after)
+        self._read_all(begun)
         if self._commands is not None:
             self._commands.clocks = lambda: [known_clock(each) for each in cluster.clients]
         self._failures = ShardFailures(client, request, self._commands)
@@ -147,6 +158,31 @@ class ShardedChangeStream(BlockChangeStream):
 
     def _confirm(self, begun: Beginning) -> None:
         """Raises TailraceError if a shard cannot be read from the stream's start."""
+
+    def _read_all(self, begun: Beginning) -> None:
+        for member in begun.members:
+            self._read(*member)
+        if begun.config_after is not None:
+            self._read(CONFIG_SHARDS, self._cluster.config_client(), begun.config_after)
+
+    def _go_over(self) -> None:
+        """A shard is read at a member of another major version than before, as in an upgrade under way: open the stream
+        again where it is, with the events of the version that its oldest shard has now."""
+        for name in list(self._parts):
+            self._forget(name)
+        version = self._cluster.server_version()
+        if not self._is_chosen:
+            self._profile = profile_for(version)
+        _log.info("a shard was upgraded: the stream goes on with the events of MongoDB %s", self._profile.name)
+        token = bson.decode(self._token_given())
+        request = self._request.resumed(token, has_given=self._has_given)
+        plan = self._planned(checked_options(request, self._profile), self._profile)
+        view = self._viewed(self._cluster, plan)
+        plan, begun = _begun(self._cluster, plan, view, self._archive)
+        self._confirm(begun)
+        self._stream = self._merged = _merged(plan, begun)
+        self._opened_at = view.time
+        self._read_all(begun)
 
     def _read(self, name: str, client: MongoClient[Any], after: ClusterTime) -> None:
         self._source.open(name, client, after)
@@ -195,7 +231,14 @@ class ShardedChangeStream(BlockChangeStream):
         """Work on everything that was read or answered, until there are events to give."""
         while True:
             has_fed = self._feed()
-            block = next(drive(self._merged, self._answer), None)
+            try:
+                block = next(drive(self._merged, self._answer), None)
+            except LaterEntryError as error:
+                raise (named_version(error) if self._is_chosen else error) from None
+            except OtherVersionError:
+                check_time_limit("the cluster")
+                self._go_over()
+                continue
             if block is not None:
                 return block
             self._forget_closed()
@@ -350,7 +393,12 @@ def _begun(cluster: Cluster, plan: Plan, view: OpenView, archive: ArchivedShards
     if plan.read_after is None:
         plan = plan.start_after(view.time)
     after = plan.read_after or ClusterTime(0)
-    begun = beginning(cluster, view, after, ignore_removed=plan.options.ignore_removed_shards)
+    try:
+        begun = beginning(cluster, view, after, ignore_removed=plan.options.ignore_removed_shards)
+    except ChangeStreamHistoryLost:
+        if archive is not None:
+            archive.confirm_members(after)  # which names the shard, and the way to what is archived of it
+        raise
     if begun.config_after is not None:
         MongodSource(cluster.config_client()).oldest()  # who may not read an oplog is told here, not at the first event
     images = [read for read in collections_read(plan) if read[0] == "config"]

@@ -12,15 +12,17 @@ from pymongo import MongoClient
 from pymongo.errors import ConfigurationError
 
 from tailrace.client.arguments import refused
-from tailrace.client.change_stream import ChangeStream, checked_options
+from tailrace.client.change_stream import ChangeStream
+from tailrace.client.checked import checked_options
 from tailrace.client.request import SNAPSHOT, WatchRequest
 from tailrace.client.statistics import StreamStatistics
 from tailrace.client.turn import Turn
-from tailrace.expression.stages.pipeline import CompiledPipeline, compile_stages
-from tailrace.expression.values.collation import parse_collation
+from tailrace.expression.stages.pipeline import CompiledPipeline
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.plan.profile import ServerProfile
 from tailrace.snapshot.events import SnapshotEvents, place_of
 from tailrace.snapshot.reader import CHUNK_DOCUMENTS, SnapshotReader, begin
+from tailrace.snapshot.stages import compiled_for
 from tailrace.source.driver_error import at_the_border
 from tailrace.source.mongod import AWAIT_MS
 from tailrace.source.time_limit import TimeLimitError, check_time_limit
@@ -42,6 +44,7 @@ class SnapshotChangeStream(ChangeStream):
 
     ``client``      the one whose ``watch`` was called
     ``deployment``  what is copied: the replica set's client, or the cluster
+    ``profile``     the one that the stream was given; ``None``: that of the deployment's own version
     """
 
     def __init__(
@@ -50,11 +53,12 @@ class SnapshotChangeStream(ChangeStream):
         deployment: MongoClient[Any] | Cluster,
         request: WatchRequest,
         open_stream: OpenStream,
+        profile: ServerProfile | None = None,
     ) -> None:
         self._client = client
         self._timeout_ms = request.timeout_ms
         self._codec_options = request.codec_options
-        stages = _stages(request)
+        stages = _stages(request, deployment, profile)
         place = _place_in(request)
         state, chunk = (begin(deployment, request.scope), 0) if place is None else place_of(place)
         self._open_stream = open_stream
@@ -177,9 +181,10 @@ def _request_behind(request: WatchRequest, start: ClusterTime) -> WatchRequest:
     return replace(request, start=None, resume_after=None, start_after=None, start_at_operation_time=behind)
 
 
-def _stages(request: WatchRequest) -> CompiledPipeline:
+def _stages(
+    request: WatchRequest, deployment: MongoClient[Any] | Cluster, profile: ServerProfile | None
+) -> CompiledPipeline:
     """The stages that the copy's events go through. Large events of a copy are not divided."""
     behind = replace(request, start=None, resume_after=None, start_after=None)
     checked_options(behind)  # a wrong call is refused without connecting
-    collation = request.collation_document()
-    return compile_stages(request.stages(), collation=None if collation is None else parse_collation(collation))
+    return compiled_for(deployment, request.stages(), collation=request.collation_document(), profile=profile)

@@ -47,6 +47,11 @@ class DumpSource:
         """The path that was given."""
         return self._name
 
+    @property
+    def oplog_path(self) -> Path:
+        """The file with the entries."""
+        return self._path
+
     def oldest(self) -> tuple[ClusterTime, bool]:
         time, raw = self._first
         return time, is_initiating_set(raw)

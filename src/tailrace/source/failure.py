@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard
 
 from pymongo import MongoClient
@@ -30,6 +30,8 @@ TRANSIENT_CODES: Final = frozenset(
     {6, 7, 43, 50, 63, 89, 91, 112, 133, 134, 136, 150, 175, 189, 202, 211, 234, 237, 246, 262, 384}
     | {9001, 10058, 10107, 11600, 11601, 11602, 13435, 13436}
 )
+#: How often who waits looks whether it is still to wait.
+_LOOK_S: Final = 0.2
 _KILLED: Final = (237, 11601)
 _AUTHENTICATION_FAILED: Final = 18
 _UNAUTHORIZED: Final = 13
@@ -123,7 +125,7 @@ def _from_command(error: OperationFailure, client: MongoClient[Any]) -> SourceEr
         return SourceError(
             f"{where} runs without majority read concern",
             code=error.code,
-            hint="Start it with enableMajorityReadConcern on",
+            hint='Start it with enableMajorityReadConcern on, or use engine="server" (--engine server), which works',
         )
     return SourceError(f"{where} answered: {redact_uri(text)}", code=error.code)
 
@@ -147,7 +149,16 @@ def _from_selection(client: MongoClient[Any]) -> SourceError:
     servers = client.topology_description.server_descriptions()
     name = client.topology_description.replica_set_name
     hint = "Check the host, the port, the network and that mongod is running"
-    if any(server.is_readable for server in servers.values()):
+    readable = [server for server in servers.values() if server.is_readable]
+    wanted_tags = [dict(tags) for tags in getattr(client.read_preference, "tag_sets", ())]
+    has_them = any(tags.items() <= dict(server.tags).items() for server in readable for tags in wanted_tags)
+    if readable and wanted_tags and not has_them:
+        named = " or ".join(",".join(f"{name}:{value}" for name, value in tags.items()) for tags in wanted_tags)
+        return SourceError(
+            f"no member has the tags {named} that the connection URI asks for ({describe_members(client)})",
+            hint="Check readPreferenceTags: rs.conf().members[n].tags are those of each member",
+        )
+    if readable:
         who = f"replica set {name}" if name else "the deployment"
         return SourceError(
             f"{who} has no member that can be read now ({describe_members(client)})",
@@ -185,12 +196,19 @@ def _address(address: tuple[str, int | None]) -> str:
 def _condition(server: ServerDescription) -> str:
     if server.error is not None:
         return _reason(server.error)
+    if server.server_type_name == "Unknown":
+        return "no answer so far"
     return server.server_type_name.removeprefix("RS").lower()
+
+
+#: What the driver says of a reply that is none: PyMongo takes the first bytes for a header.
+_NO_REPLY: Final = ("Got response id", "Message length (", "Got opcode", "Unknown opcode")
 
 
 def _reason(error: Exception) -> str:
     text = str(error)
     for known, words in (
+        *((said, "another program than MongoDB answers there") for said in _NO_REPLY),
         ("Connection refused", "connection refused"),
         ("Name or service not known", "unknown host name"),
         ("nodename nor servname", "unknown host name"),
@@ -241,8 +259,11 @@ class Backoff:
             self._since = now
         return self._give_up_s is not None and now - self._since >= self._give_up_s
 
-    def wait(self) -> None:
+    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait; not much longer than until ``stopped``."""
         left_s = remaining_s()
         wait_s = self._wait_s * random.uniform(0.5, 1.0)
-        time.sleep(wait_s if left_s is None else min(wait_s, left_s))
+        end = time.monotonic() + (wait_s if left_s is None else min(wait_s, left_s))
+        while (left := end - time.monotonic()) > 0 and not stopped():
+            time.sleep(min(left, _LOOK_S))
         self._wait_s = min(self._wait_s * 2, self._wait_s_max)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from bson.binary import Binary
-from bson.codec_options import CodecOptions
-from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import InvalidName, OperationFailure
 
@@ -462,16 +460,10 @@ def _read(
 ) -> list[bytes]:
     """The documents that match, as runs of BSON, read at majority on a member that has reached ``after``; ``count`` are
     expected. Raises AnswerTooLargeError where they take more than ``bytes_max``."""
-    try:
-        collection = connection.majority(*namespace)
-    except InvalidName:
-        return _bounded(_find_by_command(connection, namespace, {"filter": query, "limit": limit}, after), bytes_max)
+    collection = connection.majority(*namespace, after=after)
     # One more than there are, so that the first reply is the last one where it holds them all.
     options: dict[str, Any] = {"limit": limit} if limit else {"batch_size": count + 1}
-    with (
-        connection.session_after(after) as session,
-        closing(RawReplyCursor(collection, query, session=session, **options)) as cursor,
-    ):
+    with closing(RawReplyCursor(collection, query, **options)) as cursor:
         return _bounded(cursor, bytes_max)
 
 
@@ -485,22 +477,3 @@ def _bounded(runs: Iterable[bytes], bytes_max: int | None) -> list[bytes]:
             if left < 0:
                 raise AnswerTooLargeError
     return found
-
-
-def _find_by_command(
-    connection: Connection, namespace: tuple[str, str], find: dict[str, Any], after: ClusterTime
-) -> Iterator[bytes]:
-    """As ``_find`` for collections such as "c." and "a..b", which the server stores and PyMongo has no object for."""
-    database, collection = namespace
-    options: Any = {
-        "codec_options": CodecOptions(document_class=RawBSONDocument),
-        "read_preference": connection.client.read_preference,
-    }
-    concern = {"level": "majority", "afterClusterTime": after.to_timestamp()}
-    with connection.client.start_session() as session:
-        run = partial(connection.client[database].command, session=session, **options)
-        cursor = run({"find": collection, **find, "batchSize": 2 * _CHUNK, "readConcern": concern})["cursor"]
-        yield from (bytes(document.raw) for document in cursor["firstBatch"])
-        while cursor["id"]:
-            cursor = run({"getMore": Int64(cursor["id"]), "collection": collection})["cursor"]
-            yield from (bytes(document.raw) for document in cursor["nextBatch"])

@@ -108,16 +108,17 @@ def removed_shards(config: Connection, found: Iterable[ShardChange]) -> list[Rem
             open_.setdefault(change.name, change)
             continue
         since = open_.pop(change.name, None)
-        host = _remembered_host(config, change) if since is None else since.host
+        host = remembered_host(config, change.name, change.wall) if since is None else since.host
         removed.append(Removed(change.name, host, None if since is None else since.time, change.time))
     return removed
 
 
-def _remembered_host(config: Connection, removal: ShardChange) -> str | None:
-    """Where a shard was that has been removed: ``config.shards`` has forgotten it, the change log has not."""
-    query: dict[str, Any] = {"what": "addShard", "details.name": removal.name}
-    if removal.wall is not None:
-        query["time"] = {"$lte": removal.wall}
+def remembered_host(config: Connection, name: str, before: datetime | None = None) -> str | None:
+    """Where a shard was that has been removed: ``config.shards`` has forgotten it, the change log has not.
+    Of several of one name the last that was added, up to ``before`` by the config server's own clock."""
+    query: dict[str, Any] = {"what": "addShard", "details.name": name}
+    if before is not None:
+        query["time"] = {"$lte": before}
 
     def read() -> Mapping[str, Any] | None:
         log = config.majority("config", "changelog")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import bson
@@ -21,9 +22,10 @@ from pymongo.cursor import CursorType, RawBatchCursor
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from tailrace import raw_bson
-from tailrace.errors import SourceError
+from tailrace.errors import OtherHistoryError, OtherVersionError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
+from tailrace.oplog.witness import EntryMark
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
 from tailrace.source.connection import RETRY_SECONDS, Connection
@@ -33,6 +35,7 @@ from tailrace.source.raw_reply import RawReplyCursor
 from tailrace.source.time_limit import remaining_s
 from tailrace.source.uri import ConnectionString
 from tailrace.source.window import Window
+from tailrace.source.wire_version import major_of, series_of
 
 AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
@@ -40,6 +43,8 @@ _AWAIT_MS_MAX: Final = 10_000
 #: PyMongo's flag for an exhaust cursor; none of its cursor types has this beside awaitData.
 _EXHAUST: Final = 64
 _SAME_MEMBER_TRIES: Final = 10
+#: How long one wait is, at most, until an entry is committed; an interrupted read ends after it.
+_COMMITTED_S: Final = 0.25
 
 #: Decides what follows a failed command.
 OnError: TypeAlias = Callable[[PyMongoError], None]
@@ -84,6 +89,11 @@ class MongodSource:
         self._pushed = pushed
         self._connection = Connection(deployment, retry_seconds=retry_seconds, waits=waits, options=options)
         self._tailing: RawReplyCursor | None = None
+        #: Which major version the entries are to come from, and that of the member that was read last.
+        self._expected: int | None = None
+        #: Whether the next member that is read says it.
+        self._takes_first = False
+        self.read_series: str | None = None
         #: The bytes of the reply that ``tail`` is giving.
         self._reply_bytes = 0
 
@@ -101,6 +111,23 @@ class MongodSource:
     def server_version(self) -> str:
         """The server's version, "6.0.27"."""
         return str(self._connection.retrying(self.client.server_info)["version"])
+
+    def expect_version(self, version: str | Sequence[int] | None) -> None:
+        """Read from members of this major version alone: ``tail`` and ``read`` raise OtherVersionError where they come
+        to one of another, before they give anything of its entries. ``None``: from members of any version."""
+        self._expected, self._takes_first = None if version is None else major_of(version), False
+
+    def expect_present_version(self) -> None:
+        """As ``expect_version``, of the version that the primary has now, as PyMongo knows it; where other members may
+        be read, of the version of the first one that is."""
+        self._expected = present_major(self.client) if self._connection.reads_primary else None
+        self._takes_first = self._expected is None
+
+    def version_read(self) -> str:
+        """The server version whose change streams a client would get where this source reads: the whole version, if the
+        member that knows it is of the same series as the one that was read last; otherwise that one's series."""
+        version, series = self.server_version, self.read_series
+        return version if series is None or major_of(series) == major_of(version) else series
 
     @property
     def trouble(self) -> str | None:
@@ -150,8 +177,8 @@ class MongodSource:
         return self._connection.interrupted
 
     def interrupt(self) -> None:
-        """End ``tail`` for good, from any thread: it ends or raises SourceError as soon as its wait is over. A server's
-        wait for entries cannot be cut short, by killCursors neither (6.0.27)."""
+        """End ``tail`` and ``read`` for good, from any thread: they end or raise SourceError as soon as their wait is
+        over. A server's wait for entries cannot be cut short, by killCursors neither (6.0.27)."""
         self._connection.interrupted = True
 
     def operation_time(self) -> ClusterTime:
@@ -176,15 +203,20 @@ class MongodSource:
         *,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         oplog_filter: bytes | None = None,
+        entry: bytes | None = None,
     ) -> Iterator[OplogBatch]:
-        """See OplogSource. The last batch's high water is ``until``; it is empty when no entry has that time."""
+        """See OplogSource. The last batch's high water is ``until``; it is empty when no entry has that time.
+
+        ``entry``  the entry at ``after``, which was read before: raises OtherHistoryError if another one is there
+        """
         if until <= after:
             return
         self._wait_until_committed(until)
         backoff = self._connection.new_backoff()
         window = Window(oplog_filter)
-        position = _Position(after, None, reached=True)
+        position = _Position(after, entry, reached=True)
         while position.after < until:
+            self._check_interrupted()
             for reached, batch in self._window(position, until, window, backoff, batch_bytes_max):
                 position = reached
                 yield batch
@@ -291,6 +323,16 @@ class MongodSource:
         """The entries at exactly these times, ``None`` where the oplog has none."""
         return self._connection.retrying(lambda: [self._entry(time) for time in times])
 
+    def mark_between(self, after: ClusterTime, until: ClusterTime) -> EntryMark | None:
+        """The mark of the entry at ``until``; where there is none, as on a shard that others were ahead of, that of the
+        first after ``after``. ``None`` where nothing lies between the two. (The last one before a time cannot be found
+        by a seek: a search backwards reads all that is newer, 2 µs an entry on 6.0.27 and 5 on 4.4.2.)"""
+        for time in (until, after.tick()):
+            found = self._connection.retrying(partial(self._from, time))
+            if found is not None and entry_time(found) <= until:
+                return EntryMark.of(entry_time(found), found)
+        return None
+
     def pre_images(self, keys: Sequence[PreImageKey]) -> Sequence[bytes | None]:
         """The documents before the operations, from ``config.system.preimages`` (semantics 5)."""
         return stored_pre_images(self._connection, keys)
@@ -311,8 +353,8 @@ class MongodSource:
         """Close the client, if the source made it. Iterators still open end with an error."""
         self._connection.close()
 
-    def _oplog(self) -> Any:
-        return self._connection.majority("local", "oplog.rs")
+    def _oplog(self, *, after: ClusterTime | None = None) -> Any:
+        return self._connection.majority("local", "oplog.rs", after=after)
 
     def _oldest(self) -> tuple[ClusterTime, bool, tuple[str, int | None] | None]:
         with closing(self._oplog().find_raw_batches({}, sort=[("$natural", 1)], limit=1)) as cursor:
@@ -331,19 +373,26 @@ class MongodSource:
             return entry_time(raw) if raw else ClusterTime(0), cursor.address
 
     def _entry(self, time: ClusterTime) -> bytes | None:
-        # $gte with limit 1 seeks on every server version; $in would scan the oplog.
-        query = {"ts": {"$gte": time.to_timestamp()}}
-        with (
-            self._connection.session_after(time) as session,
-            closing(self._oplog().find_raw_batches(query, limit=1, session=session)) as cursor,
-        ):
-            raw: bytes = next(cursor, b"")
+        raw = self._from(time)
         return raw if raw and entry_time(raw) == time else None
 
+    def _from(self, time: ClusterTime) -> bytes | None:
+        """The first entry at ``time`` or after it."""
+        # $gte with limit 1 seeks on every server version; $in would scan the oplog.
+        query = {"ts": {"$gte": time.to_timestamp()}}
+        with closing(self._oplog(after=time).find_raw_batches(query, limit=1)) as cursor:
+            raw: bytes = next(cursor, b"")
+        return raw or None
+
     def _wait_until_committed(self, until: ClusterTime) -> None:
-        backoff = self._connection.new_backoff(for_ever=True)
+        backoff = Backoff(give_up_s=None, wait_s_max=_COMMITTED_S)
         while self.newest() < until:
+            self._check_interrupted()
             backoff.wait()
+
+    def _check_interrupted(self) -> None:
+        if self.interrupted:
+            raise SourceError(f"the reading of {self.name} was ended", hint="Open the stream again")
 
     @contextmanager
     def _opened(
@@ -369,22 +418,48 @@ class MongodSource:
             # The condition on ts stands at the top too, where it lets the server begin at its first record.
             query["$or"] = [{"ts": position.after.to_timestamp()}, RawBSONDocument(oplog_filter)]
         wait_for = until or (position.after if position.reached else None)
-        with self._connection.session_after(wait_for) as session:
-            options: dict[str, Any] = {"session": session, **extra}
+        options: dict[str, Any] = dict(extra)
+        if await_ms is not None:
+            options["cursor_type"] = CursorType.TAILABLE_AWAIT
+        with closing(RawReplyCursor(self._oplog(after=wait_for), query, **options)) as cursor:
             if await_ms is not None:
-                options["cursor_type"] = CursorType.TAILABLE_AWAIT
-            with closing(RawReplyCursor(self._oplog(), query, **options)) as cursor:
-                if await_ms is not None:
-                    cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
-                    if self._pushed and _may_push(self.client):
-                        cursor.add_option(_EXHAUST)
-                first: bytes = next(cursor, b"")
-                end = raw_bson.document_end(first) if first else 0
-                if first and entry_time(first) == position.after and position.entry in (None, first[:end]):
-                    first = first[end:]
-                else:
-                    self._check_history(position, cursor.address)
-                yield cursor, first
+                cursor.max_await_time_ms(min(await_ms, self._await_ms_max()))
+                if self._pushed and _may_push(self.client):
+                    cursor.add_option(_EXHAUST)
+            first: bytes = next(cursor, b"")
+            self._confirm_version(cursor.address)
+            end = raw_bson.document_end(first) if first else 0
+            if first and entry_time(first) == position.after and position.entry in (None, first[:end]):
+                first = first[end:]
+            else:
+                self._check_history(position, cursor.address)
+            yield cursor, first
+
+    def _confirm_version(self, address: tuple[str, int | None] | None) -> None:
+        """Raises OtherVersionError where the member at ``address`` is not of the version that is expected."""
+        series = self._series_of(address)
+        if series is None and self._expected is not None:
+            # It was marked as gone since it has answered: PyMongo looks for a member, and asks that one too.
+            self.client.admin.command("ping", read_preference=self.client.read_preference)
+            series = self._series_of(address)
+            if series is None:
+                raise AutoReconnect("the member that was read has gone, and its version is not known")
+        if series is None or address is None:
+            return
+        self.read_series = series
+        if self._takes_first:
+            self._expected, self._takes_first = major_of(series), False
+        if self._expected not in (None, major_of(series)):
+            raise OtherVersionError(
+                f"the member {address[0]}:{address[1]} of {self.name} runs MongoDB {series}, and the events so far "
+                f"were those of {self._expected}.0: the deployment is being upgraded",
+                hint="Resume the stream: it goes on with the events of the version that it reads",
+            )
+
+    def _series_of(self, address: tuple[str, int | None] | None) -> str | None:
+        """The server series of a member, where PyMongo knows it at the moment."""
+        member = None if address is None else self.client.topology_description.server_descriptions().get(address)
+        return series_of(member.max_wire_version) if member is not None and member.max_wire_version else None
 
     def _check_history(self, position: _Position, address: tuple[str, int | None] | None) -> None:
         """The oplog of the member at ``address`` does not show the entry at ``position``: what does that mean?
@@ -403,7 +478,7 @@ class MongodSource:
                 "a new stream, and enlarge the oplog or read more often"
             )
         if position.entry is not None:
-            raise SourceError(
+            raise OtherHistoryError(
                 f"the oplog of {self.name} does not hold the entry at {position.after} that was read before",
                 hint="Another replica set answers under its address, or it was restored: start a new stream",
             )
@@ -443,6 +518,22 @@ class MongodSource:
         options = self.client.options
         limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout, remaining_s()) if limit]
         return max(1, min(_AWAIT_MS_MAX, *(int(limit * 500) for limit in limits))) if limits else _AWAIT_MS_MAX
+
+
+def present_series(client: MongoClient[Any]) -> str | None:
+    """The server series of the primary, or else of a member that can be read, as PyMongo knows them at the moment;
+    ``None`` where it knows none."""
+    known = client.topology_description.server_descriptions().values()
+    members = sorted(
+        (one for one in known if one.is_readable and one.max_wire_version), key=lambda one: not one.is_writable
+    )
+    return series_of(members[0].max_wire_version) if members else None
+
+
+def present_major(client: MongoClient[Any]) -> int | None:
+    """The first number of ``present_series``."""
+    series = present_series(client)
+    return None if series is None else major_of(series)
 
 
 def _may_push(client: MongoClient[Any]) -> bool:

@@ -25,9 +25,10 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import NotPrimaryError, OperationFailure
 
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.connection import clock_session
 from tailrace.source.failure import is_transient
 
 _NO_SUCH_TRANSACTION: Final = 251
@@ -85,8 +86,7 @@ class PromiseRequester:
         self._lately.once(until, partial(self._ask, until, clock_document))
 
     def _ask(self, until: ClusterTime, clock_document: Mapping[str, Any]) -> None:
-        with self._client.start_session(causal_consistency=False) as session:
-            session.advance_cluster_time(clock_document)
+        with clock_session(self._client, clock_document) as session:
             reply = self._client.admin.command("ping", session=session)
             if ClusterTime.from_timestamp(reply["operationTime"]) >= until:
                 return
@@ -100,6 +100,11 @@ class PromiseRequester:
                 }
                 try:
                     self._client.admin.command(command, session=session)
+                except NotPrimaryError:
+                    if self._client.topology_description.topology_type_name != "Single":
+                        raise  # there is another primary
+                    # A direct connection, such as to a hidden member: a read makes it ask the primary for the no-op.
+                    _log.info("shard %s: promises by reading (its member takes no writes)", self._name)
                 except OperationFailure as error:
                     if error.code == _NO_SUCH_TRANSACTION:
                         return
@@ -110,8 +115,7 @@ class PromiseRequester:
         self._read_after(until, clock_document)
 
     def _read_after(self, until: ClusterTime, clock_document: Mapping[str, Any]) -> None:
-        with self._client.start_session(causal_consistency=False) as session:
-            session.advance_cluster_time(clock_document)
+        with clock_session(self._client, clock_document) as session:
             self._client.local.command(
                 {
                     "find": "oplog.rs",

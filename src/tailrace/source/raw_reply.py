@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import bson
@@ -104,6 +105,8 @@ class RawReplyCursor(RawBatchCursor[Any]):
     has_pushed_more = False
     #: The last pushed reply; ``None`` where PyMongo has read one since.
     _repeated: RepeatedReply | None = None
+    #: The member's times in the last reply that was unpacked.
+    _times: Mapping[str, Any] = {}
 
     @property
     def is_pushed(self) -> bool:
@@ -168,13 +171,13 @@ class RawReplyCursor(RawBatchCursor[Any]):
         """The ``$clusterTime`` of the last reply, as it came."""
         if self._repeated is not None:
             return self._repeated.clock
-        known = None if self.session is None else self.session.cluster_time
+        known = self._times.get("$clusterTime")
         return None if known is None else bson.encode(known)
 
     @property
     def operation_time(self) -> ClusterTime:
-        """The ``operationTime`` of the last reply that PyMongo has read; 0 where the cursor has no session."""
-        known = None if self.session is None else self.session.operation_time
+        """The ``operationTime`` of the last reply that was unpacked; 0 before the first."""
+        known = self._times.get("operationTime")
         return ClusterTime(0) if known is None else ClusterTime.from_timestamp(known)
 
     def _of_new(self, raw: bytes) -> bytes | None:
@@ -184,6 +187,7 @@ class RawReplyCursor(RawBatchCursor[Any]):
         if not documents or reply["cursor"].get("id") != self._id or reply.get("ok") != 1 or self._data:
             return None
         self._collection.database.client._process_response(reply, self._session)
+        self._times = _times_of(reply)
         self._repeated = RepeatedReply.of(raw)
         return documents[0]
 
@@ -200,8 +204,15 @@ class RawReplyCursor(RawBatchCursor[Any]):
         self._repeated = None
         raw_reply = getattr(response, "raw_command_response", None)
         if raw_reply is None:
-            return super()._unpack_response(response, *args, **options)
-        return [unpacked(bytes(raw_reply()))]
+            found = super()._unpack_response(response, *args, **options)
+        else:
+            found = [unpacked(bytes(raw_reply()))]
+        self._times = _times_of(found[0])
+        return found
+
+
+def _times_of(reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: reply[name] for name in ("$clusterTime", "operationTime") if name in reply}
 
 
 def unpacked(reply: bytes) -> dict[str, Any]:

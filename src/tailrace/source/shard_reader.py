@@ -128,6 +128,8 @@ class ShardReader:
     def _run(self) -> None:
         try:
             self._source.wait_until_reachable()
+            # What the stream makes depends on the version of each shard, so it is told where that changes.
+            self._source.expect_present_version()
             options = {"batch_bytes_max": _PIECE_BYTES, "on_error": self._endure, **self._tail_options}
             with closing(self._source.tail(self._after, **options)) as batches:
                 for batch in batches:

@@ -26,9 +26,10 @@ from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.profile import profile_for
-from tailrace.source.connection import MAJORITY, Connection, open_client
+from tailrace.source.connection import Connection, clock_session, majority_after, open_client
 from tailrace.source.failure import seed_names, source_error
 from tailrace.source.uri import ClientOptions, ConnectionString, hide
+from tailrace.threads import CheckedThread
 
 #: Options that say which servers to talk to: they are the shard's own.
 _OF_THE_SEEDS: Final = frozenset({"replicaset", "directconnection", "loadbalanced", "srvservicename", "srvmaxhosts"})
@@ -229,10 +230,8 @@ class Cluster:
         connection = Connection(self.config)
 
         def read() -> list[ShardAddress]:
-            with connection.session_after(after) as session:
-                collection = self.config_collection("shards")
-                found = collection.find({}, {"host": 1}, sort=[("_id", 1)], session=session)
-                return [ShardAddress(str(shard["_id"]), str(shard["host"])) for shard in found]
+            found = self.config_collection("shards", after=after).find({}, {"host": 1}, sort=[("_id", 1)])
+            return [ShardAddress(str(shard["_id"]), str(shard["host"])) for shard in found]
 
         shards = connection.retrying(read)
         clients = {shard.name: self.client_at(shard) for shard in shards}
@@ -256,11 +255,12 @@ class Cluster:
                 self._found_config = self._opened(str(host))
             return self._found_config
 
-    def config_collection(self, name: str) -> Collection[Any]:
+    def config_collection(self, name: str, *, after: ClusterTime | None = None) -> Collection[Any]:
         """A collection of the config database, decoded plainly, read at majority from the primary: on a secondary that
-        lags, a chunk would still be where it was."""
+        lags, a chunk would still be where it was. ``after`` as for ``Connection.majority``."""
+        concern = majority_after(after)
         database = self.config_client().get_database(
-            "config", codec_options=_PLAIN, read_concern=MAJORITY, read_preference=ReadPreference.PRIMARY
+            "config", codec_options=_PLAIN, read_concern=concern, read_preference=ReadPreference.PRIMARY
         )
         return database.get_collection(name)
 
@@ -306,7 +306,7 @@ class Cluster:
             if client.topology_description.has_readable_server():
                 client.close()
             else:  # it would look for a server for seconds, to tell it that its sessions have ended
-                threading.Thread(target=client.close, name="tailrace-close", daemon=True).start()
+                CheckedThread(client.close, "tailrace-close").start()
 
 
 @contextmanager
@@ -323,9 +323,7 @@ def _ping(client: MongoClient[Any], clock: ClusterClock) -> ClusterTime:
     connection = Connection(client)
 
     def ping() -> ClusterTime:
-        with client.start_session(causal_consistency=False) as session:
-            if clock.document is not None:
-                session.advance_cluster_time(bson.decode(clock.document))
+        with clock_session(client, None if clock.document is None else bson.decode(clock.document)) as session:
             reply = client.admin.command("ping", session=session, read_preference=client.read_preference)
             if session.cluster_time is not None:
                 clock.gossip(bson.encode(session.cluster_time))

@@ -109,6 +109,8 @@ def find_uri(
 
 
 def _file_text(name: str, where: str, base: Path | None) -> str:
+    if not name or "\0" in name:
+        raise UsageError(f"{where} cannot be read from the file {name!r}: that is not the name of a file")
     try:
         with (Path(base or "") / name).open("rb") as file:
             raw = file.read(_URI_BYTES_MAX + 1)

@@ -25,7 +25,15 @@ NOBODY: Final[frozenset[bytes]] = frozenset()
 CLUSTER: Final = b"*."
 _INTERNAL: Final = frozenset((b"admin", b"config", b"local"))
 #: The fields of a command that say a collection's name, and those that say a namespace.
-_NAMING: Final = (b"drop", b"create", b"createIndexes", b"commitIndexBuild", b"dropIndexes", b"collMod")
+_NAMING: Final = (
+    b"drop",
+    b"create",
+    b"createIndexes",
+    b"startIndexBuild",
+    b"commitIndexBuild",
+    b"dropIndexes",
+    b"collMod",
+)
 _RENAMING: Final = (b"renameCollection", b"to")
 #: A transaction about more than this is about everyone: such a set would cost more than it spares.
 _KEYS_MAX: Final = 1000

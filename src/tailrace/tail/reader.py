@@ -18,6 +18,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
 from tailrace.source.failure import Backoff, is_transient
 from tailrace.source.mongod import MongodSource
+from tailrace.source.wire_version import major_of
 from tailrace.tail.chains import Chains
 from tailrace.tail.entry_index import index_entries
 from tailrace.tail.segment import Segment
@@ -56,6 +57,9 @@ class Receiver(Protocol):
     def is_to_open_again(self, reader: TailReader) -> bool:
         """Whether the reader is to ask ``opened`` again, and read on with another filter."""
 
+    def reads_version(self, reader: TailReader, major: int) -> None:
+        """What is received from now on comes from a member of this major version."""
+
     def received(self, reader: TailReader, segment: Segment) -> bool: ...
 
     def promised(self, reader: TailReader, high_water: ClusterTime) -> bool: ...
@@ -89,6 +93,8 @@ class TailReader:
         self._on_read = on_read
         self._attendant = attendant
         self._chains = Chains()
+        #: Of the member that was read last.
+        self._series: str | None = None
         self._position = ClusterTime(0)
         #: Why the loop has stopped taking replies, if the reading is not to go on.
         self._failure: BaseException | None = None
@@ -147,6 +153,10 @@ class TailReader:
             self._reopens = False
             return True
         self._backoff.progress()
+        if self.source.read_series != self._series:
+            self._series = series = self.source.read_series
+            if series is not None:
+                self._receiver.reads_version(self, major_of(series))
         after, self._position = self._position, batch.high_water
         return self._pass_on(batch, after, self._chains)
 

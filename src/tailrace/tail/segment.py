@@ -100,6 +100,7 @@ class TailPlace:
     ``unheard``   a failure of the reader that concerns the stream, and that it was not told of yet
     ``reopens``   it was told of a failure, and has taken nothing since
     ``on_ready``  called, without the lock, when something has come for a stream that had nothing
+    ``major``     the major version of the servers whose entries it wants; ``None``: of any
     """
 
     __slots__ = (
@@ -109,6 +110,7 @@ class TailPlace:
         "has_fallen",
         "joined",
         "key",
+        "major",
         "on_ready",
         "pending",
         "position",
@@ -117,8 +119,11 @@ class TailPlace:
         "waiter",
     )
 
-    def __init__(self, key: bytes, position: ClusterTime, on_ready: Callable[[], None] | None) -> None:
+    def __init__(
+        self, key: bytes, position: ClusterTime, on_ready: Callable[[], None] | None, major: int | None = None
+    ) -> None:
         self.key = key
+        self.major = major
         self.position = position
         self.joined = False
         self.has_fallen = False

@@ -114,6 +114,8 @@ class SharedTail:
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
         self._filter = ReaderFilter()
+        #: The major version of the member that the reader reads.
+        self._major: int | None = None
         self._not_before = 0.0
         #: The reader's error, until it has read again.
         self._failure: PyMongoError | None = None
@@ -123,12 +125,21 @@ class SharedTail:
 
     # -- what a stream does -----------------------------------------------------------------------------------------
 
-    def enter(self, scope: Scope, position: ClusterTime, on_ready: Callable[[], None] | None = None) -> TailPlace:
-        """A stream of ``scope`` reads, after ``position``. Where that is in the window, it is joined at once."""
-        place = TailPlace(key_of(scope), position, on_ready)
+    def enter(
+        self,
+        scope: Scope,
+        position: ClusterTime,
+        on_ready: Callable[[], None] | None = None,
+        major: int | None = None,
+    ) -> TailPlace:
+        """A stream of ``scope`` reads, after ``position``. Where that is in the window, it is joined at once.
+
+        ``major``  the major version of the servers whose entries it wants; ``None``: of any
+        """
+        place = TailPlace(key_of(scope), position, on_ready, major)
         with self._lock:
             self._places.add(place)
-            self._window.join(place)
+            self._join(place)
             if self._filter.lacks(place.key):
                 self._filter.drop()
         return place
@@ -154,7 +165,7 @@ class SharedTail:
             place.forget_failures()
             if place not in self._places:  # after a fork
                 self._places.add(place)
-            if self._window.join(place):
+            if self._join(place):
                 return True
             if self._filter.lacks(place.key):
                 self._filter.drop()
@@ -171,6 +182,13 @@ class SharedTail:
         if starts and reader is not None:
             reader.start()
         return False
+
+    def _join(self, place: TailPlace) -> bool:
+        """The stream reads from the window, if what it wants is there, and is of the version that it wants."""
+        return self._is_of(place) and self._window.join(place)
+
+    def _is_of(self, place: TailPlace) -> bool:
+        return place.major is None or self._major is None or place.major == self._major
 
     def poll(self, place: TailPlace) -> OplogBatch | None:
         """What has come for a stream that is joined: its entries, or none and how far was read. ``None``: it is joined
@@ -272,6 +290,18 @@ class SharedTail:
     def is_to_open_again(self, reader: TailReader) -> bool:
         return self._filter.is_due
 
+    def reads_version(self, reader: TailReader, major: int) -> None:
+        with self._lock:
+            if self._reader is not reader:
+                return
+            self._major = major
+            # They read on for themselves, and so come to the other version at a place that they know.
+            others = [place for place in self._places if place.joined and not self._is_of(place)]
+            for place in others:
+                self._window.drop(place)
+            ready = self._told(others)
+        _call(ready)
+
     def received(self, reader: TailReader, segment: Segment) -> bool:
         with self._lock:
             if not self._is_wanted(reader):
@@ -322,7 +352,7 @@ class SharedTail:
         with self._lock:
             if self._reader is not reader:
                 return
-            self._reader = self._failure = None
+            self._reader = self._failure = self._major = None
             self._not_before = time.monotonic() + _RETRY_S
             ready = self._told(self._window.close())
         _call(ready)
@@ -385,7 +415,7 @@ class SharedTail:
         with self._lock:
             self._closed = True
             reader, self._reader = self._reader, None
-            self._failure = None
+            self._failure = self._major = None
             ready = self._told(self._window.close())
         if reader is not None:
             reader.source.interrupt()

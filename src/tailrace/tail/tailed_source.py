@@ -87,7 +87,7 @@ class TailedSource(MongodSource):
     ) -> Generator[OplogBatch, None, None]:
         """See OplogSource and MongodSource. ``on_error`` is called for errors of the stream's own reads, and for errors
         of the shared read while the stream waits for it."""
-        place = self._place = self._shared.enter(self._scope, after, self._on_ready)
+        place = self._place = self._shared.enter(self._scope, after, self._on_ready, self._expected)
         options: dict[str, Any] = {
             "await_ms": await_ms,
             "batch_bytes_max": batch_bytes_max,

@@ -17,6 +17,7 @@ from pymongo.asynchronous import change_stream as pymongo_change_stream
 from tailrace.client.change_stream import ChangeStream
 from tailrace.errors import UsageError
 from tailrace.source.time_limit import TimeLimitError, remaining_s, time_limit_exceeded, time_limit_of
+from tailrace.threads import told
 
 _T = TypeVar("_T")
 
@@ -128,7 +129,7 @@ class ThreadedChangeStream(AsyncChangeStream):
     __anext__ = next
 
     async def try_next(self) -> Any | None:
-        if self.has_next:
+        if self.has_next or self._ended.is_set():
             return self._stream.try_next()
         with self._time_limit():
             return await self._look()
@@ -170,7 +171,7 @@ class ThreadedChangeStream(AsyncChangeStream):
 
     @property
     def has_next(self) -> bool:
-        return self._looking is None and self._stream.has_next
+        return self._looking is None and not self._ended.is_set() and self._stream.has_next
 
     def explain(self) -> dict[str, Any]:
         return self._stream.explain()
@@ -200,5 +201,5 @@ def _take(done: asyncio.Future[Any]) -> None:
 
 def _discard(executor: ThreadPoolExecutor, opened: asyncio.Future[ChangeStream]) -> None:
     if not opened.cancelled() and opened.exception() is None:
-        executor.submit(opened.result().close)
+        told(executor.submit(opened.result().close), "a stream that nobody waits for could not be closed")
     executor.shutdown(wait=False)

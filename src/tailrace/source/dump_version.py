@@ -1,0 +1,96 @@
+"""Which server's events a dump is replayed as: what the dump says of its server, and what its entries prove.
+
+A current ``mongodump`` writes ``prelude.json`` with the server's version into the dump's directory. Entries
+prove a version too (``tailrace.oplog.version_proof``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tailrace.errors import OplogFormatError, SourceError, UsageError
+from tailrace.oplog.entry import first_elements, parse_entry
+from tailrace.oplog.version_proof import MULTI_OP_SINCE, VersionProof, version_proof
+from tailrace.plan.profile import profile_for
+from tailrace.source.bson_file import documents
+
+#: Of a dump that neither says nor proves anything.
+ASSUMED: Final = "6.0"
+_PRELUDE: Final = "prelude.json"
+_PRELUDE_BYTES_MAX: Final = 1 << 20
+
+
+class DumpVersion(NamedTuple):
+    """A server version and, for people, why it is that one."""
+
+    version: str
+    why: str
+
+
+def version_of(oplog: Path, folder: Path | None = None) -> DumpVersion:
+    """The server version whose events the entries of ``oplog`` gave. ``folder`` is the dump's directory, if known.
+
+    Reads the file once unless the dump says 7.0 or later. Raises UsageError where the dump says one version and an
+    entry proves a later one, and SourceError for a prelude that cannot be read.
+    """
+    said = _said_version(oplog, folder)
+    if said is not None and profile_for(said[0]).version >= (7, 0):
+        return DumpVersion(said[0], f"{said[1]} says so")
+    proof = _proof(oplog)
+    if said is not None and proof is not None:
+        raise UsageError(
+            f"{said[1]} says that the dump is of MongoDB {said[0]}, but {proof.found}, as only {proof.version} and "
+            "later write it",
+            hint="Name the version that the entries are of: --server-version",
+        )
+    if said is not None:
+        return DumpVersion(said[0], f"{said[1]} says so")
+    if proof is not None:
+        return DumpVersion(proof.version, f"{proof.found}, as only {proof.version} and later write it")
+    return DumpVersion(ASSUMED, "the dump does not say its server's version, and no entry shows a later one")
+
+
+def _said_version(oplog: Path, folder: Path | None) -> tuple[str, Path] | None:
+    """What the prelude says, and where it lies: with the oplog, or one directory above it."""
+    places = [oplog.parent] if folder is None else [folder, oplog.parent]
+    if oplog.parent.name == "local":
+        places.append(oplog.parent.parent)
+    for place in places:
+        for name in (_PRELUDE, f"{_PRELUDE}.gz"):
+            if (place / name).is_file():
+                return _read_prelude(place / name), place / name
+    return None
+
+
+def _read_prelude(path: Path) -> str:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            prelude = json.loads(file.read(_PRELUDE_BYTES_MAX))
+        version = prelude["ServerVersion"]
+        profile_for(version)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, ValueError, TypeError, KeyError, AttributeError, UsageError) as error:
+        raise SourceError(
+            f"{path} does not say a server version that is known", hint="Name it: --server-version"
+        ) from error
+    return str(version)
+
+
+def _proof(oplog: Path) -> VersionProof | None:
+    """The entry that proves the latest version. Damage is not told here: whoever reads the entries meets it."""
+    found: VersionProof | None = None
+    with contextlib.suppress(OplogFormatError, SourceError):
+        for document in documents(oplog):
+            if b"applyOps" not in document.raw:
+                continue
+            entry = parse_entry(document.raw)
+            proof = None if entry.operation != "c" else version_proof(entry, first_elements(entry.o))
+            if proof is not None and proof.version == MULTI_OP_SINCE:
+                return proof
+            found = found or proof
+    return found
