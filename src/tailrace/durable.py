@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tailrace.errors import SinkError
@@ -28,6 +29,13 @@ UNFINISHED = ".*.json.*"
 
 #: What a file system answers that has no hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
+
+#: The key of the digest in a file of ``write_sealed``.
+_SEAL = "sha256"
+
+#: A directory that holds users' data is for its owner alone: events have every field of a document, and an oplog has
+#: what the server writes about its users.
+PRIVATE = 0o700
 
 _observer: Callable[[str], None] | None = None
 
@@ -78,6 +86,17 @@ def reserve(path: Path, size: int) -> None:
         os.posix_fallocate(descriptor, 0, size)
     finally:
         os.close(descriptor)
+
+
+def make_private(directory: Path) -> None:
+    """Make ``directory``, the top of a store of users' data, if it is missing: mode 0700, less what the umask takes.
+
+    One that is there keeps its mode, so whoever wants to share a store makes its directory first. What is made inside
+    has the usual mode (the umask's), since nobody gets to it past the top; so have missing directories above it.
+    Raises OSError, for ``writing`` to turn into a sentence.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=PRIVATE, exist_ok=True)
 
 
 @contextmanager
@@ -136,6 +155,32 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_sealed(path: Path, value: Mapping[str, object]) -> None:
+    """As ``write_json``, with a digest of the content in the file, so that ``read_sealed`` notices a changed bit."""
+    write_json(path, {**value, _SEAL: _digest(value)})
+
+
+def read_sealed(path: Path, keys: Collection[str]) -> dict[str, object] | None:
+    """What ``write_sealed`` has written; ``None`` where there is no such file. SinkError where it was changed.
+
+    A file without a digest, from before there were any, may have ``keys`` alone: in another one the digest's own name
+    is what was changed.
+    """
+    value = read_json(path)
+    if value is None:
+        return None
+    seal = value.pop(_SEAL, None)
+    if seal is None and not set(value).difference(keys):
+        return value
+    if seal != _digest(value):
+        raise SinkError(f"{path} is damaged: it was changed after it was written", hint="Restore it from a copy")
+    return value
+
+
+def _digest(value: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def publish(path: Path, content: bytes, beside: Path) -> None:
@@ -203,5 +248,25 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             yield False
             return
         yield True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_for_reading(path: Path) -> Iterator[None]:
+    """Keep the holders of the lock file ``path`` out while the block runs, without writing anything.
+
+    Where there is no such file, or it cannot be locked (a copy that is read only), nobody is kept out: nobody writes
+    there either.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
     finally:
         os.close(descriptor)

@@ -1,20 +1,31 @@
-"""Whether an LMDB file has every page that its newest commit refers to.
+"""Whether an LMDB file is one that LMDB can read and write without harm to the process.
 
-LMDB maps the file into memory: a page that lies behind the file's end kills the process when it is read (SIGBUS). The
-length alone does not tell. A page that a transaction takes and gives back before it is committed is counted, and never
-written; if it was the last one, the file is shorter than its count of pages, and whole. So the pages are followed, with
-ordinary reads, from the newest of the two meta pages.
+LMDB maps the file into memory and follows it without a look: a page behind the file's end, a wrong number of a page or
+of a place in one, and the process is killed (SIGBUS, SIGSEGV), or a page is overwritten that is in use. So a file that
+is not known to be as LMDB left it is read before LMDB opens it, with ordinary reads: each page that its metas lead to,
+each place in these pages, the order of keys, the lists of free pages, and whether the counts are those that the metas
+state. What values hold is not looked at: that is for the checksums of whoever wrote them.
+
+A file is known to be as LMDB left it where its times, size and inode are those that were noted when it was closed. So
+after a clean end nothing is read; after a crash, a copy or a restore all of it is. What a disk changes by itself later,
+without a write, is not found in this way.
+
+A page that a transaction takes and gives back before it is committed is counted, and never written; if it was the last
+one, the file is shorter than its count of pages, and whole.
 
 The layout is that of LMDB 0.9 on a 64-bit machine in little-endian order, as PyPI's ``lmdb`` brings it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -24,88 +35,284 @@ _OVERFLOW_PAGES: Final = struct.Struct("<I")
 _BRANCH: Final = 1
 _LEAF: Final = 2
 _OVERFLOW: Final = 4
+_META: Final = 8
 #: A node: the low and the high half of its size, flags, the size of its key. Of a branch all three are a page's number.
 _NODE: Final = struct.Struct("<HHHH")
 _IN_OVERFLOW: Final = 1
 _IS_DATABASE: Final = 2
 _NUMBER: Final = struct.Struct("<Q")
-#: Where a database's description has its root, and how long it is.
-_ROOT_AT: Final = 40
-_DATABASE_BYTES: Final = 48
+#: A database: padding, flags, depth, pages of branches, of leaves, and overflowing, entries, and the root.
+_DATABASE: Final = struct.Struct("<IHHQQQQQ")
+#: In a meta page, behind the page's header: magic, version, address, size of the map; the databases of free pages and
+#: of names; the last page and the transaction.
+_META_AT: Final = _PAGE.size
+_HEAD: Final = struct.Struct("<IIQQ")
+_TAIL: Final = struct.Struct("<QQ")
+_MAGIC: Final = 0xBEEFC0DE
 _EMPTY: Final = (1 << 64) - 1
-#: In a meta page, behind the page's header: the databases of free pages and of names, then the last page and the
-#: transaction.
-_DATABASES_AT: Final = 16 + 24
-_TRANSACTION_AT: Final = _DATABASES_AT + 2 * _DATABASE_BYTES + 8
+_INTEGER_KEYS: Final = 8
+_KEY_MAX: Final = 511
+_MAP_MAX: Final = 1 << 46
+_PAGE_SIZES: Final = tuple(1 << power for power in range(9, 17))
+_NOTED: Final = "closed"
 
 
-def check_whole(environment: Any, path: Path) -> None:
-    """Close the environment and raise ``lmdb.CorruptedError`` if the file at ``path`` lacks a page that may be read.
-    For the only process that writes it, before it does."""
-    page = environment.stat()["psize"]
-    counted = (environment.info()["last_pgno"] + 1) * page
-    if path.stat().st_size < counted and not is_whole(path, page_size=page):
-        environment.close()
-        raise lmdb.CorruptedError("the file is shorter than what it says it holds")
+class _Damage(Exception):  # noqa: N818  never leaves this module
+    pass
 
 
-def is_whole(path: Path, *, page_size: int) -> bool:
-    """Whether each page that the file at ``path`` refers to lies in it, and says that it is that page.
+class _Root(NamedTuple):
+    """A database, as its record has it."""
 
-    For a file that LMDB has opened, so that its meta pages are good, and that nobody writes meanwhile.
-    """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        metas = [file.read(page_size) for _ in range(2)]
-        newest = max(metas, key=lambda meta: int(_NUMBER.unpack_from(meta, _TRANSACTION_AT)[0]))
-        left = [_root(newest, _DATABASES_AT + place * _DATABASE_BYTES) for place in range(2)]
-        seen: set[int] = set()
-        while left:
-            number = left.pop()
-            if number == _EMPTY:
-                continue
-            if number in seen:  # each page has one place: a damaged number may lead round in a circle
-                return False
-            seen.add(number)
-            if (number + 1) * page_size > size:
-                return False
-            page = os.pread(file.fileno(), page_size, number * page_size)
-            if not _is_page(page, number, size // page_size):
-                return False
-            try:
-                left += _referred(page)
-            except struct.error:  # a place outside the page
-                return False
-    return True
+    padding: int
+    flags: int
+    depth: int
+    branches: int
+    leaves: int
+    overflows: int
+    entries: int
+    page: int
 
 
-def _root(page: bytes, database: int) -> int:
-    found: tuple[int] = _NUMBER.unpack_from(page, database + _ROOT_AT)
-    return found[0]
+def check_before_opening(directory: Path) -> None:
+    """Raise ``lmdb.CorruptedError`` if the file in ``directory`` is not to be opened. For the only process that writes
+    it, before it does. Reads all of a file that is not as ``note_closed`` has noted it."""
+    path = directory / "data.mdb"
+    if path.exists() and path.stat().st_size and not _is_noted(directory):
+        damage = damage_of(path)
+        if damage is not None:
+            raise lmdb.CorruptedError(damage)
 
 
-def _is_page(page: bytes, number: int, pages: int) -> bool:
-    own, _, flags, _, _ = _PAGE.unpack_from(page)
-    if own != number or not flags & (_BRANCH | _LEAF | _OVERFLOW):
-        return False
-    return not flags & _OVERFLOW or number + int(_OVERFLOW_PAGES.unpack_from(page, _PAGE.size - 4)[0]) <= pages
-
-
-def _referred(page: bytes) -> Iterator[int]:
-    """The pages that a page's nodes refer to."""
-    _, _, flags, lower, _ = _PAGE.unpack_from(page)
-    if flags & _OVERFLOW:
+def check_before_reading(directory: Path, *, lock: Path) -> None:
+    """The same for a process that only reads. ``lock``: the file that a writer holds, who has checked then."""
+    path = directory / "data.mdb"
+    if _is_noted(directory) or _is_held(lock):
         return
-    for (at,) in struct.iter_unpack("<H", page[_PAGE.size : lower]):
-        yield from _of_node(page, at, is_branch=bool(flags & _BRANCH))
+    before = _stamp(path)
+    damage = damage_of(path)
+    if damage is not None and _stamp(path) == before:  # otherwise somebody has begun to write
+        raise lmdb.CorruptedError(damage)
 
 
-def _of_node(page: bytes, at: int, *, is_branch: bool) -> Iterator[int]:
-    low, high, flags, key_size = _NODE.unpack_from(page, at)
-    data: Any = at + _NODE.size + key_size
-    if is_branch:
-        yield low | high << 16 | flags << 32
-    elif flags & _IN_OVERFLOW:
-        yield _NUMBER.unpack_from(page, data)[0]
-    elif flags & _IS_DATABASE:
-        yield _root(page, data)
+def _is_noted(directory: Path) -> bool:
+    try:
+        return (directory / _NOTED).read_text(encoding="utf-8") == _stamp(directory / "data.mdb")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def note_closed(directory: Path) -> None:
+    """Note that the file in ``directory`` is as LMDB has left it. After the environment was closed."""
+    with suppress(OSError):  # it is checked then
+        (directory / _NOTED).write_text(_stamp(directory / "data.mdb"), encoding="utf-8")
+
+
+def _stamp(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with the file at ``path``, which nobody writes meanwhile; ``None`` if LMDB may open it."""
+    with path.open("rb") as file:
+        try:
+            _PagesOfFile(file.fileno()).check()
+        except _Damage as damage:
+            return str(damage)
+        except (struct.error, IndexError):
+            return "a place in a page lies outside it"
+    return None
+
+
+class _PagesOfFile:
+    """One pass over the pages of an LMDB file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._page_size = 0
+        self._last = 0
+        self._used = bytearray()
+
+    def check(self) -> None:
+        """Raises _Damage, struct.error or IndexError where LMDB must not open the file."""
+        metas = [self._meta(number) for number in range(2)]
+        (_, first), (_, second) = metas
+        if abs(first - second) > 1:
+            raise _Damage("its two metas are not of successive transactions")
+        roots, _ = metas[second > first]
+        self._used = bytearray(self._last + 1)
+        self._used[0:2] = b"\1\1"
+        free, names = roots
+        listed = list(self._walk(free, is_free=True))
+        for record in list(self._walk(names, is_names=True)):
+            database = _Root(*_DATABASE.unpack(record))
+            if database.flags or database.padding:
+                raise _Damage("a database has flags that none of ours has")
+            for _ in self._walk(database):
+                pass
+        for record in listed:
+            self._check_free(record)
+
+    def _meta(self, number: int) -> tuple[list[_Root], int]:
+        """The two databases of a meta page, and its transaction."""
+        if not self._page_size:
+            start = os.pread(self._file, _META_AT + _HEAD.size + _DATABASE.size, 0)
+            self._page_size = _DATABASE.unpack_from(start, _META_AT + _HEAD.size)[0]
+        if self._page_size not in _PAGE_SIZES:
+            raise _Damage("its pages have no size that pages have")
+        page = os.pread(self._file, self._page_size, number * self._page_size)
+        own, padding, flags, _, _ = _PAGE.unpack_from(page)
+        magic, version, address, map_size = _HEAD.unpack_from(page, _META_AT)
+        at = _META_AT + _HEAD.size
+        roots = [_Root(*_DATABASE.unpack_from(page, at + place * _DATABASE.size)) for place in range(2)]
+        last, transaction = _TAIL.unpack_from(page, at + 2 * _DATABASE.size)
+        free, names = roots
+        is_sound = (own, padding, flags, magic, version, address) == (number, 0, _META, _MAGIC, 1, 0)
+        is_sound &= (last + 1) * self._page_size <= map_size <= _MAP_MAX and map_size % self._page_size == 0
+        is_sound &= free.padding == self._page_size and free.flags == _INTEGER_KEYS
+        is_sound &= names.flags == 0 and names.padding == 0 and (transaction == 0 or transaction % 2 == number)
+        if not is_sound:
+            raise _Damage("a meta page is not what LMDB writes")
+        self._last = max(self._last, last)
+        return roots, transaction
+
+    # -- trees ------------------------------------------------------------------------------------------------------
+
+    def _walk(self, root: _Root, *, is_free: bool = False, is_names: bool = False) -> Iterator[bytes]:
+        """Go through a tree. Gives the values of those that are read here: lists of free pages, and databases."""
+        counts = {_BRANCH: 0, _LEAF: 0, _OVERFLOW: 0}
+        entries = 0
+        if root.page == _EMPTY:
+            if any(root[2:7]):
+                raise _Damage("an empty database says that it holds something")
+            return
+        left: list[tuple[int, int, bytes | None, bytes | None]] = [(root.page, root.depth, None, None)]
+        while left:
+            number, depth, low, high = left.pop()
+            kind = _LEAF if depth == 1 else _BRANCH
+            page = self._page(number, kind)
+            counts[kind] += 1
+            nodes = _nodes(page, kind)
+            keys = [page[at + _NODE.size : at + _NODE.size + size] for at, size, _, _ in nodes]
+            if kind == _BRANCH:
+                keys[0] = low or b""  # LMDB does not look at the first one
+            ordered = [key[::-1] for key in keys] if is_free else keys
+            _check_order(ordered, low, high)
+            if kind == _BRANCH:
+                bounds = [low, *ordered[1:], high]
+                left += [(node[2], depth - 1, bounds[n], bounds[n + 1]) for n, node in enumerate(nodes)]
+                continue
+            entries += len(nodes)
+            for at, size, data_size, flags in nodes:
+                data = at + _NODE.size + size
+                wanted = _IS_DATABASE if is_names else flags & _IN_OVERFLOW
+                if flags != wanted or (is_free and size != _NUMBER.size):
+                    raise _Damage("a record is not of its database's kind")
+                if flags & _IN_OVERFLOW:
+                    first = _NUMBER.unpack_from(page, data)[0]
+                    counts[_OVERFLOW] += self._overflow(first, data_size)
+                    if is_free:
+                        yield os.pread(self._file, data_size, first * self._page_size + _PAGE.size)
+                elif is_free or is_names:
+                    yield page[data : data + data_size]
+        if (counts[_BRANCH], counts[_LEAF], counts[_OVERFLOW], entries) != root[3:7]:
+            raise _Damage("a database holds another number of records or pages than it says")
+
+    def _page(self, number: int, kind: int) -> bytes:
+        """A page of a tree, which nothing else refers to."""
+        self._take(number, 1)
+        page = os.pread(self._file, self._page_size, number * self._page_size)
+        own, padding, flags, lower, upper = _PAGE.unpack_from(page)
+        if (
+            (own, padding, flags) != (number, 0, kind)
+            or not _PAGE.size <= lower <= upper <= self._page_size
+            or lower % 2
+        ):
+            raise _Damage(f"page {number} is not the one that it should be")
+        return page
+
+    def _overflow(self, number: int, data_size: int) -> int:
+        """Check the pages of a large value. Returns how many there are: more than it needs, where a larger one was
+        there before."""
+        if (number + 1) * self._page_size > self._size:
+            raise _Damage("the file is shorter than what it says it holds")
+        head = os.pread(self._file, _PAGE.size, number * self._page_size)
+        own, padding, flags, _, _ = _PAGE.unpack_from(head)
+        count: int = _OVERFLOW_PAGES.unpack_from(head, _PAGE.size - 4)[0]
+        if (own, padding, flags) != (number, 0, _OVERFLOW) or count * self._page_size < _PAGE.size + data_size:
+            raise _Damage(f"page {number} is not the large value that it should be")
+        self._take(number, count)
+        return count
+
+    def _take(self, number: int, count: int) -> None:
+        """Pages that are in use: each at one place, and inside the file."""
+        if number + count > self._last + 1:
+            raise _Damage("a page is referred to that the file does not have")
+        if (number + count) * self._page_size > self._size:
+            raise _Damage("the file is shorter than what it says it holds")
+        if self._used.count(0, number, number + count) != count:
+            raise _Damage("two places refer to one page")
+        self._used[number : number + count] = b"\1" * count
+
+    def _check_free(self, record: bytes) -> None:
+        """A list of free pages: how many, and their numbers, descending. LMDB writes to these."""
+        count = _NUMBER.unpack_from(record)[0]
+        numbers = struct.unpack_from(f"<{min(count, len(record))}Q", record, _NUMBER.size)
+        before = self._last + 1
+        for number in numbers:
+            if not 1 < number < before or self._used[number]:
+                raise _Damage("a page is called free that is none")
+            self._used[number] = 1
+            before = number
+
+
+def _nodes(page: bytes, kind: int) -> list[tuple[int, int, int, int]]:
+    """Of each node of a page its place, the size of its key, the size of its value (of a branch, the page that it leads
+    to), and its flags. They fill the page's end without a gap."""
+    _, _, _, lower, upper = _PAGE.unpack_from(page)
+    found, filled = [], 0
+    for at in struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size):
+        low, high, flags, key_size = _NODE.unpack_from(page, at)
+        size = low | high << 16
+        if kind == _BRANCH:
+            found.append((at, key_size, size | flags << 32, 0))
+            held = 0
+        else:
+            found.append((at, key_size, size, flags))
+            held = _NUMBER.size if flags & _IN_OVERFLOW else size
+        length = _NODE.size + key_size + held
+        if at < upper or at + length > len(page) or key_size > _KEY_MAX:
+            raise _Damage("a place in a page lies outside it")
+        filled += length + length % 2
+    if not found or (kind == _BRANCH and len(found) < 2) or filled != len(page) - upper:
+        raise _Damage("the records of a page do not fill it")
+    return found
+
+
+def _check_order(keys: list[bytes], low: bytes | None, high: bytes | None) -> None:
+    """Keys ascend, from ``low`` on and to before ``high``."""
+    if any(one >= other for one, other in pairwise(keys)):
+        raise _Damage("the keys of a page do not ascend")
+    if (low is not None and keys[0] < low) or (high is not None and keys[-1] >= high):
+        raise _Damage("a page holds keys of another place")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file at ``path`` can be opened by LMDB."""
+    return damage_of(path) is None

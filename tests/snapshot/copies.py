@@ -17,6 +17,15 @@ from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader, SnapshotState
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
+#: Names of collections may be no text.
+_ANY_NAME: CodecOptions[RawBSONDocument] = CodecOptions(
+    document_class=RawBSONDocument, unicode_decode_error_handler="surrogateescape"
+)
+
+
+def opened(event: bytes) -> RawBSONDocument:
+    """An event whose namespace need not be UTF-8."""
+    return RawBSONDocument(event, _ANY_NAME)
 
 
 def id_of(document: bytes) -> bytes:
@@ -46,7 +55,7 @@ class Target:
 
     def apply(self, event: bytes) -> None:
         """Carry out a change event."""
-        found = RawBSONDocument(event)
+        found = opened(event)
         kind = found["operationType"]
         ns = found.get("ns") or {}
         name = f"{ns.get('db')}.{ns.get('coll')}"

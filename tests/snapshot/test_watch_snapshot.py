@@ -25,10 +25,12 @@ from pymongo.errors import OperationFailure
 import tailrace
 from tailrace.client import snapshot_stream
 from tailrace.client.client import operation_time
+from tailrace.consumer.snapshots import Copying, take_snapshot
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import ChangeStreamFatal, ChangeStreamHistoryLost, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.snapshot import reader
+from tailrace.snapshot.stages import compiled_for
 from tests.snapshot.copies import Target, id_of, truth
 from tests.snapshot.test_snapshot import fill, ids_of_every_type, write
 from tests.snapshot.test_snapshot_sharded import REGIONS, held, move, spread_over
@@ -293,6 +295,46 @@ def test_the_pipeline_is_for_the_copy_too(db: Any) -> None:
     with pytest.raises(ChangeStreamFatal) as caught, db.a.watch([{"$unset": "_id"}], start="snapshot") as stream:
         next(stream)
     assert caught.value.code == 280
+
+
+def test_the_stages_of_a_copy_are_in_the_language_of_its_stream(replica_set: ReplicaSet, db: Any) -> None:
+    """They were in that of 6.0 whatever the version: `$bitAnd` was refused beside a stream of 7.0 that knows it, and
+    what 4.4 reads otherwise was read as on 6.0. Each test of a copy's stages had one version."""
+    db.c.insert_many([{"_id": number} for number in range(8)])
+    second_bit = {"$eq": [{"$bitAnd": ["$fullDocument._id", 2]}, 2]}
+    pipeline = [{"$match": {"$expr": second_bit}}]
+    with pytest.raises(OperationFailure, match="bitAnd"):
+        db.c.watch(pipeline, start="snapshot")
+    with tailrace.connect(replica_set.uri, server_version="7.0") as client:
+        collection = client[db.name].c
+        with collection.watch(pipeline, start="snapshot") as stream:
+            assert [stream.next()["documentKey"]["_id"] for _ in range(4)] == [2, 3, 6, 7]
+            collection.insert_many([{"_id": number} for number in range(8, 12)])
+            assert [stream.next()["documentKey"]["_id"] for _ in range(2)] == [10, 11]
+        copied = Copying(collection, take_snapshot(collection, None), {"pipeline": pipeline})
+        pulled = itertools.takewhile(lambda one: one.event is not None, iter(copied.pull, None))
+        assert [one.event["documentKey"]["_id"] for one in pulled] == [2, 3, 6, 7, 10, 11]
+
+
+SORTED = {"$sortArray": {"input": [2, 1], "sortBy": 1}}
+AND = {"$bitAnd": [3, 6]}
+
+
+@pytest.mark.parametrize(
+    ("version", "known", "unknown"),
+    [("4.4.2", [], [SORTED, AND]), ("6.0.27", [SORTED], [AND]), ("7.0.28", [SORTED, AND], [])],
+)
+def test_stages_are_in_the_language_of_the_server_that_is_read(
+    start_replica_set: Callable[..., ReplicaSet], version: str, known: list[Any], unknown: list[Any]
+) -> None:
+    with pymongo.MongoClient[Any](start_replica_set(version=version).uri) as server:
+        for expression in known:
+            made = compiled_for(server, [bson.encode({"$set": {"made": expression}})]).apply(bson.encode({}))
+            assert made is not None
+            assert "made" in bson.decode(made)
+        for expression in unknown:
+            with pytest.raises(UsageError, match=next(iter(expression))[1:]):
+                compiled_for(server, [bson.encode({"$set": {"made": expression}})])
 
 
 def test_the_time_of_the_copy_is_limited_and_progress_is_told(db: Any) -> None:

@@ -2,15 +2,21 @@
 
 Batches are written in transactions, one or several at a time. The previous values of what a batch changes are written
 with it, under its number, so that a batch that is given again can be undone first. Documents stay in the file.
+
+Each record begins with a checksum of its key and its bytes, which is compared whenever the record is read, and a bucket
+says which one of which state it is. Buckets of earlier versions have neither.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import operator
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +24,7 @@ import lmdb
 
 from tailrace import durable
 from tailrace.errors import TailraceError
-from tailrace.lmdb_file import check_whole
+from tailrace.lmdb_file import check_before_opening, note_closed
 
 #: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
@@ -30,6 +36,15 @@ _SEQUENCE: Final = 4
 _FIRST_CHUNK: Final = 1 << 31
 #: Previous values that are kept in one record: few enough that the record fits into freed pages.
 _CHUNK: Final = 32
+_CHECKSUM_BYTES: Final = 4
+_IDENTITY: Final = b"identity"
+#: What is kept to undo batches up to this one was deleted.
+_FORGOTTEN: Final = b"forgotten"
+#: A leaf page holds fewer records than that: so many on either side of a key are looked at where it is missed, but no
+#: more than so many bytes of them.
+_NEAR: Final = 64
+_NEAR_BYTES: Final = 1 << 18
+AGAIN: Final = "Put the whole directory back from one copy, or seed the images again in a new directory"
 
 
 class ImageStateError(TailraceError):
@@ -48,10 +63,17 @@ class ImageBucket:
 
     ``directory``  created if it does not exist
     ``map_bytes``  address space at first; it doubles as the documents fill half of it
+    ``identity``   which bucket of which state it is; ``None``: one of an earlier version, without checksums
+    ``begun``      whether it was opened before: then its file is there, and says that identity
     """
 
-    def __init__(self, directory: Path, *, map_bytes: int = MAP_BYTES) -> None:
+    def __init__(
+        self, directory: Path, *, map_bytes: int = MAP_BYTES, identity: bytes | None = None, begun: bool = False
+    ) -> None:
         self.directory = directory
+        self._checks = identity is not None
+        if begun:
+            self._check_there()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "writer", os.O_CREAT | os.O_RDWR, 0o644)
@@ -68,6 +90,31 @@ class ImageBucket:
             os.close(self._lock)
             raise
         self._txn: Any = None
+        try:
+            self._identify(identity, begun=begun)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_there(self) -> None:
+        path = self.directory / "data.mdb"
+        try:
+            size = path.stat().st_size
+        except OSError:
+            size = -1
+        if size <= 0:
+            what = "is missing" if size < 0 else "is empty"
+            raise ImageStateError(f"the file {path} {what}, which holds images of this state", hint=AGAIN)
+
+    def _identify(self, identity: bytes | None, *, begun: bool) -> None:
+        if identity is None:
+            return
+        found = dict(self.meta(_IDENTITY)).get(_IDENTITY)
+        if found is None and not begun and not len(self):
+            self.begin()
+            self.commit([(_IDENTITY, identity)])
+        elif found != identity:
+            raise ImageStateError(f"{self.directory} is not the bucket of this state that it was", hint=AGAIN)
 
     def _take_lock(self) -> None:
         try:
@@ -80,9 +127,9 @@ class ImageBucket:
 
     def _open(self, map_bytes: int) -> Any:
         try:
+            check_before_opening(self.directory)
             with durable.begun_whole(self.directory / "data.mdb"):
                 env = lmdb.open(str(self.directory), map_size=map_bytes, max_dbs=4, max_readers=64, readahead=False)
-            check_whole(env, self.directory / "data.mdb")
             self._documents = env.open_db(b"documents")
             self._undo = env.open_db(b"undo")
             self._meta = env.open_db(b"meta")
@@ -100,6 +147,8 @@ class ImageBucket:
             return ImageStateError(
                 f"a batch is larger than half of what {self.directory} holds", hint="Use smaller batches"
             )
+        if isinstance(error, lmdb.CorruptedError):
+            return ImageStateError(f"the file {self.directory / 'data.mdb'} is damaged: {text}", hint=AGAIN)
         return ImageStateError(
             f"the images in {self.directory} cannot be used: {text}",
             hint="If the files are damaged, seed the images again in a new directory",
@@ -127,14 +176,63 @@ class ImageBucket:
                 found: dict[bytes, bytes] = dict(cursor.getmulti(sorted(keys)))
         except lmdb.Error as error:
             raise self._failed(error) from error
+        if self._checks:
+            found = {key: self._checked(key, record) for key, record in found.items()}
         return list(map(found.get, keys))
+
+    def confirm_missing(self, keys: Iterable[bytes]) -> None:
+        """Raise ImageStateError where a key is not found although it may be there: the records around its place are
+        out of order or damaged. In a damaged page a search goes astray, and says nothing."""
+        if not self._checks:
+            return
+        try:
+            with self._env.begin() as txn, txn.cursor(db=self._documents) as cursor:
+                for key in keys:
+                    is_before_one = cursor.set_range(key)
+                    self._check_run(key, cursor.iternext() if is_before_one else (), operator.gt)
+                    comes_after = cursor.set_range(key) and cursor.prev() if is_before_one else cursor.last()
+                    self._check_run(key, cursor.iterprev() if comes_after else (), operator.lt)
+        except lmdb.Error as error:
+            raise self._failed(error) from error
+
+    def _check_run(
+        self, last: bytes, records: Iterable[tuple[bytes, bytes]], follows: Callable[[bytes, bytes], bool]
+    ) -> None:
+        size = 0
+        for key, record in islice(records, _NEAR):
+            if not follows(key, last):
+                raise self._damaged()
+            self._checked(key, record)
+            last, size = key, size + len(record)
+            if size > _NEAR_BYTES:
+                return
+
+    def _checked(self, key: bytes, record: bytes) -> bytes:
+        """What a record holds. Raises ImageStateError where it is not what was written under this key."""
+        if not self._checks:
+            return record
+        value = record[_CHECKSUM_BYTES:]
+        if zlib.crc32(value, zlib.crc32(key)) != int.from_bytes(record[:_CHECKSUM_BYTES], "little"):
+            raise self._damaged()
+        return value
+
+    def _record(self, key: bytes, value: bytes) -> bytes:
+        if not self._checks:
+            return value
+        return zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECKSUM_BYTES, "little") + value
+
+    def _damaged(self) -> ImageStateError:
+        return ImageStateError(
+            f"the file {self.directory / 'data.mdb'} is damaged: it does not hold what was written to it", hint=AGAIN
+        )
 
     def put(self, documents: Mapping[bytes, bytes | None]) -> None:
         """Write the new documents of keys; ``None`` deletes. Only inside a transaction."""
         txn = self._txn
         try:
             with txn.cursor(db=self._documents) as cursor:
-                cursor.putmulti([(key, documents[key]) for key in sorted(documents) if documents[key] is not None])
+                new = [(key, document) for key in sorted(documents) if (document := documents[key]) is not None]
+                cursor.putmulti([(key, self._record(key, document)) for key, document in new])
             for key, document in documents.items():
                 if document is None:
                     txn.delete(key, db=self._documents)
@@ -149,7 +247,8 @@ class ImageBucket:
         records = []
         for number, first in enumerate(range(0, len(keys), _CHUNK)):
             name = batch.to_bytes(8, "big") + (_FIRST_CHUNK + number).to_bytes(_SEQUENCE, "big")
-            records.append((name, _chunk(keys[first : first + _CHUNK], documents[first : first + _CHUNK])))
+            chunk = _chunk(keys[first : first + _CHUNK], documents[first : first + _CHUNK])
+            records.append((name, self._record(name, chunk)))
         try:
             with self._txn.cursor(db=self._undo) as cursor:
                 cursor.putmulti(records, append=True)
@@ -188,11 +287,12 @@ class ImageBucket:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
                 while cursor.last() and int.from_bytes(cursor.key()[:8], "big") > batch:
                     is_chunk = int.from_bytes(cursor.key()[8:], "big") >= _FIRST_CHUNK
-                    for key, old in (_of_chunk if is_chunk else _of_record)(cursor.value()):
+                    record = self._checked(cursor.key(), cursor.value())
+                    for key, old in (_of_chunk if is_chunk else _of_record)(record):
                         if old is None:
                             txn.delete(key, db=self._documents)
                         else:
-                            txn.put(key, old, db=self._documents)
+                            txn.put(key, self._record(key, old), db=self._documents)
                     cursor.delete()
                 self._put_meta(txn, meta)
         except lmdb.Error as error:
@@ -204,8 +304,20 @@ class ImageBucket:
             with self._env.begin(write=True) as txn, txn.cursor(db=self._undo) as cursor:
                 while cursor.first() and int.from_bytes(cursor.key()[:8], "big") <= batch:
                     cursor.delete()
+                self._put_meta(txn, [(_FORGOTTEN, batch.to_bytes(8, "big"))])
         except lmdb.Error as error:
             raise self._failed(error) from error
+
+    @property
+    def forgotten(self) -> int | None:
+        """Batches up to this one cannot be undone any more; ``None``: nothing was deleted yet."""
+        found = dict(self.meta(_FORGOTTEN)).get(_FORGOTTEN)
+        return None if found is None else int.from_bytes(found, "big")
+
+    def remember_all(self, meta: Iterable[tuple[bytes, bytes | None]] = ()) -> None:
+        """After ``forget_until`` of a bucket that is empty now: it begins anew. ``meta`` as in ``commit``."""
+        self.begin()
+        self.commit([(_FORGOTTEN, None), *meta])
 
     def meta(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """The metadata under keys that begin with ``prefix``."""
@@ -224,7 +336,7 @@ class ImageBucket:
             for key, document in cursor:
                 if not key.startswith(prefix):
                     return
-                yield key, document
+                yield key, self._checked(key, document)
 
     def erase(self, prefix: bytes, limit: int) -> int:
         """Delete up to ``limit`` documents; this cannot be undone. Returns how many."""
@@ -248,6 +360,7 @@ class ImageBucket:
         self.abort()
         if self._lock >= 0:
             self._env.close()
+            note_closed(self.directory)
             os.close(self._lock)
             self._lock = -1
 

@@ -32,6 +32,7 @@ from tailrace.kernel.batch import (
 from tailrace.kernel.image_keys import image_keys
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.plan.profile import ServerProfile
 
 Offsets = npt.NDArray[np.int64]
 _INSERT, _UPDATE, _REPLACE, _DELETE = (
@@ -70,10 +71,16 @@ class Operations:
             raise wrong_state(error, f"oplog entry {ClusterTime(self.image_keys[place][1])}") from error
 
 
-def operations_of(raw: bytes, scope: Scope, share: tuple[int, int]) -> Operations | None:
+def operations_of(raw: bytes, scope: Scope, profile: ServerProfile, share: tuple[int, int]) -> Operations | None:
     """The operations of a batch on the documents of worker ``share[0]`` of ``share[1]``; ``None`` if the batch holds
     something that the plain code has to handle."""
-    made = transform_batch(raw, KernelSettings(scope=scope, wall_time=False))
+    settings = KernelSettings(
+        scope=scope,
+        wall_time=False,
+        unwinds_apply_ops_without_session=profile.unwinds_apply_ops_without_session,
+        multi_op_is_no_transaction=profile.multi_op_is_no_transaction,
+    )
+    made = transform_batch(raw, settings)
     if np.isin(made.kind, (PLAIN, CHAIN_ENTRY, MEMBER_ENTRY)).any():
         return None
     if not np.isin(made.column(event_record.OPERATION), (_INSERT, _UPDATE, _REPLACE, _DELETE)).all():
@@ -98,18 +105,22 @@ def _state_key(made: KernelBatch, place: int) -> bytes:
     return state_key(row[first : last + 1].tobytes(), made.events[start:end].tobytes())
 
 
-def fold_into(operations: Operations, changes: ImageBatch, *, of_shard: bool = False) -> Images:
-    """Apply the operations, in order, to the documents of a batch. Returns the documents before them. ``of_shard``: an
-    insert may find what a collection had that was dropped there and came back."""
+def fold_into(operations: Operations, changes: ImageBatch, *, replaces: bool = False) -> Images:
+    """Apply the operations, in order, to the documents of a batch. Returns the documents before them. ``replaces``: an
+    insert may find a document that is no longer on the server: of a collection that a shard lost and got back, or that
+    is capped on 4.4."""
     checksums = dict(zip(operations.keys, operations.checksums, strict=True))
     keys = list(checksums)
     numbers = dict(zip(keys, range(len(keys)), strict=True))
     numbered = list(map(numbers.__getitem__, operations.keys))
     before = changes.get(keys, list(checksums.values()))
     documents = list(before)
+    inserted = {numbered[place] for place in np.flatnonzero(operations.kinds == _INSERT).tolist()}
+    missing = [place for place, known in enumerate(before) if known is None and place not in inserted]
+    changes.confirm_missing([keys[place] for place in missing])
     images: Images = {}
     for places in _rounds(np.array(numbered, np.int64), len(keys)):
-        _apply(operations, documents, numbered, places, images, of_shard=of_shard)
+        _apply(operations, documents, numbered, places, images, replaces=replaces)
     changes.replace(keys, before, documents)
     return images
 
@@ -137,7 +148,7 @@ def _apply(
     places: Sequence[int],
     images: Images,
     *,
-    of_shard: bool,
+    replaces: bool,
 ) -> None:
     """Apply the operations at ``places``, each to a different document."""
     updates: list[int] = []
@@ -153,7 +164,7 @@ def _apply(
         if old is not None and kind != _INSERT:
             images[operations.image_keys[place]] = old
         if old is not None or kind != _DELETE:
-            documents[numbered[place]] = operations.applied(place, None if of_shard and kind == _INSERT else old)
+            documents[numbered[place]] = operations.applied(place, None if replaces and kind == _INSERT else old)
     images.update(zip(map(operations.image_keys.__getitem__, updates), before, strict=True))
     made = updated(before, operations.raw, operations.objects[updates]) if updates else []
     for place, old, new in zip(updates, before, made, strict=True):

@@ -21,7 +21,7 @@ from tailrace.stage.oplog_match import CRUD, OplogMatch
 from tailrace.stage.unwind_transaction import EntriesAt, UnwindTransaction, is_chain_member, operations_of
 
 _UUID_SIZE: Final = 16
-#: The element that marks entries of a chunk migration. The kernel skips such entries, so a batch that has one is left
+#: The element that marks entries of a migration. The kernel skips such entries, so a batch that has one is left
 #: to the plain stages.
 _MIGRATED: Final = b"\x08fromMigrate\x00\x01"
 
@@ -34,8 +34,10 @@ class ImageFolder:
     ``kernel``   whether to use compiled code (``tailrace.images.fast``), called with the size of each batch in bytes
     ``share``    (k, n): of n workers, each with a state of its own, this is number k and takes its part of the
                  documents
-    ``of_shard`` the state holds one shard's documents: copies and deletes of chunk migrations change it too. Otherwise
-                 they are left out
+    ``of_shard`` the state holds one shard's documents: a collection that was dropped there may come back
+
+    Entries that are marked as a migration's change the state too, although no event shows them: a shard logs what it
+    receives and gives away in this way, and every server what ``convertToCapped`` copies.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class ImageFolder:
     ) -> None:
         self._state = state
         self._scope = scope
+        self._profile = profile
         self._kernel = kernel
         self._share = share
-        self._of_shard = of_shard
-        self._match = OplogMatch(StreamOptions(scope, show_migration_events=of_shard), profile)
+        #: Whether a document may be inserted that the state has: 4.4 logs nothing where a capped collection loses one.
+        self._replaces = of_shard or profile.series < (5, 0)
+        self._match = OplogMatch(StreamOptions(scope, show_migration_events=True), profile)
         self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=profile.multi_op_is_no_transaction)
 
     def fold(self, batch: OplogBatch, entries_at: EntriesAt, *, again: bool = False) -> Images:
@@ -65,13 +69,13 @@ class ImageFolder:
 
         Raises ImageMismatchError if an entry does not fit the document in the state; the state is then unchanged.
         """
-        if self._kernel(len(batch.raw)) and not (again or (self._of_shard and _MIGRATED in batch.raw)):
+        if self._kernel(len(batch.raw)) and not (again or _MIGRATED in batch.raw):
             from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
 
-            operations = fast.operations_of(batch.raw, self._scope, self._share)
+            operations = fast.operations_of(batch.raw, self._scope, self._profile, self._share)
             if operations is not None:
                 with self._state.batch(int(batch.high_water)) as changes:
-                    return fast.fold_into(operations, changes, of_shard=self._of_shard)
+                    return fast.fold_into(operations, changes, replaces=self._replaces)
         return self._fold_plain(batch, entries_at, again)
 
     def _fold_plain(self, batch: OplogBatch, entries_at: EntriesAt, again: bool) -> Images:
@@ -82,6 +86,8 @@ class ImageFolder:
         with self._state.batch(int(batch.high_water)) as changes:
             wanted = [key for key in dict.fromkeys(keys) if key and is_in_share(zlib.crc32(key), self._share)]
             documents = dict(zip(wanted, changes.get(wanted), strict=True))
+            unborn = {key for entry, key in zip(operations, keys, strict=True) if entry.operation == "i"}
+            changes.confirm_missing([key for key, known in documents.items() if known is None and key not in unborn])
             for entry, key in zip(operations, keys, strict=True):
                 if not key:
                     dropped += _dropped_by(entry)
@@ -89,7 +95,7 @@ class ImageFolder:
                     before = documents[key]
                     if before is not None and entry.operation != "i":
                         images[PreImageKey(key[:_UUID_SIZE], entry.image_time, entry.image_index)] = before
-                    comes_back = self._of_shard and entry.operation == "i"  # a collection that was dropped here
+                    comes_back = self._replaces and entry.operation == "i"  # a collection that was dropped here
                     documents[key] = _after(entry, before, again=again or comes_back)
                     if entry.operation == "i" and key[:_UUID_SIZE] in dropped:
                         dropped.remove(key[:_UUID_SIZE])  # a collection that comes back to this shard

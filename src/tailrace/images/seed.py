@@ -1,85 +1,165 @@
-"""Seeds a new image state: copies the documents as they were at one cluster time, before the first change."""
+"""Seeds a new image state: copies the documents as they were at one cluster time, before the first change.
+
+Servers have no snapshot reads of capped collections (6.0.27, 5.0.4), and before 5.0 of none. These are copied as each
+piece is when it is read, and what the oplog holds from that one time on is then applied to the copy: a piece may have
+some of it already, and has it once in the end, since oplog entries can be applied again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
-from bson.codec_options import CodecOptions
-from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tailrace.errors import SourceError
+from tailrace.images.fold import ImageFolder
 from tailrace.images.key import state_key
 from tailrace.images.state import ImageState
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.source.connection import Connection
 from tailrace.source.failure import source_error
+from tailrace.source.listing import ListedCollection, check_name, database_names, list_collections
+from tailrace.source.mongod import MongodSource
 
-_RAW: Final[CodecOptions[Any]] = CodecOptions(document_class=RawBSONDocument)
+#: A batch of the copy holds so many documents at most, and about so many bytes.
 _DOCUMENTS: Final = 5_000
+_BYTES: Final = 4 << 20
 #: Batches of an unfinished copy have numbers below this one. No cluster time is as small.
 SEED_BATCHES: Final = 1 << 32
-_INTERNAL: Final = frozenset({"admin", "config", "local"})
+_TOO_OLD: Final = 239
+_UNAVAILABLE: Final = 246
+_BY_ID: Final = {"_id": 1}
 
 
-def seed(state: ImageState, client: MongoClient[Any], scope: Scope) -> ClusterTime:
+@dataclass(frozen=True, slots=True)
+class SeededFrom:
+    """What a state is seeded from: a replica set's ``client``, and its ``source`` for entries of the oplog; ``folder``
+    applies these to the state. ``snapshots``: whether the servers have snapshot reads."""
+
+    client: MongoClient[Any]
+    source: MongodSource
+    folder: ImageFolder
+    snapshots: bool
+
+    def moves(self, collection: ListedCollection) -> bool:
+        """Whether a collection goes on changing while it is copied."""
+        return collection.capped or not self.snapshots
+
+
+def seed(
+    state: ImageState, given: SeededFrom, scope: Scope, *, witness: Callable[[], bytes | None] = lambda: None
+) -> ClusterTime:
     """Copy every document of the scope's collections as it is at one cluster time. This time becomes the state's
-    position and is returned. A state with part of an earlier copy is emptied first.
+    position and is returned. A state with part of an earlier copy is emptied first. ``witness`` as of
+    ``ImageState.next_witness``.
 
     The server must keep its history for as long as the copy takes (``minSnapshotHistoryWindowInSeconds``, 5 minutes by
-    default). Raises SourceError if it does not, and if it is older than 5.0.
+    default). Raises SourceError if it does not, and where a collection that is copied without a snapshot was dropped or
+    renamed meanwhile; ChangeStreamHistoryLost if the oplog no longer reaches back to the beginning of such a copy.
     """
     state.clear()
+    state.next_witness = witness
+    connection = Connection(given.client)
     try:
-        with client.start_session() as session:
-            time = client["admin"].command("ping", session=session)["operationTime"]
-            number = 0
-            for database, name, uuid in _collections(client, scope, session):
-                for documents in _documents(client, database, name, time, session):
-                    with state.batch(number) as batch:
-                        batch.put((state_key(uuid, document), document) for document in documents)
-                    number += 1
-    except OperationFailure as error:
-        if error.code in (239, 246, 72):  # SnapshotTooOld, SnapshotUnavailable, and 4.4's refusal
-            raise SourceError(
-                f"the collections cannot be copied as they were at one time: {error}",
-                code=error.code,
-                hint="Raise minSnapshotHistoryWindowInSeconds, or begin at a time when the collection was empty; "
-                "servers before 5.0 have no snapshot reads",
-            ) from error
-        raise source_error(error, client) from error
+        time = _now(given.client)
+        found = list(_collections(connection, scope))
+        number = 0
+        for collection in found:
+            for documents in _documents(given, collection, time):
+                with state.batch(number) as batch:
+                    batch.put((state_key(collection.uuid, document), document) for document in documents)
+                number += 1
+        moving = list(filter(given.moves, found))
+        if moving:
+            _check_there(moving, _collections(connection, scope))
+            number, time = _made_exact(given, time, number)
     except PyMongoError as error:
-        raise source_error(error, client) from error
-    begun = ClusterTime((time.time << 32) | time.inc)
-    with state.batch(int(begun)):
+        raise source_error(error, given.client) from error
+    with state.batch(int(time)):
         pass
     state.settle()
-    return begun
+    return time
 
 
-def _collections(client: MongoClient[Any], scope: Scope, session: Any) -> Iterator[tuple[str, str, bytes]]:
-    databases = [scope.database] if scope.database is not None else client.list_database_names(session=session)
+def _now(client: MongoClient[Any]) -> ClusterTime:
+    return ClusterTime.from_timestamp(client["admin"].command("ping")["operationTime"])
+
+
+def _made_exact(given: SeededFrom, after: ClusterTime, number: int) -> tuple[int, ClusterTime]:
+    """Apply what the oplog holds from ``after`` until now, in batches from ``number`` on: until the last of them the
+    state is an unfinished copy. Returns the number of the next batch, and the time that the state is at."""
+    until = _now(given.client)
+    for batch in given.source.read(after, until, batch_bytes_max=_BYTES):
+        if batch.raw:
+            numbered = batch._replace(high_water=ClusterTime(number))
+            given.folder.fold(numbered, given.source.entries, again=True)
+            number += 1
+    return number, until
+
+
+def _collections(connection: Connection, scope: Scope) -> Iterator[ListedCollection]:
+    databases = [scope.database] if scope.database is not None else database_names(connection)
+    query = {} if scope.collection is None else {"name": scope.collection}
     for database in databases:
-        if database in _INTERNAL:
-            continue
-        for found in client[database].list_collections(session=session):
-            name = found["name"]
-            wanted = name == scope.collection if scope.collection is not None else not name.startswith("system.")
-            if wanted and found["type"] == "collection":
-                uuid = found["info"]["uuid"]
-                yield database, name, uuid if isinstance(uuid, bytes) else uuid.bytes
+        for found in list_collections(connection, database, query):
+            name = found.namespace.partition(".")[2]
+            if found.kind == "collection" and (scope.collection is not None or not name.startswith("system.")):
+                check_name(found.namespace)
+                yield found
 
 
-def _documents(client: MongoClient[Any], database: str, name: str, time: Any, session: Any) -> Iterator[list[bytes]]:
-    """The documents of a collection at ``time``, a batch at a time."""
-    source = client[database]
-    concern = {"level": "snapshot", "atClusterTime": time}
-    command = {"find": name, "readConcern": concern, "batchSize": _DOCUMENTS}
-    reply = source.command(command, session=session, codec_options=_RAW)["cursor"]
-    yield [document.raw for document in reply["firstBatch"]]
-    while cursor := reply["id"]:
-        more = {"getMore": cursor, "collection": name, "batchSize": _DOCUMENTS}
-        reply = source.command(more, session=session, codec_options=_RAW)["cursor"]
-        yield [document.raw for document in reply["nextBatch"]]
+def _check_there(before: list[ListedCollection], after: Iterator[ListedCollection]) -> None:
+    """A collection was read by its name, so that name must have meant it to the end."""
+    left = set(after)
+    for one in before:
+        if one not in left:
+            raise SourceError(
+                f"{one.namespace} was dropped, renamed or converted while it was copied",
+                hint="Open the stream again: it begins another copy",
+            )
+
+
+def _documents(given: SeededFrom, collection: ListedCollection, time: ClusterTime) -> Iterator[list[bytes]]:
+    """The documents of a collection at ``time``, a batch at a time; of one that moves, as they are then or later."""
+    database, _, name = collection.namespace.partition(".")
+    command: dict[str, Any] = {"find": name, "batchSize": _DOCUMENTS}
+    if given.moves(collection):
+        # In the order of the index: a scan of a capped collection dies where the document that it stands at is removed.
+        command["hint"] = _BY_ID
+        command["readConcern"] = {"level": "majority", "afterClusterTime": time.to_timestamp()}
+    else:
+        command["readConcern"] = {"level": "snapshot", "atClusterTime": time.to_timestamp()}
+    batch: list[bytes] = []
+    size = 0
+    try:
+        with Connection(given.client).raw_cursor(database, command) as cursor:
+            for document in cursor:
+                batch.append(bytes(document.raw))  # PyMongo gives a view of the whole reply from 4 kB on
+                size += len(batch[-1])
+                if len(batch) >= _DOCUMENTS or size >= _BYTES:
+                    yield batch
+                    batch, size = [], 0
+    except OperationFailure as error:
+        refused = _refused(collection, error)
+        if refused is None:
+            raise
+        raise refused from error
+    yield batch
+
+
+def _refused(collection: ListedCollection, error: OperationFailure) -> SourceError | None:
+    """The error for a copy that the server's history does not allow; ``None`` for any other."""
+    hint = {
+        _TOO_OLD: "Raise minSnapshotHistoryWindowInSeconds, so that the server keeps its history for the whole copy",
+        _UNAVAILABLE: "Open the stream again: an index or the collection itself was changed just then",
+    }.get(error.code or 0)
+    if hint is None:
+        return None
+    text = (error.details or {}).get("errmsg", error)
+    return SourceError(
+        f"{collection.namespace} cannot be copied as it was at one time: {text}", code=error.code, hint=hint
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -10,18 +11,21 @@ from typing import Any, Final
 
 from pymongo import MongoClient
 
-from tailrace import durable
-from tailrace.images.bucket import ImagesInUseError, ImageStateError
+from tailrace import durable, raw_bson
+from tailrace.images.bucket import AGAIN, ImagesInUseError, ImageStateError
 from tailrace.images.directory import check_kind, other_stream
 from tailrace.images.fold import ImageFolder
 from tailrace.images.found import Images
-from tailrace.images.seed import SEED_BATCHES, seed
+from tailrace.images.seed import SEED_BATCHES, SeededFrom, seed
 from tailrace.images.state import ImageState
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.plan.profile import ServerProfile
 from tailrace.plan.request import OplogBatch, PreImageKey
+from tailrace.source.batch import entry_time
 from tailrace.source.mongod import MongodSource
+from tailrace.source.witness import check_witness, identity_if_allowed, newest_mark
 
 _BATCH_BYTES: Final = 4 << 20
 #: Batches go to disk together. What a crash loses of them is read from the oplog again.
@@ -69,6 +73,7 @@ class ExactSource:
         self._directory = Path(directory)
         self._scope, self._profile = scope, profile
         self._images: Images = {}
+        self._identity: DeploymentIdentity | None = None
         self._state: ImageState | None = None
         self._claim()
 
@@ -97,6 +102,10 @@ class ExactSource:
         waits for longer."""
         self._source = source
 
+    def use_profile(self, profile: ServerProfile) -> None:
+        """The entries that ``tail`` reads from its next call on are those of another server version."""
+        self._profile = profile
+
     def _claim(self) -> None:
         if not self._of_shard:
             check_kind(self._directory, sharded=False)
@@ -115,11 +124,15 @@ class ExactSource:
     def begin(self, after: ClusterTime | None, client: MongoClient[Any]) -> ClusterTime:
         """Where a stream begins that is to begin after ``after``, or now (``None``). The state is brought to this time.
         A new state is seeded with the current documents if the stream begins now. Otherwise it knows only documents
-        that are written later than the stream's beginning, or with ``recover`` later than the source's beginning."""
+        that are written later than the stream's beginning, or with ``recover`` later than the source's beginning.
+        Raises OtherHistoryError where a state was made of another deployment, or of a history that is gone."""
+        self._check_history(client)
         if self.state.position is None or self.state.position < SEED_BATCHES or self._began_empty_behind(after):
             if after is None:
                 (self._directory / _EMPTY).unlink(missing_ok=True)
-                return seed(self.state, client, self._scope)
+                mark = newest_mark(self._source)
+                given = SeededFrom(client, self._source, self._folder(), snapshots=self._profile.series >= (5, 0))
+                return seed(self.state, given, self._scope, witness=lambda: self._witness(mark))
             if self._of_shard:
                 durable.write_json(self._directory / _EMPTY, {"at": int(after)})
             self.state.clear()
@@ -129,6 +142,39 @@ class ExactSource:
             self.state.settle()
             return after
         return self._source.operation_time() if after is None else after
+
+    def _check_history(self, client: MongoClient[Any]) -> None:
+        """Whose history the state belongs to; and from now on, what its witness says."""
+        known = self._known_witness()
+        if known is None and self.state.position is not None and self.state.position >= SEED_BATCHES:
+            return  # of an earlier version, which kept none
+        self._identity = self._identified(client)
+        if known is not None:
+            check_witness(
+                known,
+                self._identity,
+                {self._source.name: self._source},
+                what=f"the images in {self._directory}",
+                hint="Connect to the deployment that they were made of, or give this stream a new directory",
+            )
+
+    def _identified(self, client: MongoClient[Any]) -> DeploymentIdentity:
+        return identity_if_allowed(client)
+
+    def _known_witness(self) -> Witness | None:
+        kept = self.state.witness
+        try:
+            return None if kept is None else Witness.from_document(json.loads(kept))
+        except ValueError as error:
+            raise ImageStateError(f"the images in {self._directory} are damaged: {error}", hint=AGAIN) from None
+
+    def _witness(self, mark: EntryMark | None) -> bytes | None:
+        """What the state keeps: whose it is, and an entry of its oplog. ``None`` where this is not known, and it keeps
+        what it has."""
+        if self._identity is None:
+            return None
+        entries = {} if mark is None else {self._source.name: mark}
+        return json.dumps(Witness(self._identity, entries).to_document()).encode()
 
     def _began_empty_behind(self, after: ClusterTime | None) -> bool:
         """Whether a stream goes back behind the beginning of a shard's state that began with nothing, as that of a
@@ -183,18 +229,32 @@ class ExactSource:
 
     def _folded(self, folder: ImageFolder, batches: Iterable[OplogBatch]) -> Generator[OplogBatch, None, None]:
         for batch in batches:
-            self._images = folder.fold(batch, self._source.entries) if batch.raw else {}
+            self._images = self._applied(folder, batch) if batch.raw else {}
             yield batch._replace(images=self._images)
 
     def _at(self, after: ClusterTime) -> ImageFolder:
         """Bring the state to ``after``: undo batches first, then apply what the oplog holds."""
+        if self._identity is None:  # a worker does not begin the state; asked now, since the state writes as it closes
+            known = self._known_witness()
+            self._identity = None if known is None else known.identity
         self.take_back(after)
-        folder = ImageFolder(self.state, self._scope, self._profile, kernel=self._kernel, of_shard=self._of_shard)
+        folder = self._folder()
         position = ClusterTime(self.state.position or 0)
         for batch in self._source.read(position, after, batch_bytes_max=_BATCH_BYTES):
             if batch.raw:
-                folder.fold(batch, self._source.entries, again=self._of_shard)
+                self._applied(folder, batch, again=self._of_shard)
         return folder
+
+    def _folder(self) -> ImageFolder:
+        return ImageFolder(self.state, self._scope, self._profile, kernel=self._kernel, of_shard=self._of_shard)
+
+    def _applied(self, folder: ImageFolder, batch: OplogBatch, *, again: bool = False) -> Images:
+        before, self.state.next_witness = self.state.next_witness, lambda: self._witness(_last_mark(batch.raw))
+        try:
+            return folder.fold(batch, self._source.entries, again=again)
+        except BaseException:
+            self.state.next_witness = before
+            raise
 
     def release(self) -> None:
         """Close the state, so that another stream can use it. May be called again."""
@@ -211,3 +271,11 @@ class ExactSource:
     def pre_images(self, keys: Sequence[PreImageKey]) -> list[bytes | None]:
         """The documents before operations of the batch that was read last."""
         return [self._images.get(PreImageKey(*key)) for key in keys]
+
+
+def _last_mark(raw: bytes) -> EntryMark:
+    """The mark of the last of a batch's entries."""
+    start = 0
+    while (end := raw_bson.document_end(raw, start)) < len(raw):
+        start = end
+    return EntryMark.of(entry_time(raw, start), raw[start:])

@@ -10,20 +10,24 @@ Documents are kept in buckets by their key (``tailrace.images.key.state_key``), 
 (``tailrace.images.bucket``). The first bucket is committed last in a batch and holds the position; what other buckets
 have of a later batch is undone when the state is opened. A batch that is given again is undone first, with all later
 ones, so that its reads get the same answers.
+
+Each bucket counts how often it was written, and the first one knows the counts of all: a bucket that comes from an
+older copy of the state, or from another state, is found when the state is opened.
 """
 
 from __future__ import annotations
 
 import shutil
+import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
 from tailrace import durable
 from tailrace.errors import UsageError
-from tailrace.images.bucket import MAP_BYTES, ImageBucket, ImageStateError
+from tailrace.images.bucket import AGAIN, MAP_BYTES, ImageBucket, ImageStateError
 from tailrace.images.recent import Documents, RecentBatches
 
 #: What is kept to undo batches, in bytes. The last two batches can be undone however large they are.
@@ -32,12 +36,17 @@ BUCKETS: Final = 4
 #: For how long a batch may be in memory alone, while others follow.
 _MEMORY_SECONDS: Final = 5.0
 BUCKETS_MAX: Final = 1024
-_FORMAT: Final = 1
+#: The format of new states. That of earlier versions (1) has neither checksums nor identities.
+_FORMAT: Final = 2
+_FORMATS: Final = (1, 2)
 _KEPT_BATCHES: Final = 2
 _POSITION: Final = b"position"
 _FLOOR: Final = b"floor"
 _BATCH: Final = b"batch/"
 _DROPPED: Final = b"dropped/"
+#: How often a bucket's documents were written; in the first bucket, as it knows it of each one.
+_COMMITS: Final = b"commits"
+_WITNESS: Final = b"witness"
 _UUID_SIZE: Final = 16
 _REBUCKET_AT_A_TIME: Final = 5_000
 _ERASED_AT_A_TIME: Final = 20_000
@@ -70,6 +79,12 @@ class ImageBatch:
             for place, answer in zip(places, bucket.get([keys[place] for place in places]), strict=True):
                 found[place] = answer
         return found
+
+    def confirm_missing(self, keys: Sequence[bytes]) -> None:
+        """Raise ImageStateError where documents that ``get`` does not know may be hidden by damage."""
+        unwritten = [key for key in keys if key not in self._recent.documents and key not in self.after]
+        for bucket, places in zip(self._buckets, divided(unwritten, len(self._buckets)), strict=True):
+            bucket.confirm_missing([unwritten[place] for place in places])
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write the new documents of keys; ``None`` deletes. If a key comes twice, the last document counts."""
@@ -110,6 +125,9 @@ class ImageState:
         self._recent = RecentBatches()
         self._dropped: list[bytes] = []
         self._held: int | None = None
+        self._commits: list[int] = []
+        #: Makes what ``witness`` is from the next write to disk on.
+        self.next_witness: Callable[[], bytes | None] | None = None
         self._recover()
 
     @classmethod
@@ -147,7 +165,9 @@ class ImageState:
         opened: list[ImageBucket] = []
         try:
             for number in range(int(count)):
-                opened.append(ImageBucket(folder / f"{number:04d}", map_bytes=map_bytes))
+                opened.append(_opened(folder, layout, number, map_bytes))
+            if layout["format"] >= _FORMAT and not layout.get("begun"):
+                _write_layout(path, layout | {"begun": True})
             for other in path.glob("generation-*"):
                 if other != folder:  # left by an unfinished rebucket
                     shutil.rmtree(other, ignore_errors=True)
@@ -177,9 +197,33 @@ class ImageState:
         ]
         floor = dict(self._buckets[0].meta(_FLOOR))
         self._floor = int.from_bytes(floor[_FLOOR], "big") if floor else None
-        for bucket in self._buckets[1:]:
-            bucket.undo_after(-1 if self._position is None else self._position)
+        self._commits = self._counted()
+        for place, bucket in enumerate(self._buckets):
+            if place:
+                meta = [(_COMMITS, self._commits[place].to_bytes(8, "big"))]
+                bucket.undo_after(-1 if self._position is None else self._position, meta)
         self._dropped = [key for key, _ in self._buckets[0].meta(_DROPPED)]
+
+    def _counted(self) -> list[int]:
+        """How often each bucket was written, as the first one knows it. Raises ImageStateError for a bucket that was
+        written less often: it is of an older copy; or more often than once more, by a write that a crash cut short, or
+        whose last batches can no longer be undone: the first one is of an older copy."""
+        count = len(self._buckets)
+        known = dict(self._buckets[0].meta(_COMMITS)).get(_COMMITS, bytes(8 * count))
+        expected = [int.from_bytes(known[8 * place : 8 * place + 8], "big") for place in range(count)]
+        for bucket, times in zip(self._buckets[1:], expected[1:], strict=True):
+            found = int.from_bytes(dict(bucket.meta(_COMMITS)).get(_COMMITS, b""), "big")
+            forgotten = bucket.forgotten
+            is_beyond = forgotten is not None and self._position is not None and forgotten > self._position
+            if not times <= found <= times + 1 or is_beyond:
+                older = bucket if found < times else self._buckets[0]
+                raise ImageStateError(f"{older.directory} is older than the other buckets of its state", hint=AGAIN)
+        return expected
+
+    @property
+    def witness(self) -> bytes | None:
+        """What the caller has last said of the history that the documents were read from."""
+        return dict(self._buckets[0].meta(_WITNESS)).get(_WITNESS)
 
     def undo_until(self, batch: int | None) -> None:
         """Undo every batch after ``batch``; with ``None``, all of them. Raises ImageStateError if one of them can no
@@ -271,9 +315,19 @@ class ImageState:
             for number, before in batches:
                 sizes[number] += bucket.keep(number, before[place])
             bucket.put(documents[place])
-            bucket.commit([] if place else [*_meta_of(sizes), *((key, None) for key in returned)])
+            self._commits[place] += 1
+            if place:
+                bucket.commit([(_COMMITS, self._commits[place].to_bytes(8, "big"))])
+            else:
+                bucket.commit([*_meta_of(sizes), *((key, None) for key in returned), *self._history()])
         self._dropped = [key for key in self._dropped if key not in returned]
         return list(sizes.items())
+
+    def _history(self) -> list[tuple[bytes, bytes | None]]:
+        """What the first bucket says of the others, and of the history that the documents were read from."""
+        counts = b"".join(times.to_bytes(8, "big") for times in self._commits)
+        witness = None if self.next_witness is None else self.next_witness()
+        return [(_COMMITS, counts), *([] if witness is None else [(_WITNESS, witness)])]
 
     def _returned(self) -> set[bytes]:
         """The records of dropped collections of which the recent batches hold documents."""
@@ -348,11 +402,16 @@ class ImageState:
         meta = [(_BATCH + number.to_bytes(8, "big"), None) for number, _ in self._batches]
         meta += [(key, None) for key in self._dropped]
         first.begin()
-        first.commit([*meta, (_POSITION, None), (_FLOOR, None)])
-        for bucket in self._buckets:
+        first.commit([*meta, (_POSITION, None), (_FLOOR, None), (_WITNESS, None)])
+        for place, bucket in enumerate(self._buckets):
             bucket.forget_until((1 << 64) - 1)
             while bucket.erase(b"", _ERASED_AT_A_TIME):
                 pass
+            self._commits[place] += 1
+            bucket.remember_all([(_COMMITS, self._commits[place].to_bytes(8, "big"))] if place else ())
+        first.begin()
+        self.next_witness = None
+        first.commit(self._history())
         self._recover()
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -382,12 +441,11 @@ class ImageState:
         generation = int(self._folder.name.rpartition("-")[2]) + 1
         folder = self.directory / f"generation-{generation}"
         shutil.rmtree(folder, ignore_errors=True)
-        opened = [ImageBucket(folder / f"{number:04d}") for number in range(buckets)]
+        layout = _new_layout(buckets, folder.name)
+        opened = [_opened(folder, layout, number, MAP_BYTES) for number in range(buckets)]
         try:
             self._copy_to(opened)
-            durable.write_json(
-                self.directory / "layout.json", {"format": _FORMAT, "buckets": buckets, "folder": folder.name}
-            )
+            _write_layout(self.directory, layout | {"begun": True})
         finally:
             for bucket in opened:
                 bucket.close()
@@ -408,7 +466,7 @@ class ImageState:
         if self._position is not None:
             place = self._position.to_bytes(8, "big")
             meta += [(_POSITION, place), (_FLOOR, place)]
-        opened[0].commit(meta)
+        opened[0].commit([*meta, (_WITNESS, self.witness)] if self.witness else meta)
 
     def close(self) -> None:
         """Write what is in memory alone, and close the state. May be called again."""
@@ -451,14 +509,28 @@ def _layout(path: Path, buckets: int) -> dict[str, Any]:
         raise ImageStateError(f"the images in {path} cannot be opened: {error.strerror}") from error
     found = durable.read_json(path / "layout.json")
     if found is None:
-        found = {"format": _FORMAT, "buckets": buckets, "folder": "generation-1"}
-        try:
-            durable.write_json(path / "layout.json", found)
-        except durable.LakeFullError as error:
-            raise ImageStateError(f"the disk of {path} is full", hint="Make room, and start again") from error
-    if found.get("format") != _FORMAT:
+        found = _new_layout(buckets, "generation-1")
+        _write_layout(path, found)
+    if found.get("format") not in _FORMATS:
         raise ImageStateError(
             f"the images in {path} are of format {found.get('format')}, and this version knows {_FORMAT}",
             hint="Use the version of Tailrace that wrote them, or seed them again in a new directory",
         )
     return found
+
+
+def _new_layout(buckets: int, folder: str) -> dict[str, Any]:
+    return {"format": _FORMAT, "buckets": buckets, "folder": folder, "id": uuid.uuid4().hex}
+
+
+def _write_layout(path: Path, layout: Mapping[str, Any]) -> None:
+    try:
+        durable.write_json(path / "layout.json", layout)
+    except durable.LakeFullError as error:
+        raise ImageStateError(f"the disk of {path} is full", hint="Make room, and start again") from error
+
+
+def _opened(folder: Path, layout: Mapping[str, Any], number: int, map_bytes: int) -> ImageBucket:
+    identity = f"{layout['id']} {number}".encode() if layout["format"] >= _FORMAT else None
+    directory = folder / f"{number:04d}"
+    return ImageBucket(directory, map_bytes=map_bytes, identity=identity, begun=bool(layout.get("begun")))

@@ -24,7 +24,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.snapshot.documents import RunOfDocuments
 from tailrace.snapshot.places import Placement
 from tailrace.snapshot.state import HIGHEST, LOWEST, KeyRange
-from tailrace.source.connection import Connection
+from tailrace.source.connection import Connection, collection_of
 from tailrace.source.raw_reply import RawReplyCursor
 
 #: "The value provided for min() does not come before the value provided for max()": the range is empty.
@@ -36,6 +36,8 @@ _ANY_VALUE: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
+#: A chunk that comes to more bytes ends there, so that large documents fit into memory. A reply has up to 16 MB more.
+READ_BYTES: Final = 8 << 20
 #: So many values for each bound are looked at when a collection is cut into ranges.
 _SAMPLES: Final = 20
 
@@ -67,16 +69,23 @@ class ChunkReader:
 
     def read(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int | None) -> ChunkRead:
         """The chunk at the beginning of ``wanted``: about ``size`` documents, at most so many of each member, read when
-        everything up to ``after`` was committed. ``None``: all of ``wanted``."""
+        everything up to ``after`` was committed; ``None``: all of ``wanted``. Fewer, where these are larger than about
+        ``READ_BYTES``, whatever was thought of their size."""
         to = wanted.to if size is None else self.bound(placement, wanted, after, size)
         after = max(after, placement.after)
-        documents: list[bytes] = []
-        for member, client in placement.members.items():
-            found = self._documents(placement, client, KeyRange(wanted.at, to), after)
-            if len(placement.members) == 1 and not placement.chunks:
-                return ChunkRead(found, to)
-            documents += [one for one in found if placement.owns(member, one)] if placement.chunks else found
-        return ChunkRead(documents, to)
+        bytes_max = READ_BYTES // max(1, len(placement.members))
+        while True:
+            documents: list[bytes] = []
+            for place, (member, client) in enumerate(placement.members.items()):
+                found, end = self._documents(placement, client, KeyRange(wanted.at, to), after, bytes_max)
+                is_cut, to = end != to, end
+                if is_cut and place:
+                    break  # what the members before it gave goes beyond that: once more
+                if len(placement.members) == 1 and not placement.chunks:
+                    return ChunkRead(found, to)
+                documents += [one for one in found if placement.owns(member, one)] if placement.chunks else found
+            else:
+                return ChunkRead(documents, to)
 
     def bound(self, placement: Placement, wanted: KeyRange, after: ClusterTime, size: int) -> bytes:
         """Where the chunk at the beginning of ``wanted`` ends: no member has more than ``size`` documents of it. Index
@@ -95,12 +104,24 @@ class ChunkReader:
         return id_alone(found[0]) if found else within.to
 
     def _documents(
-        self, placement: Placement, client: MongoClient[Any], within: KeyRange, after: ClusterTime
-    ) -> RunOfDocuments:
-        found = self._find(placement, client, within, after)
+        self, placement: Placement, client: MongoClient[Any], within: KeyRange, after: ClusterTime, bytes_max: int
+    ) -> tuple[RunOfDocuments, bytes]:
+        """The documents of a member in a range, or the first of them that come to about ``bytes_max``; and where those
+        after them begin."""
+        found = self._find(placement, client, within, after, bytes_max=bytes_max)
+        if len(found.buffer) > bytes_max:
+            to = self._after(placement, client, replace(within, at=id_alone(found[-1])), after)
+            if to != within.to:
+                return found, to
         if within.to != HIGHEST:
-            return found
-        return RunOfDocuments(found.buffer + self._find(placement, client, None, after).buffer)
+            return found, within.to
+        return RunOfDocuments(found.buffer + self._find(placement, client, None, after).buffer), within.to
+
+    def _after(self, placement: Placement, client: MongoClient[Any], within: KeyRange, after: ClusterTime) -> bytes:
+        """The first ``_id`` of a range that is not its beginning itself, which may have been deleted; the range's end
+        if there is none."""
+        found = [id_alone(one) for one in self._find(placement, client, within, after, projection=_INDEX, limit=2)]
+        return next((one for one in found if one != within.at), within.to)
 
     def _find(
         self,
@@ -108,22 +129,29 @@ class ChunkReader:
         client: MongoClient[Any],
         within: KeyRange | None,
         after: ClusterTime,
+        *,
+        bytes_max: int | None = None,
         **options: Any,
     ) -> RunOfDocuments:
-        """Documents of a range, or without one that whose ``_id`` is MaxKey."""
+        """Documents of a range, or without one that whose ``_id`` is MaxKey; no further reply after ``bytes_max``."""
         connection = self._to(client)
         database, _, name = placement.namespace.partition(".")
-        collection = connection.majority(database, name)
+        collection = connection.majority(database, name, after=after)
 
         def read() -> RunOfDocuments:
-            with connection.session_after(after) as session:
-                cursor = (
-                    RawReplyCursor(collection, RawBSONDocument(HIGHEST), session=session)
-                    if within is None
-                    else KeyRangeCursor(collection, within.at, within.to, session=session, **options)
-                )
-                with closing(cursor):
-                    return RunOfDocuments(b"".join(cursor))
+            cursor = (
+                RawReplyCursor(collection, RawBSONDocument(HIGHEST))
+                if within is None
+                else KeyRangeCursor(collection, within.at, within.to, **options)
+            )
+            replies, size = [], 0
+            with closing(cursor):
+                for reply in cursor:
+                    replies.append(reply)
+                    size += len(reply)
+                    if bytes_max is not None and size > bytes_max:
+                        break
+            return RunOfDocuments(b"".join(replies))
 
         try:
             return connection.retrying(read)
@@ -159,7 +187,7 @@ class ChunkReader:
     def _count(self, placement: Placement, client: MongoClient[Any]) -> int:
         connection = self._to(client)
         database, _, name = placement.namespace.partition(".")
-        return connection.retrying(client[database][name].estimated_document_count)
+        return connection.retrying(collection_of(client[database], name).estimated_document_count)
 
     def _to(self, client: MongoClient[Any]) -> Connection:
         known = self._connections.get(id(client))

@@ -8,9 +8,9 @@ chunks, although chunks move. Nothing of this depends on a router or on a server
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import bson
 from bson.binary import Binary
@@ -22,15 +22,14 @@ from tailrace.errors import ServerError, SourceError
 from tailrace.event.keystring import encode_object
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import NamespaceFilter, Scope
+from tailrace.oplog.selection import Selection
 from tailrace.source.connection import Connection
+from tailrace.source.listing import INTERNAL_DATABASES, check_name, database_names, list_collections
 from tailrace.source.shard_key import shard_key
 from tailrace.source.topology import Cluster
 
-_INTERNAL_DATABASES: Final = frozenset({"admin", "config", "local"})
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 _TABLE_TRIES: Final = 20
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,10 @@ class Places(Protocol):
     def now(self) -> ClusterTime:
         """A cluster time that everything acknowledged before is at or before."""
 
-    def collections(self, scope: Scope) -> list[Found]:
-        """The collections of a scope. Raises ServerError 166 where it names a view or a time-series collection."""
+    def collections(self, scope: Scope, selection: Selection | None = None) -> list[Found]:
+        """The collections of a scope that are selected; ``None``: all. Raises ServerError 166 where the scope names a
+        view or a time-series collection, SourceError where one cannot be copied, or there may be others that the user
+        is not shown."""
 
     def placement(self, uuid: bytes, database: str) -> Placement | None:
         """Where a collection is, whatever it is called by now; ``None`` where it is gone."""
@@ -112,15 +113,12 @@ class ReplicaSetPlaces:
         reply = self.connection.retrying(lambda: client.admin.command("ping", read_preference=client.read_preference))
         return ClusterTime.from_timestamp(reply["operationTime"])
 
-    def collections(self, scope: Scope) -> list[Found]:
+    def collections(self, scope: Scope, selection: Selection | None = None) -> list[Found]:
         """See ``Places``."""
-        names = [scope.database] if scope.database else self._databases()
+        names = [scope.database] if scope.database else database_names(self.connection)
         query = {"name": scope.collection} if scope.collection else {}
-        return [found for name in names if name for found in listed(self.connection, scope, name, query)]
-
-    def _databases(self) -> list[str]:
-        names = self.connection.retrying(self.connection.client.list_database_names)
-        return sorted(set(names) - _INTERNAL_DATABASES)
+        chosen = _chosen_databases(names, selection)
+        return _chosen((found for name in chosen for found in listed(self.connection, scope, name, query)), selection)
 
     def placement(self, uuid: bytes, database: str) -> Placement | None:
         """See ``Places``."""
@@ -150,10 +148,10 @@ class ClusterPlaces:
         """See ``Places``."""
         return self._cluster.open_view().time
 
-    def collections(self, scope: Scope) -> list[Found]:
+    def collections(self, scope: Scope, selection: Selection | None = None) -> list[Found]:
         """See ``Places``."""
         found: dict[str, Found] = {}
-        for database in self._databases(scope):
+        for database in _chosen_databases(self._databases(scope), selection):
             primary = self._primary(database)
             if primary is not None:
                 query = {"name": scope.collection} if scope.collection else {}
@@ -161,16 +159,16 @@ class ClusterPlaces:
         # What is sharded need not be on the primary shard; what is there may be a remainder.
         sees = NamespaceFilter(scope, show_system_events=False).namespace
         for one in self._config_find({"dropped": {"$ne": True}}):
-            if sees(one["_id"].encode()):
+            if sees(_judged(one["_id"])):
                 found[one["_id"]] = Found(one["_id"], _uuid(one["uuid"]))
-        return [found[name] for name in sorted(found)]
+        return _chosen((found[name] for name in sorted(found)), selection)
 
     def _databases(self, scope: Scope) -> list[str]:
         if scope.database:
             return [scope.database]
         databases = self._cluster.config_collection("databases")
         names = self._config.retrying(lambda: [str(one["_id"]) for one in databases.find({}, {"_id": 1})])
-        return sorted(set(names) - _INTERNAL_DATABASES)
+        return sorted(set(names) - INTERNAL_DATABASES)
 
     def placement(self, uuid: bytes, database: str) -> Placement | None:
         """See ``Places``."""
@@ -260,39 +258,52 @@ class ClusterPlaces:
         return known
 
 
+def _chosen_databases(names: Iterable[str], selection: Selection | None) -> list[str]:
+    return [name for name in names if name and (selection is None or selection.may_cover(name))]
+
+
+def _chosen(found: Iterable[Found], selection: Selection | None) -> list[Found]:
+    chosen = [one for one in found if selection is None or selection.covers(one.namespace)]
+    for one in chosen:
+        check_name(one.namespace)
+    return chosen
+
+
 def _uuid(value: Any) -> bytes:
     return bytes(getattr(value, "bytes", value))
 
 
-def _asked(connection: Connection, ask: Callable[[], _T]) -> _T:
-    connection.wait_for_hello()
-    return connection.retrying(ask)
-
-
 def listed(connection: Connection, scope: Scope, database: str, query: Mapping[str, Any]) -> list[Found]:
-    """The collections of a database that a stream of the scope would show, by ``listCollections``. Raises ServerError
-    166 where the scope is one collection and that is none."""
-    client = connection.client
+    """The collections of a database that a stream of the scope would show. Raises ServerError 166 where the scope is
+    one collection and that is none."""
     # A database stream shows no system collections; the names of views are among those too.
     sees = NamespaceFilter(scope, show_system_events=False).namespace
     found = []
-    for one in _asked(connection, lambda: list(client[database].list_collections(filter=dict(query)))):
-        name, kind = f"{database}.{one['name']}", one.get("type", "collection")
-        if kind != "collection":
+    connection.wait_for_hello()
+    for one in list_collections(connection, database, query):
+        if one.kind != "collection":
             if scope.kind == "collection":
-                text = "a timeseries collection" if kind == "timeseries" else "a view, not a collection"
+                text = "a timeseries collection" if one.kind == "timeseries" else "a view, not a collection"
                 raise ServerError(
-                    f"Namespace {name} is {text}", code=166, hint="A snapshot copies collections, as streams watch them"
+                    f"Namespace {one.namespace} is {text}",
+                    code=166,
+                    hint="A snapshot copies collections, as streams watch them",
                 )
-        elif sees(name.encode()):
-            found.append(Found(name, _uuid(one["info"]["uuid"])))
+        elif sees(_judged(one.namespace)):
+            found.append(Found(one.namespace, one.uuid))
     return sorted(found, key=lambda one: one.namespace)
+
+
+def _judged(namespace: str) -> bytes:
+    """The namespace as a filter sees it. A name that is not UTF-8 is judged as though it were: streams do not show it,
+    but a copy that is silent about it would be taken for the whole."""
+    return namespace.encode("utf-8", "replace")
 
 
 def by_uuid(connection: Connection, database: str, uuid: bytes) -> Found | None:
     """The collection of a database that has this UUID, whatever it is called."""
-    query = {"info.uuid": Binary(uuid, 4)}
-    client = connection.client
-    for one in _asked(connection, lambda: list(client[database].list_collections(filter=query))):
-        return Found(f"{database}.{one['name']}", uuid)
+    connection.wait_for_hello()
+    for one in list_collections(connection, database, {"info.uuid": Binary(uuid, 4)}):
+        check_name(one.namespace)  # it may have been renamed
+        return Found(one.namespace, uuid)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -24,12 +25,15 @@ from tailrace.snapshot.places import ClusterPlaces, Found, Placement, Places, Re
 from tailrace.snapshot.state import CollectionCopy, KeyRange, SnapshotState, key_ranges
 from tailrace.source.connection import RETRY_SECONDS
 from tailrace.source.topology import Cluster
+from tailrace.source.witness import check_witness, identity_if_allowed, newest_marks, oplogs_of, witness_of
 
 #: A chunk holds so many documents at most, and about so many bytes.
 CHUNK_DOCUMENTS: Final = 2_000
 CHUNK_BYTES: Final = 4 << 20
 #: The size of a collection's first chunk: nothing is known of its documents yet.
 _FIRST_CHUNK: Final = 100
+#: The state learns of a newer entry this often at most: two reads of each oplog beside those of a second's chunks.
+_MARK_S: Final = 1.0
 #: So often the name of a collection may go to another one while it is copied.
 _TRIES: Final = 20
 _PAUSE_S: Final = 0.02
@@ -117,11 +121,14 @@ class SnapshotReader:
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._read = 0
+        self._marked = -math.inf if state is not None else time.monotonic()
         self._state = state or begin(client, scope, ranges=ranges or parallel, retry_seconds=retry_seconds)
         if self._state.scope != scope:
             raise UsageError(
                 f"the state is of a snapshot of {self._state.scope}, not of {scope}", hint="Begin a snapshot of its own"
             )
+        if state is not None:
+            check_origin(client, state)
 
     @property
     def state(self) -> SnapshotState:
@@ -166,11 +173,14 @@ class SnapshotReader:
             worker = self._worker()
             for number in left:
                 for chunk in worker.chunks(index, number, copy):
+                    self._mark()
                     yield chunk
                     if self._state.collections[index].uuid != copy.uuid:
                         return
         else:
-            yield from _in_threads(self._parallel, self._worker, index, left, copy)
+            for chunk in _in_threads(self._parallel, self._worker, index, left, copy):
+                self._mark()
+                yield chunk
         self._settle(index, copy)
 
     def _worker(self) -> _Worker:
@@ -206,6 +216,17 @@ class SnapshotReader:
                 )
             _log.warning("%s is another collection now: it is copied from its beginning", copy.namespace)
             self._replace(index, replace(copy, uuid=successor.uuid, ranges=key_ranges(()), restarts=copy.restarts + 1))
+
+    def _mark(self) -> None:
+        """Let the state know an entry that is no older than what was read last. The entry of the copy's beginning stays
+        where it was when the deployment is restored from a backup that was made in the middle of the copy."""
+        witness = self._state.witness
+        if witness is None or time.monotonic() - self._marked < _MARK_S:
+            return
+        entries = newest_marks(oplogs_of(self._client))
+        with self._lock:
+            self._state = replace(self._state, witness=replace(witness, entries={**witness.entries, **entries}))
+        self._marked = time.monotonic()
 
     def _replace(self, index: int, collection: CollectionCopy) -> None:
         self._state = self._state.having(index, collection)
@@ -257,6 +278,7 @@ def begin(
     time is taken first: a collection that is made later is in the stream from its beginning."""
     scope.check_names()
     places = places_of(client, retry_seconds)
+    witness = witness_of(client, oplogs_of(client))
     start = places.now()
     reader = ChunkReader(retry_seconds=retry_seconds)
     copies = []
@@ -266,14 +288,27 @@ def begin(
             continue  # dropped a moment ago, as the stream will show
         bounds = reader.ranges(placement, ranges)
         copies.append(CollectionCopy(found.namespace, found.uuid, key_ranges(bounds), reader.estimate(placement)))
-    return SnapshotState(scope, start, tuple(copies))
+    return SnapshotState(scope, start, tuple(copies), witness)
+
+
+def check_origin(client: MongoClient[Any] | Cluster, state: SnapshotState) -> None:
+    """Raise OtherHistoryError where a snapshot that is to go on was begun on another deployment, or in a history that
+    this one no longer has. A state of an earlier version does not tell."""
+    if state.witness is not None:
+        check_witness(
+            state.witness,
+            identity_if_allowed(client),
+            oplogs_of(client) if state.witness.entries else {},
+            what=f"the documents of the snapshot of {state.start}",
+            hint="Connect to the deployment that the snapshot was begun on, or begin it anew here",
+        )
 
 
 def _chosen(places: Places, scope: Scope, selection: Selection | None) -> list[Found]:
     if selection is None:
         return places.collections(scope)
-    found = {one.namespace: one for scope in selection.scopes for one in places.collections(scope)}
-    return [found[name] for name in sorted(found) if selection.covers(name)]
+    found = {one.namespace: one for scope in selection.scopes for one in places.collections(scope, selection)}
+    return [found[name] for name in sorted(found)]
 
 
 class _Worker:

@@ -17,6 +17,7 @@ from tailrace import raw_bson
 from tailrace.errors import TailraceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.witness import Witness
 
 Outcome = Literal["copied", "dropped"]
 
@@ -94,11 +95,16 @@ class CollectionCopy:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotState:
-    """A snapshot of ``scope``. A stream that is to follow it starts at ``start``, that time included."""
+    """A snapshot of ``scope``. A stream that is to follow it starts at ``start``, that time included.
+
+    ``witness``  whose documents these are, with an entry of each oplog that is about as new as the last of them;
+                 earlier versions kept none, or one at ``start``
+    """
 
     scope: Scope
     start: ClusterTime
     collections: tuple[CollectionCopy, ...] = field(default=())
+    witness: Witness | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -116,6 +122,7 @@ class SnapshotState:
             "scope": str(self.scope) if self.scope.kind != "cluster" else "",
             "startAt": self.start.to_timestamp(),
             "collections": [_collection_document(one) for one in self.collections],
+            **({} if self.witness is None else {"witness": self.witness.to_document()}),
         }
 
     @classmethod
@@ -128,7 +135,8 @@ class SnapshotState:
             if not isinstance(start, Timestamp):
                 raise ValueError("startAt is no timestamp")
             collections = tuple(_collection(one) for one in document["collections"])
-            return cls(Scope.parse(document["scope"]), ClusterTime.from_timestamp(start), collections)
+            witness = Witness.from_document(document["witness"]) if "witness" in document else None
+            return cls(Scope.parse(document["scope"]), ClusterTime.from_timestamp(start), collections, witness)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, TailraceError) as error:
             raise UsageError(
                 f"the state of a snapshot cannot be read: {error}", hint="Remove it, and the copy begins anew"
