@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from tailrace.archive.layout import CONFIG_OPLOG, existing
+from tailrace.archive.layout import CONFIG_OPLOG, archived_until, existing, oplog_folder, unfinished
 from tailrace.archive.source import ArchiveSource
 from tailrace.errors import SourceError, UsageError
 from tailrace.event.event_block import EventBlock
@@ -53,6 +53,18 @@ class ArchivedCluster:
             if after <= time and (until is None or until > time)
         )
 
+    def refuse_unfinished(self, names: Iterable[str]) -> None:
+        """Raise SourceError where one of the shards was removed, and is not archived up to there."""
+        for name in names:
+            shard = self.description.shards.get(name)
+            if shard is None:
+                continue
+            lacking = unfinished(name, shard, archived_until(oplog_folder(self._folder, name)))
+            if lacking is not None:
+                raise SourceError(
+                    f"{lacking}: no later event can be given", hint="Let 'tailrace archive' read its rest"
+                )
+
     def open(self, plan: Plan) -> ArchivedStream:
         """The stream of a plan, which has a start."""
         if plan.profile.version < _KEYS_SINCE:
@@ -64,7 +76,10 @@ class ArchivedCluster:
 
 
 class ArchivedStream:
-    """A merged stream and its archived oplogs: an iterator of blocks, which ends where the archive does."""
+    """A merged stream and its archived oplogs: an iterator of blocks, which ends where the archive does.
+
+    Raises SourceError in place of that end where it ends so early only because a removed shard's rest is not archived.
+    """
 
     def __init__(self, cluster: ArchivedCluster, plan: Plan) -> None:
         after = plan.read_after or ClusterTime(0)
@@ -79,7 +94,10 @@ class ArchivedStream:
     def __iter__(self) -> Iterator[EventBlock]:
         while True:
             yield from drive(self.stream, self._answer)
-            if self.stream.invalidated or not self._feed():
+            if self.stream.invalidated:
+                return
+            if not self._feed():
+                self._cluster.refuse_unfinished(self.stream.participants)
                 return
 
     def _feed(self) -> bool:

@@ -91,6 +91,6 @@ class ArchivedShards:
             changed = max(shard.after, shard.until or ClusterTime(0))
             if changed > after:
                 raise SourceError(
-                    f"the shard {name} came or went at {changed}, behind the stream's start, which lies in the archive",
-                    hint="Read the archive up to there by itself (tailrace replay), and start the stream behind it",
+                    f"the shard {name} came or went at {changed}, after the stream's start, which lies in the archive",
+                    hint="Read the archive up to there by itself (tailrace replay), and start the stream after it",
                 )

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final
 
 from tailrace import raw_bson
+from tailrace.archive.owner import set_identity
 from tailrace.archive.source import ArchiveSource
 from tailrace.errors import ChangeStreamHistoryLost, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -21,6 +22,7 @@ from tailrace.source.batch import entry_time
 from tailrace.source.mongod import MongodSource
 
 _AWAIT_MS: Final = 1000
+_ITS_OWN: Final = "Give the archive that was made of this deployment"
 
 _log = logging.getLogger("tailrace.archive")
 
@@ -39,7 +41,7 @@ class HybridSource:
         if not of_shard and live.name != archive.name:
             raise SourceError(
                 f"the archive is that of {archive.name}, and the deployment is {live.name}",
-                hint="Give the archive that was made of this deployment",
+                hint=_ITS_OWN,
             )
 
     def __getattr__(self, name: str) -> Any:
@@ -60,20 +62,17 @@ class HybridSource:
         """The archive's beginning, where the two meet; otherwise the oplog's. Raises SourceError where they are not of
         one deployment."""
         live = self._live.oldest()
-        self._check_identity(*live)
+        self._check_identity()
         if self.hole is not None:
             return live
         return min(live, self._archive.oldest(), key=lambda found: found[0])
 
-    def _check_identity(self, oldest: ClusterTime, complete: bool) -> None:
-        """The archive's last entry is the oplog's too, where that holds its time or is complete from the first on."""
-        if self._is_checked:
-            return
-        last = list(self._archive.last_entries())[-1:]
-        time = entry_time(last[0]) if last else None
-        if time is not None and (complete or oldest <= time) and self._live.entries([time]) != last:
-            self._refuse_seam(time)
-        self._is_checked = True
+    def _check_identity(self) -> None:
+        """The archive must be this deployment's, as far as ids are known and its last entry is in the oplog still."""
+        if not self._is_checked:
+            found = set_identity(self._archive.name, self._live.client)
+            self._archive.confirm_owner(self._live, found, _ITS_OWN)
+            self._is_checked = True
 
     def read(self, after: ClusterTime, until: ClusterTime, **options: Any) -> Iterator[OplogBatch]:
         """See OplogSource. A reader that the oplog overtakes goes on in the archive."""
@@ -138,6 +137,7 @@ class HybridSource:
     def _parts(self, after: ClusterTime) -> Iterator[tuple[Any, ClusterTime]]:
         """Where to read from, in turn, and after which time each."""
         if not reaches_back(after, *self._live.oldest()):
+            self._check_identity()
             while True:
                 self._archive.refresh()
                 yield self._archive, after

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,22 +18,32 @@ from tailrace.archive.layout import (
     DESCRIPTION,
     Description,
     Membership,
+    VersionNote,
+    archived_until,
     describe,
     oplog_folder,
+    segments,
+    unfinished,
 )
+from tailrace.archive.owner import confirm_owner, set_identity
+from tailrace.archive.record import write_record
 from tailrace.archive.retention import Retention
 from tailrace.archive.writer import ArchiveProgress, OplogWriter, SegmentLimits
-from tailrace.durable import write_json, writing
-from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
+from tailrace.durable import make_private, writing
+from tailrace.errors import OtherHistoryError, SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.witness import DeploymentIdentity
 from tailrace.source.connection import Connection
-from tailrace.source.membership import changes
-from tailrace.source.mongod import MongodSource
+from tailrace.source.membership import changes, remembered_host
+from tailrace.source.mongod import MongodSource, present_series
 from tailrace.source.topology import Cluster, ShardAddress
+from tailrace.source.witness import cluster_id
+from tailrace.threads import CheckedThread
 
 #: How often config.shards is looked at for shards that come and go.
 _MEMBERS_S: Final = 5.0
 _UNAUTHORIZED: Final = 13
+_OWN_DIRECTORY: Final = "Give each deployment a directory of its own"
 
 _log = logging.getLogger("tailrace.archive")
 
@@ -69,8 +81,11 @@ class Recorder:
         self._folder = folder
         self._policy = policy or ArchivePolicy()
         self._writers: dict[str, OplogWriter] = {}
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads: dict[str, CheckedThread] = {}
         self._failure: TailraceError | None = None
+        self._cluster_id = ""
+        #: The server series that were known when the version was noted last.
+        self._series: frozenset[str | None] = frozenset()
         self._running = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -88,11 +103,12 @@ class Recorder:
         self, on_progress: Callable[[dict[str, ArchiveProgress]], None] | None = None, *, every_s: float = 5.0
     ) -> None:
         """Archive until ``stop``, or with ``once`` to the present. Raises TailraceError."""
-        description = self._begin()
         try:
+            description = self._note_version(self._begin())
             while not self._ended.wait(every_s if on_progress else _MEMBERS_S):
                 if on_progress is not None:
                     on_progress(self.statistics())
+                description = self._note_version(description)
                 if self._cluster is not None and not self._policy.once:
                     description = self._follow_members(description)
         finally:
@@ -103,16 +119,17 @@ class Recorder:
     def _begin(self) -> Description:
         known = describe(self._folder)
         with writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private(self._folder)
+        _warn_of_others(self._folder)
         if self._cluster is None:
             source = MongodSource(self._client)
-            found = Description(source.name, source.server_version, {})
+            identity = set_identity(source.name, self._client)
+            found = Description(source.name, (VersionNote(source.server_version),), {}, identity=identity)
             self._check(known, found)
-            if known is None:
-                self._save(found)
+            description = self._adopt(known, found, {source.name: self._client})
             until = source.newest() if self._policy.once else None
             self._start(source.name, self._client, self._first(source), until)
-            return found
+            return description
         return self._begin_cluster(self._cluster, known)
 
     def _begin_cluster(self, cluster: Cluster, known: Description | None) -> Description:
@@ -122,7 +139,13 @@ class Recorder:
                 "a list of shards cannot be archived: nothing tells of shards that come and go",
                 hint="Give the URI of the config server or of the mongos",
             )
-        found = Description(None, cluster.server_version(), {name: Membership(ZERO) for name in view.shards})
+        self._cluster_id = cluster_id(Connection(cluster.config_client()))
+        found = Description(
+            None,
+            (VersionNote(cluster.server_version()),),
+            {name: Membership(ZERO) for name in view.shards},
+            identity=DeploymentIdentity({}, self._cluster_id),
+        )
         self._check(known, found)
         if known is None:
             # The oplogs of shards that went before are not archived: streams begin behind the last such change.
@@ -131,19 +154,48 @@ class Recorder:
             if since > view.config_after:
                 return self._begin_cluster(cluster, None)  # a shard came or went while its cluster was looked at
             found = replace(found, since=since)
-            self._save(found)
-        description = known or found
-        until = view.time if self._policy.once else None
         config = MongodSource(cluster.config_client())
+        shards = [] if known is None else [name for name in view.shards if name in known.shards]
+        clients = {CONFIG_OPLOG: cluster.config_client()} if known else {}
+        description = self._adopt(known, found, clients | {name: cluster.client(name) for name in shards})
+        until = view.time if self._policy.once else None
         self._start(CONFIG_OPLOG, cluster.config_client(), self._first(config), until)
         # Shards that came or went while nobody archived are found in the config server's oplog.
-        description = self._follow_members(description)
+        description = self._follow_members(description, until)
         for name, shard in description.shards.items():
-            if shard.until is None and name not in self._writers:
-                client = cluster.client(name)
-                begin = shard.after or self._first(MongodSource(client))
-                self._start(name, client, begin or None, until)
+            if name in self._writers:
+                continue
+            if shard.until is not None:
+                self._finish(cluster, name, shard)
+                continue
+            client = cluster.client(name)
+            begin = shard.after or self._first(MongodSource(client))
+            self._start(name, client, begin or None, until)
         return description
+
+    def _finish(self, cluster: Cluster, name: str, shard: Membership) -> None:
+        """Archive what is lacking of a shard that was removed while nobody archived, or before its last entries were
+        published. Its name is no shard's any more, but its servers may still run. Raises SourceError where they do not:
+        without these entries the archive would end before them for ever."""
+        lacking = unfinished(name, shard, archived_until(oplog_folder(self._folder, name)))
+        if lacking is None:
+            return
+        hint = (
+            "Start its servers again until its rest is archived. If they are gone for good, archive into another "
+            "directory from here on: this one can be replayed up to there"
+        )
+        host = remembered_host(Connection(cluster.config_client()), name)
+        if host is None:
+            raise SourceError(f"{lacking}, and config.changelog does not say where it was", hint=hint)
+        client = cluster.client_at(ShardAddress(name, host))
+        try:
+            MongodSource(client, retry_seconds=0).oldest()
+        except TailraceError as error:
+            raise on_shard(
+                SourceError(f"{lacking}, and it cannot be read at {host}: {error.message}", hint=hint), name
+            ) from None
+        _log.info("the rest of shard %s, up to its removal at %s, is archived", name, shard.until)
+        self._start(name, client, shard.after or None, shard.until)
 
     def _first(self, source: MongodSource) -> ClusterTime | None:
         return None if self._policy.from_oldest else ClusterTime(source.newest() - 1)
@@ -153,17 +205,67 @@ class Recorder:
             known_name, found_name = known.name or "a cluster", found.name or "a cluster"
             raise UsageError(
                 f"{self._folder} is the archive of {known_name}, and this is {found_name}",
-                hint="Give each deployment a directory of its own",
+                hint=_OWN_DIRECTORY,
             )
+        if known is not None and known.identity is not None and found.identity is not None:
+            difference = known.identity.difference(found.identity)
+            if difference is not None:
+                raise OtherHistoryError(
+                    f"{self._folder} is the archive of another deployment: {difference}", hint=_OWN_DIRECTORY
+                )
+
+    def _adopt(
+        self, known: Description | None, found: Description, clients: Mapping[str, MongoClient[Any]]
+    ) -> Description:
+        """Note whose archive this is: a new one's, or one's that an earlier version has written, where every oplog that
+        can be compared is found to be the deployment's."""
+        if known is None:
+            self._save(found)
+            return found
+        if known.identity is not None:
+            return known
+        for name, client in clients.items():
+            folder = oplog_folder(self._folder, name)
+            kept = segments(folder)
+            if kept:
+                identity = set_identity(name, client, self._cluster_id)
+                confirm_owner(folder, kept[-1], MongodSource(client), identity, hint=_OWN_DIRECTORY)
+        description = replace(known, identity=found.identity)
+        self._save(description)
+        return description
 
     def _save(self, description: Description) -> None:
-        write_json(self._folder / DESCRIPTION, description.document())
+        write_record(self._folder / DESCRIPTION, description.document())
 
-    def _follow_members(self, description: Description) -> Description:
-        """Begin to archive shards that were added; note those that were removed, whose oplogs end there."""
+    def _note_version(self, description: Description) -> Description:
+        """Note from when on the servers have another version: looked at when the recorder begins, and where PyMongo
+        hears of another series."""
+        cluster = self._cluster
+        clients = [self._client] if cluster is None else cluster.clients
+        series = frozenset(map(present_series, clients))
+        if series == self._series:
+            return description
+        try:
+            if cluster is None:
+                source = MongodSource(self._client, retry_seconds=0)
+                noted = description.with_version(source.server_version, source.newest())
+            else:
+                noted = description.with_version(cluster.server_version(), cluster.open_view().time)
+        except SourceError as error:
+            _log.debug("the servers' version is asked again later: %s", error)
+            return description
+        self._series = series
+        if noted is not description:
+            _log.info("the servers run MongoDB %s from %s on", *noted.versions[-1])
+            self._save(noted)
+        return noted
+
+    def _follow_members(self, description: Description, until: ClusterTime | None = None) -> Description:
+        """Begin to archive shards that were added, up to ``until`` if it is given; note those that were removed, whose
+        oplogs end there."""
         cluster = self._cluster
         assert cluster is not None
-        shards = dict(description.shards)
+        shards, added = dict(description.shards), dict[str, ShardAddress]()
         last = max([description.since, *(time for shard in shards.values() for time in shard if time is not None)])
         for change in changes(Connection(cluster.config_client()), last):
             shard = shards.get(change.name)
@@ -180,12 +282,18 @@ class Recorder:
                 )
             elif change.host is not None:
                 shards[change.name] = Membership(change.time)
-                client = cluster.client_at(ShardAddress(change.name, change.host))
-                self._start(change.name, client, change.time, None)
+                added[change.name] = ShardAddress(change.name, change.host)
                 _log.info("shard %s was added to the cluster: it is archived from %s", change.name, change.time)
         if shards != description.shards:
             description = replace(description, shards=shards)
             self._save(description)
+        for name, address in added.items():
+            if shards[name].until is not None:
+                self._finish(cluster, name, shards[name])  # it came and went meanwhile
+                continue
+            after = shards[name].after
+            # Of a shard that has joined since ``until`` there is nothing to be read.
+            self._start(name, cluster.client_at(address), after, until and max(until, after))
         return description
 
     def _start(self, name: str, client: MongoClient[Any], begin: ClusterTime | None, until: ClusterTime | None) -> None:
@@ -197,31 +305,42 @@ class Recorder:
             limits=self._policy.limits,
             retention=self._policy.retention,
             images=self._policy.images and name != CONFIG_OPLOG,
+            cluster=self._cluster_id,
         )
-        thread = threading.Thread(target=self._run, args=(name, writer), name=f"tailrace-archive-{name}", daemon=True)
+        thread = CheckedThread(
+            partial(self._run, writer), f"tailrace-archive-{name}", failed=partial(self._fail, name, writer)
+        )
         with self._lock:
             self._writers[name] = writer
             self._running += 1
         self._threads[name] = thread
         thread.start()
 
-    def _run(self, name: str, writer: OplogWriter) -> None:
-        try:
-            writer.run()
-        except TailraceError as error:
-            if error.code == _UNAUTHORIZED and writer.reads_images:
-                error.hint = f"{error.hint or ''} Or leave them out: --no-pre-images".strip()
-            with self._lock:
-                self._failure = self._failure or (error if self._cluster is None else on_shard(error, name))
-            self._ended.set()
-        finally:
-            with self._lock:
-                self._running -= 1
-                if not self._running:
-                    self._ended.set()
+    def _run(self, writer: OplogWriter) -> None:
+        writer.run()
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._ended.set()
+
+    def _fail(self, name: str, writer: OplogWriter, error: TailraceError) -> None:
+        if error.code == _UNAUTHORIZED and writer.reads_images:
+            error.hint = ". ".join(part for part in (error.hint, "Or leave them out: --no-pre-images") if part)
+        with self._lock:
+            self._failure = self._failure or (error if self._cluster is None else on_shard(error, name))
+        self._ended.set()
 
     def _end(self) -> None:
         for writer in self._writers.values():
             writer.stop()
         for thread in self._threads.values():
             thread.join()
+
+
+def _warn_of_others(folder: Path) -> None:
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        _log.warning(
+            "others than its owner may get into %s: it holds every document that is written, and the password hashes "
+            "of users that are made or changed",
+            folder,
+        )

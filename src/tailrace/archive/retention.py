@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tailrace.archive.layout import HEAD, IMAGES, ArchiveSegment, Reach, head, listed
-from tailrace.durable import write_json, writing
+from tailrace.archive.layout import HEAD, IMAGES, ArchiveSegment, head, listed
+from tailrace.archive.record import write_record
+from tailrace.durable import writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def retain(folder: Path, retention: Retention) -> int:
         return 0
     expired = retention.expired([segment for segment in listed(folder) if segment.until > reach.start], time.time())
     if expired:
-        write_json(folder / HEAD, Reach(expired[-1].until, reach.until).document())
+        write_record(folder / HEAD, replace(reach, start=expired[-1].until).document())
     remove_before(folder)
     return len(expired)
 

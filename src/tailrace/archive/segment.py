@@ -1,9 +1,8 @@
-"""One segment: written as batches come, and published whole; read by row groups."""
+"""One segment: written as batches come, and published whole; read by row groups, and checked as it is read."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,17 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tailrace.archive.checked_file import DAMAGE, CheckedFile, close_checked, damaged
 from tailrace.archive.columns import SCHEMA, raw_entries, record_batch
-from tailrace.archive.layout import ArchiveSegment
+from tailrace.archive.layout import ArchiveSegment, oplog_of
 from tailrace.durable import publish_file, sync_file, writing
-from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch, PreImageKey
 
 #: Entries of so many bytes make a row group: what a reader takes at a time.
 ROW_GROUP_BYTES: Final = 8 << 20
-_METADATA: Final = b"tailrace.archive"
-_COMPRESSION: Final = {"compression": "zstd", "compression_level": 1}
+#: Page checksums are for other readers: ours checks more (``checked_file``).
+_COMPRESSION: Final = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 _ENTRY_OPTIONS: Final[dict[str, Any]] = {
     **_COMPRESSION,
     "use_dictionary": ["operation", "namespace"],
@@ -41,8 +40,6 @@ IMAGES_SCHEMA: Final = pa.schema(
         pa.field("document", pa.binary(), nullable=False),
     ]
 )
-#: What pyarrow raises for a file that is cut short, altered or not Parquet.
-_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError)
 
 
 class SegmentWriter:
@@ -78,25 +75,26 @@ class SegmentWriter:
             batch = record_batch(raw)
             self.entries += batch.num_rows
             with writing(self._temporary):
-                self._writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
+                # Not ``write_batch``: that keeps a part until the file is closed, and what is summed must be there.
+                self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=max(1, batch.num_rows))
 
-    def publish(self, until: ClusterTime, images: int) -> ArchiveSegment:
-        """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images`` is how many
-        pre-images lie beside it."""
+    def publish(self, until: ClusterTime, images: ImagesWriter | None = None, previous: str = "") -> ArchiveSegment:
+        """Put the segment in its place, on the device: it holds every entry up to ``until``. ``images``
+        are the pre-images that lie beside it, ``previous`` is the digest of the segment before it."""
         self._write()
         about = {
+            "oplog": oplog_of(self._folder),
             "after": f"{self._after:016x}",
             "until": f"{until:016x}",
             "entries": self.entries,
             "bytes": self.bytes,
-            "images": images,
+            "images": 0 if images is None else images.count,
+            "imagesDigest": "" if images is None else images.digest,
+            "previous": previous,
         }
         with writing(self._temporary):
-            self._writer.add_key_value_metadata({_METADATA.decode(): json.dumps(about)})
-            self._writer.close()
-            self._file.close()
+            digest = close_checked(self._writer, self._file, self._temporary, about)
             sync_file(self._temporary)
-            digest = digest_of(self._temporary)
             path = self._folder / f"{self._after:016x}-{until:016x}-{digest}.parquet"
             publish_file(self._temporary, path)
         return ArchiveSegment(self._after, until, digest, path)
@@ -120,7 +118,9 @@ class ImagesWriter:
     def __init__(self, folder: Path, after: ClusterTime) -> None:
         self._temporary = folder / f".{after:016x}.{os.getpid()}.images.unfinished"
         self._writer: pq.ParquetWriter | None = None
+        self._file: io.BufferedWriter | None = None
         self.count = 0
+        self.digest = ""
 
     def add(self, images: Sequence[tuple[PreImageKey, bytes]]) -> None:
         """Append pre-images, which are later than those before."""
@@ -135,16 +135,17 @@ class ImagesWriter:
         ]
         with writing(self._temporary):
             if self._writer is None:
-                self._writer = pq.ParquetWriter(self._temporary, IMAGES_SCHEMA, use_dictionary=False, **_COMPRESSION)
+                self._file = self._temporary.open("wb")
+                self._writer = pq.ParquetWriter(self._file, IMAGES_SCHEMA, use_dictionary=False, **_COMPRESSION)
             self._writer.write_table(pa.table(columns, schema=IMAGES_SCHEMA))
         self.count += len(ordered)
 
     def publish(self, path: Path) -> None:
         """Put them in their place, before the segment appears: of several tries the last one counts."""
-        if self._writer is None:
+        if self._writer is None or self._file is None:
             return
         with writing(self._temporary):
-            self._writer.close()
+            self.digest = close_checked(self._writer, self._file, self._temporary, {"images": self.count})
             sync_file(self._temporary)
             publish_file(self._temporary, path)
 
@@ -152,32 +153,44 @@ class ImagesWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._writer is not None:
+        if self._writer is not None and self._file is not None and not self._file.closed:
             with suppress(OSError, pa.ArrowException):
                 self._writer.close()
+            with suppress(OSError):
+                self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
-def digest_of(path: Path) -> str:
-    """The first 16 digits of a file's SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
 class SegmentReader:
-    """A segment's entries by row groups. Raises SourceError where the file cannot be read or is damaged."""
+    """A segment's entries by row groups. Raises SourceError where the file cannot be read, is damaged, or is another
+    one than its name says."""
 
     def __init__(self, segment: ArchiveSegment) -> None:
         self.segment = segment
-        try:
-            self._file = pq.ParquetFile(segment.path, memory_map=True)
-            self.about: dict[str, Any] = json.loads(self._file.metadata.metadata[_METADATA])
-            found = self._file.schema_arrow
-        except _DAMAGE as error:
-            raise damaged(segment.path, error) from None
+        checked = CheckedFile(segment.path, segment.digest)
+        self._file = checked.parquet
+        self.about: dict[str, Any] = checked.about
+        found = self._file.schema_arrow
         if found.names != SCHEMA.names:
             raise damaged(segment.path, ValueError(f"its columns are {', '.join(found.names)}"))
         self._bounds = [self._bounds_of(group) for group in range(self._file.num_row_groups)]
+        self._check_statements()
+
+    def _check_statements(self) -> None:
+        """What the file says of itself must agree with its name and its place, and each row group with those around
+        it."""
+        segment, about = self.segment, self.about
+        said = tuple(about.get(name) for name in ("after", "until"))
+        if said != (f"{segment.after:016x}", f"{segment.until:016x}"):
+            raise damaged(segment.path, ValueError(f"it was written as the segment after {said[0]} up to {said[1]}"))
+        folder = oplog_of(segment.path.parent)
+        if about.get("oplog", folder) != folder:  # an earlier version did not say it
+            raise damaged(segment.path, ValueError(f"it is a segment of the oplog {about['oplog']}"))
+        edge: int = segment.after
+        for low, high in self._bounds:
+            if not edge < low <= high <= segment.until:
+                raise damaged(segment.path, ValueError("its row groups are out of order"))
+            edge = high
 
     def _bounds_of(self, group: int) -> tuple[int, int]:
         statistics = self._file.metadata.row_group(group).column(0).statistics
@@ -204,12 +217,34 @@ class SegmentReader:
         """One column of one row group."""
         try:
             return self._file.read_row_group(group, columns=[name], use_threads=False).column(0)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise damaged(self.segment.path, error) from None
 
     def times(self, group: int) -> npt.NDArray[np.uint64]:
         """The cluster times of a row group, ascending."""
         found: npt.NDArray[np.uint64] = self.column(group, "cluster_time").to_numpy()
+        low, high = self._bounds[group]
+        if not len(found) or found[0] != low or found[-1] != high or not bool(np.all(found[1:] > found[:-1])):
+            raise damaged(self.segment.path, ValueError(f"the entries of row group {group} are out of order"))
+        return found
+
+    def rows(self, group: int) -> pa.Table:
+        """All columns of one row group."""
+        try:
+            return self._file.read_row_group(group, use_threads=False)
+        except DAMAGE as error:
+            raise damaged(self.segment.path, error) from None
+
+    def images(self) -> pq.ParquetFile | None:
+        """The pre-images of the segment's entries; ``None`` where there are none."""
+        count, path = int(self.about.get("images", 0)), self.segment.images_path
+        if not count:
+            return None
+        if not path.exists():
+            raise damaged(path, ValueError(f"it is missing: {count} pre-images"))
+        found = CheckedFile(path, str(self.about.get("imagesDigest", ""))).parquet
+        if found.metadata.num_rows != count or found.schema_arrow.names != IMAGES_SCHEMA.names:
+            raise damaged(path, ValueError(f"it does not hold the {count} pre-images of its segment"))
         return found
 
     def pairs(self, group: int) -> tuple[pa.Array, list[tuple[str, str]]]:
@@ -271,15 +306,15 @@ class SegmentReader:
         return found
 
 
-def images_of(segment: ArchiveSegment, keys: Sequence[PreImageKey]) -> dict[PreImageKey, bytes]:
+def images_of(reader: SegmentReader, keys: Sequence[PreImageKey]) -> dict[PreImageKey, bytes]:
     """Those of the pre-images that lie beside a segment."""
-    if not segment.images_path.exists():
+    file = reader.images()
+    if file is None:
         return {}
     wanted = set(keys)
+    found = {}
+    times = pa.array(sorted({int(key.cluster_time) for key in wanted}), pa.uint64())
     try:
-        file = pq.ParquetFile(segment.images_path, memory_map=True)
-        found = {}
-        times = pa.array(sorted({int(key.cluster_time) for key in wanted}), pa.uint64())
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, use_threads=False)
             table = table.filter(pc.is_in(table.column("cluster_time"), times))
@@ -287,14 +322,6 @@ def images_of(segment: ArchiveSegment, keys: Sequence[PreImageKey]) -> dict[PreI
                 key = PreImageKey(uuid, ClusterTime(time), index)
                 if key in wanted:
                     found[key] = document
-    except _DAMAGE as error:
-        raise damaged(segment.images_path, error) from None
+    except DAMAGE as error:
+        raise damaged(reader.segment.images_path, error) from None
     return found
-
-
-def damaged(path: Path, error: Exception) -> SourceError:
-    words = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return SourceError(
-        f"the archive's file {path} is damaged or cannot be read: {words}",
-        hint="'tailrace archive verify' lists all that is wrong; bring the file back from a copy",
-    )

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tailrace.archive.layout import ArchiveSegment, existing, oplog_folder, segments
+from tailrace.archive.checked_file import damaged
+from tailrace.archive.layout import ArchiveSegment, existing, followed, head, oplog_folder, segments
+from tailrace.archive.owner import confirm_owner
 from tailrace.archive.passing import passing
 from tailrace.archive.segment import SegmentReader, images_of
 from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
+from tailrace.oplog.witness import DeploymentIdentity
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, is_initiating_set
+from tailrace.source.mongod import MongodSource
 
 
 class ArchiveSource:
@@ -41,6 +45,7 @@ class ArchiveSource:
         #: The segment that was read last: entries and images are asked for in runs.
         self._reader: SegmentReader | None = None
         self.refresh()
+        self._check_folder()
 
     @property
     def name(self) -> str:
@@ -55,6 +60,22 @@ class ArchiveSource:
     def refresh(self) -> None:
         """See what was archived since."""
         self._segments = segments(self._folder)
+
+    @property
+    def identity(self) -> DeploymentIdentity:
+        """Of the deployment whose oplog this is, as far as the archive knows it."""
+        reach = head(self._folder)
+        return DeploymentIdentity({self._name: ""}) if reach is None else reach.identity(self._name)
+
+    def _check_folder(self) -> None:
+        """An oplog's folder may have been put into another archive."""
+        known = self.description.identity
+        difference = None if known is None else known.difference(self.identity)
+        if difference is not None:
+            raise SourceError(
+                f"{self._folder} is a part of another archive: {difference}",
+                hint="Bring back the folder that belongs here from a copy of the archive",
+            )
 
     @property
     def start(self) -> ClusterTime:
@@ -128,7 +149,7 @@ class ArchiveSource:
                 by_segment.setdefault(segment, []).append(key)
         found: dict[PreImageKey, bytes] = {}
         for segment, wanted in by_segment.items():
-            found.update(images_of(segment, wanted))
+            found.update(images_of(self._opened(segment), wanted))
         return [found.get(key) for key in keys]
 
     def documents(self, lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
@@ -141,6 +162,11 @@ class ArchiveSource:
     def close(self) -> None:
         """Let go of the file that is open."""
         self._reader = None
+
+    def confirm_owner(self, source: MongodSource, found: DeploymentIdentity, hint: str) -> None:
+        """Raise OtherHistoryError where ``source``, of the deployment ``found``, is not the oplog that was archived."""
+        newest = self._segments[-1] if self._segments else None
+        confirm_owner(self._folder, newest, source, found, hint=hint)
 
     def last_entries(self) -> Iterator[bytes]:
         """The entries of the last row group, in order: what is compared with the live oplog where one goes over."""
@@ -187,5 +213,8 @@ class ArchiveSource:
     def _opened(self, segment: ArchiveSegment) -> SegmentReader:
         reader = self._reader
         if reader is None or reader.segment != segment:
-            reader = self._reader = SegmentReader(segment)
+            reader = SegmentReader(segment)
+            if not followed(segment, reader.about.get("previous"), self._segments):
+                raise damaged(segment.path, ValueError("it was not written after the segment before it"))
+            self._reader = reader
         return reader

@@ -5,15 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tailrace.archive.layout import HEAD, LOCK, ArchiveSegment, Reach, head, listed
+from tailrace.archive.layout import HEAD, LOCK, Reach, head, oplog_of, segments
+from tailrace.archive.owner import confirm_owner, set_identity
 from tailrace.archive.pre_images import stored_between
+from tailrace.archive.record import write_record
 from tailrace.archive.retention import Retention, remove_before, retain
-from tailrace.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentReader, SegmentWriter
-from tailrace.durable import locked, write_json, writing
+from tailrace.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentWriter
+from tailrace.durable import locked, writing
 from tailrace.errors import SinkError, SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.plan.request import OplogBatch
@@ -23,6 +25,7 @@ from tailrace.source.mongod import MongodSource
 #: Batches between the two threads.
 _QUEUE: Final = 4
 _AWAIT_MS: Final = 1000
+_ELSEWHERE: Final = "Archive into a new directory; this one stays as it is, and can be replayed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,11 @@ class OplogWriter:
     ``begin``   where to begin where nothing was archived yet: after this cluster time; ``None``: at the oldest entry
     ``until``   stop when everything up to this cluster time is archived; ``None``: go on
     ``images``  whether stored pre-images are archived too
+    ``cluster`` the cluster's id, where it is one's oplog and known
 
     ``run`` raises ChangeStreamHistoryLost where the oplog no longer reaches back to the archive's end, SinkError where
-    the archive cannot be written or another process writes it, SourceError as a source does. What was published stays.
+    the archive cannot be written or another process writes it, OtherHistoryError where it is another deployment's,
+    SourceError as a source does. What was published stays.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class OplogWriter:
         limits: SegmentLimits | None = None,
         retention: Retention | None = None,
         images: bool = True,
+        cluster: str = "",
     ) -> None:
         self._source = source
         self._folder = folder
@@ -74,6 +80,10 @@ class OplogWriter:
         self._last = until
         self._limits = limits or SegmentLimits()
         self._retention = retention or Retention()
+        self._cluster = cluster
+        #: What the head says; the digest of the newest segment, which the next one names.
+        self._reach = Reach(ZERO, ZERO)
+        self._newest = ""
         self._connection = Connection(source.client) if images else None
         self._stopped = threading.Event()
         self._queue: queue.Queue[OplogBatch | None] = queue.Queue(_QUEUE)
@@ -121,39 +131,27 @@ class OplogWriter:
             raise self._failure
 
     def _position(self) -> ClusterTime:
-        """After which cluster time to go on; the archive's last entry must be the oplog's too."""
-        remove_before(self._folder)
+        """After which cluster time to go on. The archive must be this deployment's; one that does not know yet whose it
+        is learns it here."""
+        found = segments(self._folder)  # whole, or it is told
+        oplog = oplog_of(self._folder)
+        identity = set_identity(oplog, self._source.client, self._cluster)
         reach = head(self._folder)
-        if reach is None:
-            # A writer that was killed between a segment and the first head has left a segment that nobody has read.
-            for segment in listed(self._folder):
-                segment.path.unlink()
-                segment.images_path.unlink(missing_ok=True)
-            return ClusterTime(self._source.oldest()[0] - 1) if self._begin is None else self._begin
-        found = [segment for segment in listed(self._folder) if segment.until > reach.start]
-        edge = max((segment.until for segment in found), default=reach.until)
-        if edge < reach.until:
-            raise SourceError(
-                f"the archive {self._folder} ends at {edge}, and was written up to {reach.until}: a segment is missing",
-                hint="Bring the file back; if it is lost, archive into another directory",
-            )
-        if found:
-            self._compare(found[-1])
-        return edge
-
-    def _compare(self, newest: ArchiveSegment) -> None:
-        reader = SegmentReader(newest)
-        if not reader.row_groups:
-            return
-        entry: bytes = reader.column(reader.row_groups - 1, "entry")[-1].as_py()
-        time_ = ClusterTime(int(reader.times(reader.row_groups - 1)[-1]))
-        oldest, complete = self._source.oldest()
-        # An oplog that is complete from its first entry on would hold it too, were it the same.
-        if (complete or oldest <= time_) and self._source.entries([time_]) != [entry]:
-            raise SourceError(
-                f"the oplog of {self._source.name} is not the one that was archived: its entry at {time_} is another",
-                hint="Archive into a new directory",
-            )
+        if reach is not None:
+            confirm_owner(self._folder, found[-1] if found else None, self._source, identity, hint=_ELSEWHERE)
+        if reach is None or not found:
+            begin = ClusterTime(self._source.oldest()[0] - 1) if self._begin is None else self._begin
+            reach = Reach(begin, begin)
+        self._reach = replace(
+            reach,
+            replica_set=identity.replica_sets[oplog] or reach.replica_set,
+            cluster=identity.cluster or reach.cluster,
+        )
+        # Before the first segment is there, so that a directory with segments and no head is always a damaged one.
+        write_record(self._folder / HEAD, self._reach.document())
+        remove_before(self._folder)
+        self._newest = found[-1].digest if found else ""
+        return max([segment.until for segment in found] or [reach.until])
 
     # -- the reading thread ---------------------------------------------------------------------------------------
 
@@ -226,9 +224,9 @@ class OplogWriter:
 
     def _publish(self, segment: SegmentWriter, images: ImagesWriter, after: ClusterTime, until: ClusterTime) -> None:
         images.publish(self._folder / f"{after:016x}-{until:016x}.images.parquet")
-        segment.publish(until, images.count)
-        reach = head(self._folder)
-        write_json(self._folder / HEAD, Reach(after if reach is None else reach.start, until).document())
+        self._newest = segment.publish(until, images, self._newest).digest
+        self._reach = replace(head(self._folder) or self._reach, until=until, newest=self._newest)
+        write_record(self._folder / HEAD, self._reach.document())
         self.written.entries += segment.entries
         self.written.images += images.count
         self.written.segments += 1

@@ -1,0 +1,215 @@
+"""A file of the archive of which nothing reaches a reader that was not written so.
+
+    data     Parquet's own; a CRC-32 of every 64 kB of it stands in the footer
+    footer   Parquet's own, to the file's end; its SHA-256 begins with the file's digest
+
+The digest stands in the file's name, or in another file that is checked like this one. So a reader hashes the footer,
+a few kilobytes, and then what it reads, as it reads it: a slice of a segment does not cost the whole of it. Arrow gets
+bytes that were checked and no others, for some damage ends the process inside of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tailrace.errors import SourceError, invariant
+
+#: What is said of a file, as JSON, in its footer.
+METADATA: Final = b"tailrace.archive"
+#: The sums of the data, eight hexadecimal digits each.
+SUMS: Final = "sums"
+#: What pyarrow raises for a file that is cut short or not Parquet, and ``read`` for one that was altered.
+DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
+
+_READ_ALL: Final = """
+import sys
+import pyarrow.parquet as pq
+with pq.ParquetFile(sys.argv[1]) as file:
+    for number in range(file.num_row_groups):
+        file.read_row_group(number).validate(full=True)
+"""
+
+_BLOCK: Final = 64 << 10
+_DIGEST_DIGITS: Final = 16
+_MAGIC: Final = b"PAR1"
+#: The footer's length and the magic number.
+_TAIL: Final = 8
+#: Files of an earlier version, without sums, that are what their names say: path, size, time of change and inode.
+_whole: set[tuple[str, int, int, int]] = set()
+
+
+class CheckedFile:
+    """A Parquet file whose digest is known.
+
+    ``about``    what was said of it when it was written
+    ``parquet``  the file to Arrow; a read of it raises ValueError where the data are not what was written
+
+    Raises SourceError where the file cannot be read or is not the one that was written. An empty ``digest`` is that of
+    pre-images that an earlier version has written: nothing says what they were. They are read in another process first,
+    since some damage ends the one that reads.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        try:
+            data = _Data(path)
+            footer = data.footer()
+            known = hashlib.sha256(footer).hexdigest()[:_DIGEST_DIGITS] == digest
+            if not known:
+                _check_whole(path, digest)
+            metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+            self.about: dict[str, Any] = json.loads((metadata.metadata or {}).get(METADATA, b"{}"))
+            if known:
+                data.sums = bytes.fromhex(self.about[SUMS])
+            self.parquet = pq.ParquetFile(pa.PythonFile(data, mode="r"), metadata=metadata)
+        except DAMAGE as error:
+            raise damaged(path, error) from None
+
+
+class _Data(io.RawIOBase):
+    """The data of a file, which are checked while they are read where ``sums`` are given."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size = self.end = os.fstat(self._descriptor).st_size
+        self._position = 0
+        self._last: tuple[int, bytes] = (-1, b"")
+        self.sums: bytes | None = None
+
+    def footer(self) -> bytes:
+        """The footer to the file's end; what lies before it are the data."""
+        tail = self._read(self._size - _TAIL, _TAIL) if self._size >= len(_MAGIC) + _TAIL else b""
+        length = int.from_bytes(tail[:4], "little") + _TAIL
+        if tail[4:] != _MAGIC or length > self._size - len(_MAGIC):
+            raise ValueError("it is cut short or no Parquet file")
+        self.end = self._size - length
+        return self._read(self.end, length)
+
+    def _read(self, start: int, size: int) -> bytes:
+        parts = []
+        while size > 0:
+            part = os.pread(self._descriptor, size, start)
+            if not part:
+                raise ValueError("it is cut short")
+            parts.append(part)
+            start, size = start + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read(self, size: int = -1) -> Any:
+        """``size`` bytes from the position on, and fewer only at the data's end."""
+        start = self._position
+        end = self.end if size < 0 else min(self.end, start + size)
+        if start >= end:
+            return b""
+        self._position = end
+        if self.sums is None:
+            return self._read(start, end - start)
+        begin = start // _BLOCK * _BLOCK
+        taken = self._checked(begin, min(self.end, -(-end // _BLOCK) * _BLOCK))
+        return memoryview(taken)[start - begin : end - begin]
+
+    def _checked(self, start: int, end: int) -> bytes:
+        """Whole blocks. The columns of a row group lie one after the other, so the last block is kept."""
+        place, block = self._last
+        data = block if place == start else b""
+        if start + len(data) < end:
+            more = self._read(start + len(data), end - start - len(data))
+            self._check(start + len(data), more)
+            data = data + more if data else more
+        last = (end - 1) // _BLOCK * _BLOCK
+        self._last = (last, data[last - start :])
+        return data
+
+    def _check(self, start: int, data: bytes) -> None:
+        sums, view = self.sums or b"", memoryview(data)
+        for offset in range(0, len(data), _BLOCK):
+            number = (start + offset) // _BLOCK
+            if zlib.crc32(view[offset : offset + _BLOCK]).to_bytes(4, "big") != sums[4 * number : 4 * number + 4]:
+                raise ValueError(f"the 64 kB at byte {start + offset} are not what was written")
+
+    def check_all(self) -> None:
+        """Read everything. Raises ValueError, OSError."""
+        self.seek(0)
+        while self.read(_BLOCK * 64):
+            pass
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.end}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        super().close()
+
+
+def _check_whole(path: Path, digest: str) -> None:
+    """Raise ValueError where a file is not what its name says, or with an empty ``digest`` cannot be read. Files are
+    not changed once they are there, so each is read for this once in a process."""
+    found = path.stat()
+    key = (str(path), found.st_size, found.st_mtime_ns, found.st_ino)
+    if key in _whole:
+        return
+    if digest:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest()[:_DIGEST_DIGITS] != digest:
+                raise ValueError("it is not what was written: its digest is another")
+    else:
+        reader = subprocess.run([sys.executable, "-c", _READ_ALL, path], capture_output=True, check=False)
+        if reader.returncode:
+            raise ValueError("it cannot be read, and an earlier version has not said what was written")
+    _whole.add(key)
+
+
+def close_checked(writer: pq.ParquetWriter, file: io.BufferedWriter, path: Path, about: Mapping[str, object]) -> str:
+    """Finish the Parquet file that ``writer`` writes to ``file`` at ``path``: give it sums, and return its digest."""
+    file.flush()
+    size, sums = path.stat().st_size, _sums(path)
+    writer.add_key_value_metadata({METADATA.decode(): json.dumps({**about, SUMS: sums})})
+    writer.close()
+    file.close()
+    data = _Data(path)
+    try:
+        footer = data.footer()
+        invariant(data.end == size, "a Parquet file's data were written with its footer")
+        return hashlib.sha256(footer).hexdigest()[:_DIGEST_DIGITS]
+    finally:
+        data.close()
+
+
+def _sums(path: Path) -> str:
+    with path.open("rb") as file:
+        return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: file.read(_BLOCK), b""))
+
+
+def damaged(path: Path, error: Exception) -> SourceError:
+    """What a reader is told of a file that is not what was written."""
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SourceError(
+        f"the archive's file {path} is damaged or cannot be read: {words}",
+        hint="'tailrace archive verify' lists all that is wrong; bring the file back from a copy",
+    )
