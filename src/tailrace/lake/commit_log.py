@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,14 @@ from tailrace.lake.delta_log import (
     mark_to_json,
     table_metadata,
     table_schema,
+    time_from_json,
+    time_to_json,
 )
 from tailrace.lake.layout import LakeLayout
 from tailrace.lake.log_state import LogState
 from tailrace.lake.manifest import BatchMark, Commit, FileEntry, StagedFile, check_ascending
 from tailrace.lake.partitioning import Partitioning
+from tailrace.oplog.cluster_time import ClusterTime
 
 #: A checkpoint each so many commits, and only so many older commits are kept. A directory of so few names is listed by
 #: one call to the system, so no reader can list it with a hole in it; and a start stays quick, however old the lake is.
@@ -42,16 +45,22 @@ COMMITS_KEPT = 200
 _COMMIT = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 _TRIES = 5
+_HEAD_KEYS = ("format", "number", "digest", "newest", "reached")
 _HOLE = "Restore it from a copy; without it nobody can say what the lake holds"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the log stands: the newest commit's number and SHA-256, and the newest micro-batch that added events."""
+    """Where the log stands: the newest commit's number and SHA-256, and the newest micro-batch that added events.
+
+    ``reached`` is how far the stream was read into the lake, micro-batches without events included: whatever comes next
+    begins there or before. ``None`` where that is not known: nothing has come yet, or ``head.json`` was lost.
+    """
 
     number: int
     digest: str
     newest: BatchMark | None
+    reached: ClusterTime | None = None
 
     @property
     def last_token(self) -> str | None:
@@ -69,6 +78,13 @@ class CommitLog:
         """Hold the lake's lock, and give the head. Raises SinkError where the log has lost its newest commit."""
         with durable.locked(self.layout.lock):
             yield self._recover()
+
+    @contextmanager
+    def reading(self) -> Iterator[Head]:
+        """Keep writers out, and give the head, without writing anything: for a lake that is read only, too. Raises
+        as ``locked``."""
+        with durable.locked_for_reading(self.layout.lock):
+            yield self._recovered()
 
     def head(self) -> Head:
         """The head as it was last written; a commit that is being made just now may be missing. Takes no lock."""
@@ -132,7 +148,8 @@ class CommitLog:
         except FileExistsError:
             raise SinkError(f"another program has written {path}", hint="A lake has one writer") from None
         durable.step("commit.log")
-        head = Head(commit.number, _digest(content), commit.newest)
+        before = self._witness() or Head(-1, "", None)
+        head = Head(commit.number, _digest(content), commit.newest, _later(before.reached, commit.reaches))
         self._write_head(head)
         durable.step("commit.head")
         if commit.number and commit.number % CHECKPOINT_EVERY == 0:
@@ -140,6 +157,16 @@ class CommitLog:
 
             checkpoint.make(self.layout, commit.number, keep=COMMITS_KEPT)
         return head
+
+    def reach(self, head: Head, time: ClusterTime) -> None:
+        """Note that the stream was read up to ``time``, without an event since ``head``. The caller holds the lock."""
+        if _later(head.reached, time) != head.reached:
+            self._write_head(replace(head, reached=time))
+
+    def digest_of(self, number: int) -> str | None:
+        """The SHA-256 of a commit's file; ``None`` if the log does not keep it any more."""
+        content = self._content(number)
+        return None if content is None else _digest(content)
 
     def create(
         self, table_id: str, columns: Sequence[Mapping[str, Any]], partitioning: Partitioning, claim: str
@@ -166,7 +193,7 @@ class CommitLog:
         ]
         if first > 0 and not any(number >= first - 1 for number in checkpoints):
             found.append(f"{self.layout.commit(first - 1)} is missing, and no checkpoint holds what it said")
-        before = None
+        before = reached = None
         for number in sorted(numbers):
             content = self._content(number)
             if content is None:
@@ -175,6 +202,9 @@ class CommitLog:
             if before is not None and before[0] == number - 1 and commit.previous != before[1]:
                 found.append(f"{self.layout.commit(number - 1)} was changed after it was written")
             before = number, _digest(content)
+            if (hole := _hole(commit, reached)) is not None:
+                found.append(f"{self.layout.commit(number)} {hole}")
+            reached = _later(reached, commit.reaches)
         return found
 
     def _added_up(self, base: int, target: int) -> LogState:
@@ -204,7 +234,7 @@ class CommitLog:
 
     def _witness(self) -> Head | None:
         path = self.layout.head
-        value = durable.read_json(path)
+        value = durable.read_sealed(path, _HEAD_KEYS)
         if value is None:
             return None
         check_format(value, path)
@@ -213,7 +243,9 @@ class CommitLog:
             number, digest, newest = value["number"], value["digest"], value["newest"]
             if isinstance(number, bool) or not isinstance(number, int) or not isinstance(digest, str):
                 raise TypeError("number or digest")
-            return Head(number, digest, None if newest is None else mark_from_json(newest))  # type: ignore[arg-type]
+            mark = None if newest is None else mark_from_json(newest)  # type: ignore[arg-type]
+            reached = value.get("reached")
+            return Head(number, digest, mark, None if reached is None else time_from_json(reached))  # type: ignore[arg-type]
 
         return guarded(read, path)
 
@@ -225,6 +257,12 @@ class CommitLog:
         return Head(number, _digest(content), decode(content, number, self.layout.commit(number)).newest)
 
     def _recover(self) -> Head:
+        head = self._recovered()
+        if head.number >= 0 and head != self._witness():
+            self._write_head(head)
+        return head
+
+    def _recovered(self) -> Head:
         """The head, moved on to commits whose writer died before it could. A head without its commit is an error."""
         witness = self._witness()
         head = witness or self._rebuilt_head()
@@ -239,20 +277,36 @@ class CommitLog:
             commit = decode(content, head.number + 1, path)
             if commit.previous != head.digest:
                 raise SinkError(f"{path} does not follow {self.layout.commit(head.number)}: one of them was changed")
-            head = Head(commit.number, _digest(content), commit.newest)
-        if head != witness and head.number >= 0:
-            self._write_head(head)
+            reached = None if witness is None else _later(head.reached, commit.reaches)
+            head = Head(commit.number, _digest(content), commit.newest, reached)
         return head
 
     def _write_head(self, head: Head) -> None:
         newest = None if head.newest is None else mark_to_json(head.newest)
-        durable.write_json(
-            self.layout.head, {"format": FORMAT, "number": head.number, "digest": head.digest, "newest": newest}
-        )
+        value = {"format": FORMAT, "number": head.number, "digest": head.digest, "newest": newest}
+        if head.reached is not None:
+            value["reached"] = time_to_json(head.reached)
+        durable.write_sealed(self.layout.head, value)
+
+
+def _hole(commit: Commit, reached: ClusterTime | None) -> str | None:
+    """What is wrong with where a micro-batch begins: after what the lake had been read to, by its own word or by that
+    of the commits before, which had come to ``reached``."""
+    if commit.planned is None or commit.follows is None:
+        return None
+    if reached is not None and commit.follows < reached:
+        return f"follows {commit.follows} by its own word, and the commits before it had come to {reached}"
+    if commit.planned.after > commit.follows:
+        return f"adds what came after {commit.planned.after}, and the lake had been read to {commit.follows} only"
+    return None
 
 
 def _number(commit: Commit) -> int:
     return commit.number
+
+
+def _later(one: ClusterTime | None, other: ClusterTime | None) -> ClusterTime | None:
+    return max((time for time in (one, other) if time is not None), default=None)
 
 
 def _digest(content: bytes) -> str:
@@ -278,6 +332,7 @@ def append_commit(
         files=files,
         batch=batch,
         planned=mark.planned,
+        follows=head.reached,
         newest=mark,
         quarantined=tuple(file.name for file in quarantined),
         quarantined_rows=sum(file.rows for file in quarantined),

@@ -4,16 +4,21 @@ Spark replays a micro-batch under the same number when it died between our commi
 ``commit`` raised, also when the commit had already happened (both measured with PySpark 4.3). So a batch is recognised
 by its claim, its number and the range that it was planned for, and what the log holds is never deleted. Its rows are no
 proof: those of a replay may differ where the pipeline looks at documents that are looked up.
+
+Lake and checkpoint are compared each time, both ways (``checkpoint_file.py``), and the range must begin where the lake
+has been read to, or before: between the two would be a hole.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tailrace import durable
 from tailrace.errors import SinkError
 from tailrace.lake import quarantine
+from tailrace.lake.checkpoint_file import WAY_OUT, read_held, require_seen, write_held
 from tailrace.lake.commit_log import CommitLog, Head, append_commit, check_present
 from tailrace.lake.identity import check_claim
 from tailrace.lake.layout import LakeLayout, checked_name, is_quarantine
@@ -23,14 +28,21 @@ _FRESH = "Was an old copy of the checkpoint restored? A fresh directory goes on 
 
 
 def commit_batch(
-    root: Path, claim: str, batch: int, planned: PlannedRange, files: tuple[StagedFile, ...]
+    root: Path,
+    claim: str,
+    batch: int,
+    planned: PlannedRange,
+    files: tuple[StagedFile, ...],
+    *,
+    checkpoint: Path | None = None,
 ) -> Commit | None:
     """Add ``files``, in the order of the stream, as micro-batch ``batch``, planned for the range ``planned``; files of
-    events that were put aside go to the quarantine in the same commit.
+    events that were put aside go to the quarantine in the same commit. ``checkpoint`` is Spark's directory, which keeps
+    what it has seen of the lake.
 
     Returns the new commit, or ``None`` where nothing was to be added: no files, or a batch that was committed before
-    (its files are dropped). Raises SinkError where the claim is not the lake's, the files are out of order, or they
-    repeat what the lake holds; the lake is then as it was.
+    (its files are dropped). Raises SinkError where the claim is not the lake's, lake or checkpoint was set back, the
+    files are out of order, or they repeat what the lake holds; the lake is then as it was.
     """
     rows, aside = quarantine.divided(files)
     for file in rows:
@@ -38,11 +50,15 @@ def commit_batch(
     log = CommitLog(root)
     with log.locked() as head:
         check_claim(root, claim)
+        held = None if checkpoint is None else _held(log, head, claim, checkpoint)
         quarantine.settle(log.layout, log.newest_batch(head))
-        if not files:
-            return None
-        if _is_replay(head, claim, batch, planned):
+        if files and _is_replay(head, claim, batch, planned):
             _discard(log.layout, files)
+            _remember(checkpoint, held, head)
+            return None
+        _require_no_hole(root, head, batch, planned)
+        if not files:
+            log.reach(head, planned.until)
             return None
         first = min(file.first_token for file in files)
         if head.last_token is not None and first <= head.last_token:
@@ -59,9 +75,39 @@ def commit_batch(
         last = max(file.last_token for file in files)
         mark = BatchMark(head.number + 1, claim, batch, planned, first, last, sum(file.rows for file in rows))
         commit = append_commit(head, claim, batch, mark, rows, quarantined=aside)
-        log.write(commit)
+        _remember(checkpoint, held, log.write(commit))
         quarantine.settle(log.layout, commit)
         return commit
+
+
+def _held(log: CommitLog, head: Head, claim: str, checkpoint: Path) -> dict[str, Any]:
+    """What the checkpoint keeps of the lake, compared with the lake."""
+    held = read_held(checkpoint)
+    if held is None or held.get("claim") != claim:
+        raise SinkError(
+            f"the checkpoint {checkpoint} has gone or was replaced while its stream was running",
+            hint="Start again: what was committed is intact",
+        )
+    require_seen(log, head, checkpoint, held)
+    return held
+
+
+def _remember(checkpoint: Path | None, held: dict[str, Any] | None, head: Head) -> None:
+    """Let the checkpoint know the commit before Spark does: an older lake is noticed from then on. If a crash comes
+    before, Spark gives the micro-batch again."""
+    if checkpoint is not None and held is not None:
+        write_held(checkpoint, held, head)
+        durable.step("commit.checkpoint")
+
+
+def _require_no_hole(root: Path, head: Head, batch: int, planned: PlannedRange) -> None:
+    """A range that begins after all that the lake has been read to comes from a newer checkpoint than the lake."""
+    if head.reached is not None and planned.after > head.reached:
+        raise SinkError(
+            f"the lake {root} is older than its checkpoint: micro-batch {batch} is planned for {planned}, and the lake "
+            f"reaches to {head.reached} only. Perhaps an old copy of the lake was put in its place",
+            hint=WAY_OUT,
+        )
 
 
 def abort_batch(root: Path, files: tuple[StagedFile, ...]) -> None:

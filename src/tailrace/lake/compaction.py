@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tailrace import durable
 from tailrace.errors import SinkError, UsageError
@@ -23,11 +22,15 @@ from tailrace.lake.compaction_policy import RETENTION, CompactionPolicy
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import merged_name
 from tailrace.lake.manifest import Commit, FileEntry, Removal, StagedFile
-from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
+from tailrace.lake.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.quarantine_merge import merge_quarantine
 from tailrace.lake.retention import remove_replaced
 
 _READ_ROWS = 8192
+#: How much larger than the largest of them a file is that others become, in a partition that still grows. With 2, 1,024
+#: small commits left 4.1 times the bytes of the live files, with 4 it is 3.6, and with 8 it is 2.6, but of half as many
+#: live files again.
+_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +89,36 @@ def compact_after(root: Path, commit: Commit, policy: CompactionPolicy) -> Compa
     A lake that cannot be compacted (no room for a second copy, somebody compacting by hand) is still a sound lake, so
     the stream continues.
     """
-    result = CompactionResult()
     if not policy.due(commit.number) or not commit.files:
-        return result
+        return CompactionResult()
+    return _compact_beside(root, commit.newest_file.period, policy)
+
+
+def compact_idle(root: Path, policy: CompactionPolicy) -> CompactionResult:
+    """What a stream does where nothing has happened for a while: what ``compact_after`` would do at its next turn,
+    which may not come soon."""
+    state = CommitLog(root).state()
+    if policy.every == 0 or not state.files:
+        return CompactionResult()
+    files, until = state.in_order, datetime.now(UTC) - policy.retention
+    growing = max(files, key=lambda file: file.last_token).period
+    due = any(_tail(lane, policy) for lane in _partitions([file for file in files if file.period == growing]))
+    if not due and not any(one.at <= until and (root / one.name).exists() for one in state.removed.values()):
+        return CompactionResult()
+    return _compact_beside(root, growing, policy)
+
+
+def _compact_beside(root: Path, growing: str, policy: CompactionPolicy) -> CompactionResult:
+    """Merge beside a stream: in the period that is ``growing`` what has become worth it, in the others all small
+    files. Then remove what readers no longer need."""
+    result = CompactionResult()
     log = CommitLog(root)
     with durable.locked(log.layout.compaction_lock, wait=False) as mine:
         if not mine:
             return result
         files = log.live_files()
-        now = commit.newest_file.period
-        groups = list(_groups([file for file in files if file.period != now], policy.target_bytes))
-        for lane in _partitions([file for file in files if file.period == now]):
+        groups = list(_groups([file for file in files if file.period != growing], policy.target_bytes))
+        for lane in _partitions([file for file in files if file.period == growing]):
             tail = _tail(lane, policy)
             if tail:
                 groups.append(tail)
@@ -135,15 +157,16 @@ def _partitions(files: Sequence[FileEntry]) -> Iterable[list[FileEntry]]:
 
 
 def _tail(files: Sequence[FileEntry], policy: CompactionPolicy) -> list[FileEntry]:
-    """The newest files of a growing partition, as many as can be merged into one at least twice the largest of them: so
-    a row is rewritten about log2(target / file size) times. Empty where fewer than ``fan_in`` come together."""
+    """The newest files of a growing partition, as many as can be merged into one at least ``_GROWTH`` times the largest
+    of them: so a row is rewritten about log4(target / file size) times. Empty where fewer than ``fan_in`` come
+    together."""
     together = largest = count = 0
     for number, file in enumerate(reversed(files), 1):
         if file.size >= policy.target_bytes:
             break
         together += file.size
         largest = max(largest, file.size)
-        if number >= policy.fan_in and 2 * largest <= together:
+        if number >= policy.fan_in and _GROWTH * largest <= together:
             count = number
     return next(_groups(files[len(files) - count :], policy.target_bytes), [])
 
@@ -177,20 +200,22 @@ def _merge(log: CommitLog, group: Sequence[FileEntry]) -> CompactionResult:
 
 
 def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
-    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's."""
+    """The rows of ``group`` in one new file, its count of rows and token range checked against the log's, and how many
+    tokens are there twice against the footers'."""
     root = log.layout.root
-    metadata = pq.read_metadata(root / group[0].name).metadata or {}
-    kept = {SPARK_SCHEMA: metadata[SPARK_SCHEMA]} if SPARK_SCHEMA in metadata else {}
+    equal = sum(equal_tokens_in(root, file) for file in group)
     writer = PartWriter(
         root,
         f"merge-{uuid.uuid4().hex}",
         limits=FileLimits(file_bytes=1 << 62),
-        metadata=kept,
+        metadata=kept_metadata(root, group[0]),
         name=lambda *_: merged_name(group[0].name),
+        one_token=1 + equal,
     )
     merged = writer.write_all(_rows(root, group))
-    expected = (sum(file.rows for file in group), group[0].first_token, group[-1].last_token)
-    if len(merged) != 1 or (merged[0].rows, merged[0].first_token, merged[0].last_token) != expected:
+    expected = (sum(file.rows for file in group), group[0].first_token, group[-1].last_token, equal)
+    found = [(file.rows, file.first_token, file.last_token, writer.equal_tokens) for file in merged]
+    if found != [expected]:
         for file in merged:
             (root / file.name).unlink(missing_ok=True)
         raise SinkError(f"{root / group[0].name} and its neighbours do not hold the rows that the log says")
@@ -199,5 +224,5 @@ def _write_merged(log: CommitLog, group: Sequence[FileEntry]) -> StagedFile:
 
 def _rows(root: Path, group: Sequence[FileEntry]) -> Iterator[pa.RecordBatch]:
     for entry in group:
-        with pq.ParquetFile(root / entry.name, page_checksum_verification=True) as file:
+        with opened_checked(root, entry) as file:
             yield from file.iter_batches(batch_size=_READ_ROWS)

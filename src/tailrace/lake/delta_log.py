@@ -28,6 +28,7 @@ from tailrace.lake.layout import (
 from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal
 from tailrace.lake.partitioning import Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import marks_from_json, marks_to_json
 from tailrace.version import version
 
 #: The format of what is ours in the log and beside it. 1 was the log of manifests, without Delta.
@@ -109,6 +110,7 @@ def encode(commit: Commit, metadata: Mapping[str, Any] | None = None) -> bytes:
             firstToken=commit.first_token,
             lastToken=commit.last_token,
             lastWallTime=None if wall is None else wall.isoformat(),
+            follows=None if commit.follows is None else time_to_json(commit.follows),
         )
     if commit.quarantined:
         ours.update(quarantined=list(commit.quarantined), quarantinedRows=commit.quarantined_rows)
@@ -198,6 +200,7 @@ def decode(content: bytes, number: int, where: object) -> Commit:
             removed=tuple(removal_of(action["remove"], where) for action in actions if "remove" in action),
             batch=_whole(ours["batch"]) if kind == "append" else None,
             planned=_range_from_json(ours["planned"]) if kind == "append" else None,
+            follows=None if ours.get("follows") is None else time_from_json(ours["follows"]),
             gap=_gap_from_json(ours["gap"]) if kind == "gap" else None,
             erasure=_erasure_from_json(ours["erasure"]) if kind == "erase" else None,
             newest=None if ours["newest"] is None else mark_from_json(ours["newest"]),
@@ -327,8 +330,8 @@ def check_format(value: Mapping[str, Any], where: object) -> None:
 def _gap_to_json(gap: Gap) -> dict[str, Any]:
     return {
         "afterToken": gap.after_token,
-        "after": _time_to_json(gap.after),
-        "until": _time_to_json(gap.until),
+        "after": time_to_json(gap.after),
+        "until": time_to_json(gap.until),
         "acceptedAt": gap.accepted_at.isoformat(timespec="seconds"),
     }
 
@@ -337,8 +340,8 @@ def _gap_from_json(value: Mapping[str, Any]) -> Gap:
     token = value["afterToken"]
     return Gap(
         None if token is None else _text(token),
-        _time_from_json(value["after"]),
-        _time_from_json(value["until"]),
+        time_from_json(value["after"]),
+        time_from_json(value["until"]),
         datetime.fromisoformat(_text(value["acceptedAt"])),
     )
 
@@ -368,20 +371,25 @@ def range_from_text(text: str) -> PlannedRange:
 
 
 def _range_to_json(planned: PlannedRange) -> dict[str, Any]:
-    snapshot = {"snapshot": planned.snapshot} if planned.snapshot else {}
-    return {"after": _time_to_json(planned.after), "until": _time_to_json(planned.until), **snapshot}
+    value: dict[str, Any] = {"after": time_to_json(planned.after), "until": time_to_json(planned.until)}
+    if planned.snapshot:
+        value["snapshot"] = planned.snapshot
+    if planned.entries:
+        value["entries"] = marks_to_json(planned.entries)
+    return value
 
 
 def _range_from_json(value: Mapping[str, Any]) -> PlannedRange:
     snapshot = _text(value.get("snapshot", ""))
-    return PlannedRange(_time_from_json(value["after"]), _time_from_json(value["until"]), snapshot)
+    entries = marks_from_json(value.get("entries", {}))
+    return PlannedRange(time_from_json(value["after"]), time_from_json(value["until"]), snapshot, entries)
 
 
-def _time_to_json(time: ClusterTime) -> list[int]:
+def time_to_json(time: ClusterTime) -> list[int]:
     return [time.seconds, time.increment]
 
 
-def _time_from_json(value: Sequence[Any]) -> ClusterTime:
+def time_from_json(value: Sequence[Any]) -> ClusterTime:
     seconds, increment = (_whole(part) for part in value)
     if max(seconds, increment) > 0xFFFFFFFF:
         raise ValueError(f"{value} is no cluster time")

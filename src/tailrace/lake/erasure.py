@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import bson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tailrace import durable
 from tailrace.errors import SinkError, UsageError
@@ -33,7 +32,7 @@ from tailrace.lake.identity import metadata_of, read_identity
 from tailrace.lake.layout import QUARANTINE, cluster_time_of, merged_name
 from tailrace.lake.log_state import LogState
 from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile, with_erasure
-from tailrace.lake.part_writer import SPARK_SCHEMA, FileLimits, PartWriter
+from tailrace.lake.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.retention import remove_replaced
 from tailrace.plan.conjuncts import parts_of
 
@@ -285,31 +284,31 @@ class _Work:
                     (self._log.layout.root / file.name).unlink(missing_ok=True)
 
     def _holds_some(self, file: FileEntry) -> bool:
-        with pq.ParquetFile(self._log.layout.root / file.name, page_checksum_verification=True) as parquet:
+        with opened_checked(self._log.layout.root, file) as parquet:
             batches = parquet.iter_batches(batch_size=READ_ROWS, columns=[EVENT])
             return any(self._matches(event) for batch in batches for event in batch.column(0).to_pylist())
 
     def _rewrite(self, file: FileEntry) -> None:
         root = self._log.layout.root
-        metadata = pq.read_metadata(root / file.name).metadata or {}
-        kept = {SPARK_SCHEMA: metadata[SPARK_SCHEMA]} if SPARK_SCHEMA in metadata else {}
         before = self.rows
+        equal = equal_tokens_in(root, file)
         # Named as what compaction makes, so that a crash leaves nothing that a stream's start would not remove.
         writer = PartWriter(
             root,
             f"merge-{uuid.uuid4().hex}",
             limits=FileLimits(file_bytes=1 << 62),
-            metadata=kept,
+            metadata=kept_metadata(root, file),
             name=lambda *_: merged_name(file.name),
+            one_token=1 + equal,
         )
         made = [replace(one, collection=file.collection) for one in writer.write_all(self._kept(file))]
         self.made += made
         self.gone.append(file)
-        if sum(one.rows for one in made) + self.rows - before != file.rows:
+        if sum(one.rows for one in made) + self.rows - before != file.rows or writer.equal_tokens > equal:
             raise SinkError(f"{root / file.name} does not hold the {file.rows} rows that the log says")
 
     def _kept(self, file: FileEntry) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(self._log.layout.root / file.name, page_checksum_verification=True) as parquet:
+        with opened_checked(self._log.layout.root, file) as parquet:
             for batch in parquet.iter_batches(batch_size=READ_ROWS):
                 chosen = [self._matches(event) for event in batch.column(EVENT).to_pylist()]
                 if not any(chosen):

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tailrace import durable
 from tailrace.errors import SinkError, UsageError
-from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.checkpoint_file import CHECKPOINT_FILE, read_held, require_seen, write_held
+from tailrace.lake.commit_log import CommitLog, Head
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.file_system import check_file_system
 from tailrace.lake.layout import QUARANTINE
@@ -27,8 +28,9 @@ from tailrace.lake.partitioning import BY_DAY, Partitioning
 from tailrace.lake.quarantine import settle
 from tailrace.lake.retention import remove_leftovers
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import EntryMark
 
-CHECKPOINT_FILE = "tailrace-lake.json"
+_KEYS = ("format", "id", "created", "stream", "columns", "partitionBy", "claim")
 #: What may lie in a directory that is to become a lake.
 _OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log", QUARANTINE})
 
@@ -37,13 +39,15 @@ _OWN_NAMES = frozenset({"_tailrace", "_staging", "_delta_log", QUARANTINE})
 class Opening:
     """A lake opened for a stream: its id, the claim to commit under, and, if a new checkpoint continues an existing
     lake, the token ``after`` which it does. If a gap was accepted, ``start`` is the cluster time that it reads from;
-    if the lake ends in the middle of a copy, ``snapshot`` says how far that is, as JSON text."""
+    if the lake ends in the middle of a copy, ``snapshot`` says how far that is, as JSON text. ``entries`` are marks of
+    oplog entries that the lake was read up to: the deployment must still hold them."""
 
     lake_id: str
     claim: str
     after: str | None
     start: ClusterTime | None = None
     snapshot: str | None = None
+    entries: Mapping[str, EntryMark] = field(default_factory=dict)
 
 
 def open_lake(
@@ -67,7 +71,7 @@ def open_lake(
     known = read_identity(root)
     _check_stream(root, known, stream)
     _check_partitioning(root, known, partitioning)
-    held = durable.read_json(checkpoint / CHECKPOINT_FILE)
+    held = read_held(checkpoint)
     begun = _has_begun(checkpoint)
     if not begun:
         _drop_unfinished_start(checkpoint)
@@ -93,19 +97,24 @@ def open_lake(
         problems = log.problems()
         if problems:
             raise SinkError(problems[0], hint="Restore it from a copy; --verify says what else is wrong")
+        continued = held if begun and gap is None else None
+        if continued is not None:  # before anything goes: data files of a log that was set back may be wanted again
+            _check_lake(root, checkpoint, known, continued)
+            require_seen(log, head, checkpoint, continued)
+            _check_claim(root, checkpoint, known, continued)
         settle(log.layout, log.newest_batch(head))
         remove_leftovers(log)
-        if held is not None and begun and gap is None:
-            _check_claim(root, checkpoint, known, held)
-            return _opening(known, held, checkpoint / CHECKPOINT_FILE)
+        if continued is not None:
+            opening = _opening(known, continued, checkpoint / CHECKPOINT_FILE)
+            return replace(opening, entries=_entries(head))
         snapshot = head.newest.planned.snapshot if head.newest is not None and gap is None else None
-        return _take_over(log, checkpoint, known, head.last_token, gap, snapshot=snapshot or None)
+        return _take_over(log, head, checkpoint, known, gap, snapshot=snapshot or None)
 
 
 def read_identity(root: Path) -> dict[str, Any] | None:
     """The content of ``lake.json``, or ``None`` where ``root`` is not a lake (it may be missing or empty)."""
     path = CommitLog(root).layout.identity
-    value = durable.read_json(path)
+    value = durable.read_sealed(path, _KEYS)
     if value is not None:
         check_format(value, path)
         for key, kind in (("id", str), ("claim", str), ("stream", dict), ("columns", list), ("created", str)):
@@ -213,12 +222,15 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _check_claim(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+def _check_lake(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     if held.get("lake") != known["id"]:
         raise UsageError(
             f"the checkpoint {checkpoint} belongs to another lake than {root}",
             hint="Give the checkpoint of this lake, or a fresh directory: it goes on after the lake's last event",
         )
+
+
+def _check_claim(root: Path, checkpoint: Path, known: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     if held.get("claim") != known["claim"]:
         raise UsageError(
             f"the checkpoint {checkpoint} was superseded: another one has written the lake {root} since",
@@ -249,6 +261,7 @@ def _create(
 ) -> Opening:
     layout = log.layout
     with durable.writing(layout.root):
+        durable.make_private(layout.root)
         for directory in (layout.state, layout.log, layout.staging):
             directory.mkdir(parents=True, exist_ok=True)
     check_file_system(layout.state)
@@ -263,16 +276,16 @@ def _create(
             "columns": [dict(column) for column in columns],
             "partitionBy": list(partitioning.names),
         }
-        opening = _take_over(log, checkpoint, known, None, None)
+        opening = _take_over(log, log.head(), checkpoint, known, None)
         log.create(opening.lake_id, columns, partitioning, opening.claim)
         return opening
 
 
 def _take_over(
     log: CommitLog,
+    head: Head,
     checkpoint: Path,
     known: Mapping[str, Any],
-    after: str | None,
     gap: Gap | None,
     *,
     snapshot: str | None = None,
@@ -281,18 +294,26 @@ def _take_over(
     its old owner and a checkpoint that has not begun, which takes over again."""
     claim = str(uuid.uuid4())
     with durable.writing(checkpoint):
-        checkpoint.mkdir(parents=True, exist_ok=True)
+        durable.make_private(checkpoint)
+    after = head.last_token
+    start = gap.until if gap is not None else None
+    if start is None and after is None and snapshot is None and head.reached is not None:
+        start = head.reached.tick()  # nothing has happened so far, and what has since is not to be missed
     held: dict[str, Any] = {"lake": known["id"], "claim": claim, "after": after}
-    if gap is not None:
-        held["start"] = [gap.until.seconds, gap.until.increment]
+    if start is not None:
+        held["start"] = [start.seconds, start.increment]
     if snapshot is not None:
         held["snapshot"] = snapshot
-    durable.write_json(checkpoint / CHECKPOINT_FILE, held)
+    write_held(checkpoint, held, head)
     durable.step("claim.checkpoint")
-    durable.write_json(log.layout.identity, {**known, "claim": claim})
+    durable.write_sealed(log.layout.identity, {**known, "claim": claim})
     if gap is not None:
         _write_gap(log, claim, known, gap)
-    return Opening(str(known["id"]), claim, after, None if gap is None else gap.until, snapshot)
+    return Opening(str(known["id"]), claim, after, start, snapshot, _entries(head))
+
+
+def _entries(head: Head) -> Mapping[str, EntryMark]:
+    return {} if head.newest is None else head.newest.planned.entries
 
 
 def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:

@@ -3,12 +3,14 @@ the stream that it was planned for. How this is written in the log is in ``delta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tailrace.errors import SinkError
 from tailrace.lake.layout import cluster_time_of, partition_values
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import EntryMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,9 @@ class PlannedRange:
     #: Of a micro-batch that copies what was there: how far the copy is behind it, as JSON text. The range is empty
     #: then: it stands at the copy's time.
     snapshot: str = ""
+    #: Marks of entries at or before ``until``, by the oplog's name: by them a deployment that was restored from an
+    #: older backup is told from the one that was read.
+    entries: Mapping[str, EntryMark] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         return f"a part of the copy at {self.until}" if self.snapshot else f"({self.after}, {self.until}]"
@@ -157,7 +162,8 @@ class Commit:
 
     ``files`` ascend in the stream's order; ``removed`` are those that they replace. ``quarantined`` names the files of
     the micro-batch's ``quarantined_rows`` events that were put aside (``quarantine.py``). ``previous`` is the SHA-256
-    of the commit before it, so that a hole in the log is noticed.
+    of the commit before it, so that a hole in the log is noticed. ``follows`` is how far the lake had been read before
+    the micro-batch, those without events included: its planned range begins there or before. ``None``: not known.
     """
 
     number: int
@@ -168,6 +174,7 @@ class Commit:
     removed: tuple[Removal, ...] = ()
     batch: int | None = None
     planned: PlannedRange | None = None
+    follows: ClusterTime | None = None
     gap: Gap | None = None
     erasure: Erasure | None = None
     newest: BatchMark | None = None
@@ -178,6 +185,13 @@ class Commit:
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    @property
+    def reaches(self) -> ClusterTime | None:
+        """How far the stream was read with this commit: a micro-batch to its end, a gap to where the stream goes on."""
+        if self.gap is not None:
+            return self.gap.until
+        return None if self.planned is None else self.planned.until
 
     @property
     def first_token(self) -> str:

@@ -4,6 +4,11 @@ A file is written in ``_staging``, and moved to its place, under the name that i
 on the device. Nothing refers to it until a commit does. Row groups are bounded so that a reader's memory is; pages
 carry checksums; a file's footer says which tokens it holds (``tailrace.firstToken`` and ``tailrace.lastToken``), and
 Spark's own schema in it lets Spark read VARIANT columns back as such.
+
+Tokens ascend strictly, but for one case: two shards of a cluster that log, say, a collection's drop at one cluster time
+give two events with one token, and the server gives both. Such events are never divided among files, so that files
+still follow each other strictly, and the footer says how many rows repeat the token before them
+(``tailrace.equalTokens``): that many are right, and one more is an event that is there twice.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -32,6 +37,7 @@ WALL_TIME: Final = "wall_time"
 _CLUSTER_TIME: Final = "cluster_time"
 FIRST_TOKEN: Final = b"tailrace.firstToken"
 LAST_TOKEN: Final = b"tailrace.lastToken"
+EQUAL_TOKENS: Final = b"tailrace.equalTokens"
 SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
 #: At most this many files are open at once, and at most this many row groups' worth of rows wait to be written: a lake
@@ -69,6 +75,7 @@ class _OpenFile:
     last_wall_time: datetime | None = None
     bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     rows: int = 0
+    equal_tokens: int = 0
     written: int = 0
     held: list[pa.RecordBatch] = field(default_factory=list)
     held_rows: int = 0
@@ -79,6 +86,9 @@ class PartWriter:
     """Writes ascending Arrow batches to files of the lake at ``root`` and remembers what it wrote. While they are
     written they are named ``_staging/<stem>-<n>.staged``; ``name`` makes a final name of a first token, a count, and
     what the lake is divided by.
+
+    ``one_token`` is how many neighbouring rows may have one token: the number of shards that the rows come from.
+    ``equal_tokens`` counts the rows of all files so far that repeat the token before them.
 
     Raises SinkError where the rows do not ascend by token or have none, LakeFullError where there is no room; its own
     files are gone then.
@@ -93,6 +103,7 @@ class PartWriter:
         metadata: Mapping[bytes, bytes] | None = None,
         partitioning: Partitioning = BY_DAY,
         name: Callable[[str, int, Partitioning, str | None], str] = new_name,
+        one_token: int = 1,
     ) -> None:
         self._root = root
         self._staging = LakeLayout(root).staging
@@ -103,6 +114,9 @@ class PartWriter:
         self._metadata = dict(metadata or {})
         self._open: dict[str | None, _OpenFile] = {}  # by collection; the one that was written last is last
         self._last_token = ""
+        self._one_token = one_token
+        self._run = 0  # how many of the last rows have the last token
+        self.equal_tokens = 0
         self._done: list[StagedFile] = []
         self._count = 0
 
@@ -123,19 +137,26 @@ class PartWriter:
     def _write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        self._check_ascending(batch)
+        repeats = self._check_ascending(batch)
         for period, part in _by_period(batch, hour=self._partitioning.hour):
             if any(file.period != period for file in self._open.values()):
                 self._close_all()
             for collection, rows in self._by_collection(part):
-                self._take(rows, period, collection)
+                self._take(rows, period, collection, repeats=repeats)
         if self._partitioning.collection:
             self._bound()
 
-    def _take(self, rows: pa.RecordBatch, period: str, collection: str | None) -> None:
-        """Rows of one partition."""
+    def _take(self, rows: pa.RecordBatch, period: str, collection: str | None, *, repeats: bool) -> None:
+        """Rows of one partition. A file that is large enough ends where the next token is another one."""
+        file = self._open.get(collection)
+        if file is not None and file.written >= self._limits.file_bytes and _token(rows, 0) != file.last_token:
+            self._close(file)
         file = self._open.pop(collection, None) or self._start(rows, period, collection)
         self._open[collection] = file
+        if repeats:
+            equal = count_equal(rows.column(TOKEN), file.last_token if file.rows or file.held else "")
+            file.equal_tokens += equal
+            self.equal_tokens += equal
         file.held.append(_without_inner_nulls(rows))
         file.held_rows += rows.num_rows
         file.held_bytes += rows.nbytes
@@ -144,8 +165,6 @@ class PartWriter:
         _widen(file.bounds, rows)
         if file.held_rows >= self._limits.row_group_rows or file.held_bytes >= self._limits.row_group_bytes:
             self._flush(file)
-            if file.written >= self._limits.file_bytes:
-                self._close(file)
 
     def _by_collection(self, batch: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
         if not self._partitioning.collection:
@@ -158,14 +177,16 @@ class PartWriter:
             yield value or None, batch if len(found) == 1 else batch.filter(wanted)
 
     def _bound(self) -> None:
-        """Keep open files and waiting rows few."""
+        """Keep open files and waiting rows few. The next event may have the last one's token and belong to its file."""
         while sum(file.held_bytes for file in self._open.values()) > _HELD_MAX * self._limits.row_group_bytes:
             self._flush(max(self._open.values(), key=lambda file: file.held_bytes))
         opened = [file for file in self._open.values() if file.writer is not None]
         for file in opened[:-_OPEN_MAX]:
-            self._close(file)
+            if file.last_token != self._last_token:
+                self._close(file)
 
-    def _check_ascending(self, batch: pa.RecordBatch) -> None:
+    def _check_ascending(self, batch: pa.RecordBatch) -> bool:
+        """Whether a row repeats the token before it."""
         if TOKEN not in batch.schema.names:
             raise SinkError("a lake needs the column 'token': its order and its days come from it")
         tokens = batch.column(TOKEN)
@@ -173,10 +194,17 @@ class PartWriter:
             raise SinkError("an event without a token cannot be put in order")
         before, self._last_token = self._last_token, _token(batch, -1)
         ascending = pc.all(pc.less(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py()
-        if ascending is False or _token(batch, 0) <= before:
-            raise SinkError(
-                "events of a partition are out of order, or one is there twice", hint=f"After token {before}"
-            )
+        if ascending is not False and _token(batch, 0) > before:
+            self._run = 1
+            return False
+        for token in tokens.to_pylist():
+            self._run = self._run + 1 if token == before else 1
+            if token < before or self._run > self._one_token:
+                raise SinkError(
+                    "events of a partition are out of order, or one is there twice", hint=f"After token {before}"
+                )
+            before = token
+        return True
 
     def _start(self, batch: pa.RecordBatch, period: str, collection: str | None) -> _OpenFile:
         number = self._count
@@ -202,9 +230,10 @@ class PartWriter:
         self._flush(file)
         invariant(file.writer is not None, "a file is begun with rows")
         assert file.writer is not None
-        file.writer.add_key_value_metadata(
-            {**self._metadata, FIRST_TOKEN: file.first_token.encode(), LAST_TOKEN: file.last_token.encode()}
-        )
+        says = {**self._metadata, FIRST_TOKEN: file.first_token.encode(), LAST_TOKEN: file.last_token.encode()}
+        if file.equal_tokens:
+            says[EQUAL_TOKENS] = str(file.equal_tokens).encode()
+        file.writer.add_key_value_metadata(says)
         file.writer.close()
         del self._open[file.collection]
         durable.sync_file(file.path)
@@ -257,6 +286,40 @@ def sha256_of(path: Path) -> str:
     """Of a file's bytes, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def opened_checked(root: Path, entry: StagedFile) -> Iterator[pq.ParquetFile]:
+    """A file of the lake, of which new ones are made: its bytes are those that the log knows, its footer's too, which
+    no checksum of a page covers. Raises SinkError where they are not."""
+    path = root / entry.name
+    try:
+        if path.stat().st_size != entry.size or sha256_of(path) != entry.sha256:
+            raise SinkError(
+                f"{path} is damaged: its bytes are not those that were written", hint="Restore it from a copy"
+            )
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except (OSError, pa.ArrowException) as error:
+        raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error
+
+
+def kept_metadata(root: Path, entry: StagedFile) -> dict[bytes, bytes]:
+    """What of a file's footer is true of one that is made of it, too: Spark's own schema. Raises as
+    ``opened_checked``."""
+    with opened_checked(root, entry) as file:
+        found = file.metadata.metadata or {}
+    return {SPARK_SCHEMA: found[SPARK_SCHEMA]} if SPARK_SCHEMA in found else {}
+
+
+def equal_tokens_in(root: Path, entry: StagedFile) -> int:
+    """How many rows of a file repeat the token before them, as its footer says. The footer is not compared with the
+    log here: read the rows by ``opened_checked``. Raises SinkError where there is no footer."""
+    path = root / entry.name
+    try:
+        return footer_equal_tokens(pq.read_metadata(path).metadata)
+    except (OSError, pa.ArrowException) as error:
+        raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy") from error
 
 
 def _widen(bounds: dict[str, tuple[Any, Any]], rows: pa.RecordBatch) -> None:
@@ -356,3 +419,15 @@ def footer_range(metadata: Mapping[bytes, Any] | None) -> tuple[str, str] | None
     if not metadata or FIRST_TOKEN not in metadata or LAST_TOKEN not in metadata:
         return None
     return metadata[FIRST_TOKEN].decode(), metadata[LAST_TOKEN].decode()
+
+
+def footer_equal_tokens(metadata: Mapping[bytes, Any] | None) -> int:
+    """How many of a file's rows repeat the token before them, as its footer says; of a damaged one 0."""
+    text = (metadata or {}).get(EQUAL_TOKENS, b"")
+    return int(text) if text.isdigit() else 0
+
+
+def count_equal(tokens: pa.Array, before: str) -> int:
+    """How many of ``tokens`` are the one before it; ``before`` is that before the first."""
+    inner = pc.sum(pc.equal(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py() or 0
+    return int(inner) + int(tokens[0].as_py() == before)

@@ -9,12 +9,14 @@ first writes a note of what it will move; if a crash comes in between, the next 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,6 +28,10 @@ from tailrace.lake.manifest import Commit, StagedFile
 #: What may be done with an event that cannot be written: end the stream, or put the event aside.
 ON_ERRORS: Final = ("fail", "quarantine")
 
+#: The key of the rows' digest in a file's footer.
+_DIGEST: Final = b"tailrace.sha256"
+_DIGEST_ROWS: Final = 1024
+_RESTORE: Final = "Restore it from a copy, or remove it"
 #: The beginning of the name of a file that waits for its commit.
 _WAITING: Final = "quarantine-"
 #: The note of a merge, beside the lake's other state, and the name of a merged file that waits for the note.
@@ -63,15 +69,16 @@ def schema() -> pa.Schema:
     )
 
 
-def stage(root: Path, events: Sequence[QuarantinedEvent]) -> StagedFile:
-    """Write events to a file, in the order of the stream, that a commit may name. Raises LakeFullError."""
+def stage(root: Path, events: Sequence[QuarantinedEvent], *, one_token: int = 1) -> StagedFile:
+    """Write events to a file, in the order of the stream, that a commit may name. ``one_token`` is how many events may
+    have one token: the number of shards that they come from. Raises LakeFullError."""
     import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
 
     from tailrace.lake.part_writer import sha256_of  # noqa: PLC0415
 
     now = time.time_ns() // 1000
-    ordered = sorted({one.token: one for one in events}.values(), key=lambda one: one.token)
+    equal = groupby(sorted(events, key=_token_of), key=_token_of)
+    ordered = [one for _, same in equal for one in islice(same, one_token)]
     rows = [
         {
             "namespace": one.namespace,
@@ -89,12 +96,64 @@ def stage(root: Path, events: Sequence[QuarantinedEvent]) -> StagedFile:
     path = waiting(LakeLayout(root), name)
     with durable.writing(path):
         try:
-            pq.write_table(pa.Table.from_pylist(rows, schema()), path, compression="zstd", write_page_checksum=True)
-            durable.sync_file(path)
+            write_rows(pa.Table.from_pylist(rows, schema()), path)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
     return StagedFile(name, len(rows), path.stat().st_size, sha256_of(path), first, last)
+
+
+def _token_of(event: QuarantinedEvent) -> str:
+    return event.token
+
+
+class RowsDigest:
+    """The SHA-256 of what a file's rows hold, one table after the other. No log knows the quarantine's files, so each
+    carries its own, in its footer."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def add(self, table: pa.Table) -> RowsDigest:
+        import pyarrow as pa  # noqa: PLC0415
+
+        for batch in table.to_batches(_DIGEST_ROWS):
+            columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
+            for row in zip(*(one.to_pylist() for one in columns), strict=True):
+                self._sha256.update(repr(row).encode("utf-8", "surrogatepass"))
+        return self
+
+    @property
+    def metadata(self) -> dict[bytes, bytes]:
+        """For the file's footer."""
+        return {_DIGEST: self._sha256.hexdigest().encode()}
+
+
+def write_rows(table: pa.Table, path: Path) -> None:
+    """Write a file of rows with their digest, and sync it. Raises OSError and ArrowException."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    table = table.replace_schema_metadata(RowsDigest().add(table).metadata)
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+    durable.sync_file(path)
+
+
+def read_checked(path: Path) -> pa.Table:
+    """The rows of a file. Raises FileNotFoundError, and SinkError where it is damaged or was changed."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            known = (file.metadata.metadata or {}).get(_DIGEST)
+            table: pa.Table = file.read()
+        if known is not None and RowsDigest().add(table).metadata[_DIGEST] != known:
+            raise SinkError(f"{path} is damaged: it was changed after it was written", hint=_RESTORE)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException, UnicodeDecodeError, ValueError, OverflowError) as error:
+        raise SinkError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
+    return table
 
 
 def waiting(layout: LakeLayout, name: str) -> Path:
@@ -141,14 +200,14 @@ class QuarantineMerge:
     def note(self, layout: LakeLayout) -> None:
         """Write the note: from here on the replaced files no longer count."""
         known = {"name": self.name, "staged": self.staged, "replaces": list(self.replaces)}
-        durable.write_json(layout.state / _MERGE, known)
+        durable.write_sealed(layout.state / _MERGE, known)
         durable.step("quarantine.noted")
 
     @classmethod
     def noted(cls, layout: LakeLayout) -> QuarantineMerge | None:
         """The merge that is under way or was interrupted. Every name is checked before it becomes a path."""
         path = layout.state / _MERGE
-        known = durable.read_json(path)
+        known = durable.read_sealed(path, ("name", "staged", "replaces"))
         if known is None:
             return None
         name, staged, replaces = known.get("name"), known.get("staged"), known.get("replaces")
@@ -206,18 +265,15 @@ def rows_in(paths: Sequence[Path]) -> int:
 
 def events_in(paths: Sequence[Path]) -> Iterator[bytes]:
     """The events in these files."""
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     for path in paths:
-        yield from _read(path, lambda found: pq.read_table(found, columns=["event"])).column(0).to_pylist()
+        yield from _read(path, read_checked).column("event").to_pylist()
 
 
 def last_token(paths: Sequence[Path]) -> str | None:
-    """The greatest token in these files."""
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    """The greatest token in these files, which are checked."""
 
     def last_of(path: Path) -> str:
-        return str(pq.read_table(path, columns=["token"]).column(0)[-1].as_py())
+        return str(read_checked(path).column("token")[-1].as_py())
 
     return max((_read(path, last_of) for path in paths), default=None)
 
@@ -249,12 +305,8 @@ class QuarantineRemoval:
 
     def _prepare(self, layout: LakeLayout, path: Path, goes: Callable[[dict[str, Any]], bool]) -> None:
         import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
 
-        try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise SinkError(f"{path} cannot be read: {error}", hint="Restore it from a copy, or remove it") from error
+        table = read_checked(path)
         left = [not goes(row) for row in table.to_pylist()]
         self.searched += len(left)
         if all(left):
@@ -264,8 +316,7 @@ class QuarantineRemoval:
         self._changes.append((path, beside))
         if beside is not None:
             with durable.writing(beside):
-                pq.write_table(table.filter(pa.array(left)), beside, compression="zstd", write_page_checksum=True)
-                durable.sync_file(beside)
+                write_rows(table.filter(pa.array(left)), beside)
 
     def carry_out(self) -> None:
         """Replace each file with what stays of it, one after the other. If this fails, the remaining files are as they

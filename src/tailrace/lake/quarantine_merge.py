@@ -56,7 +56,7 @@ def _groups(files: Sequence[Path], target: int) -> Iterator[list[Path]]:
 
 def _ends(path: Path) -> tuple[str, str]:
     """The first and the last token of a file."""
-    tokens = pq.read_table(path, columns=["token"]).column(0)
+    tokens = quarantine.read_checked(path).column("token")
     return str(tokens[0].as_py()), str(tokens[-1].as_py())
 
 
@@ -87,14 +87,16 @@ def _merge(log: CommitLog, group: Sequence[Path]) -> None:
 
 def _write(group: Sequence[Path], staged: Path) -> None:
     """The rows of ``group``, one file after the other, so that only one is in memory."""
+    digest, rows = quarantine.RowsDigest(), 0
     with durable.writing(staged):
         writer = pq.ParquetWriter(staged, quarantine.schema(), compression="zstd", write_page_checksum=True)
         try:
-            rows = 0
             for path in group:
-                table = pq.read_table(path, page_checksum_verification=True)
-                writer.write_table(table.cast(quarantine.schema()))
+                table = quarantine.read_checked(path).cast(quarantine.schema())
+                digest.add(table)
+                writer.write_table(table)
                 rows += table.num_rows
+            writer.add_key_value_metadata(digest.metadata)
             writer.close()
         except BaseException:
             with suppress(OSError, pa.ArrowException):  # no room for its footer either: the first error is reported

@@ -10,15 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
+from tailrace.lake import checkpoint as log_checkpoint
 from tailrace.lake import quarantine
-from tailrace.lake.commit_log import CommitLog
+from tailrace.lake.checkpoint_file import read_held, require_seen
+from tailrace.lake.commit_log import CommitLog, Head
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import is_in_period, is_lake_file
 from tailrace.lake.manifest import Erasure, FileEntry, Gap
-from tailrace.lake.part_writer import TOKEN, footer_range, sha256_of
+from tailrace.lake.part_writer import TOKEN, count_equal, footer_equal_tokens, footer_range, sha256_of
 
 _PROBLEMS_MAX = 100
+_READ_ROWS = 65_536
 
 
 @dataclass(slots=True)
@@ -53,22 +56,26 @@ class LakeReport:
             self.problems.append(problem)
 
 
-def verify(path: Path | str, *, full: bool = False) -> LakeReport:
+def verify(path: Path | str, *, full: bool = False, checkpoint: Path | None = None) -> LakeReport:
     """Check the lake at ``path``: the log's chain of commits, files against the log, footers and rows against both, the
-    order of every token (so that a doubled event is found too), each file's day. Reads the tokens of every row, their
+    order of every token (so that a doubled event is found too: of equal tokens, which two shards may give, each file's
+    footer has the number), each file's day. Reads the tokens of every row, their
     pages' checksums too. ``full`` reads every byte and compares it with the hash in the log, and the files that
-    ``deltalake`` finds with ours. Changes nothing.
+    ``deltalake`` finds with ours. If the checkpoint of a stream into this lake lies at ``checkpoint``, or beside the
+    lake, the lake is compared with what that has seen of it. Writes nothing: a copy that is read only can be checked.
 
     Raises UsageError where ``path`` is not a lake, SinkError where its log is damaged or has a hole.
     """
     root = Path(path)
-    if read_identity(root) is None:
+    known = read_identity(root)
+    if known is None:
         raise UsageError(f"{root} is not a lake of Tailrace")
     log = CommitLog(root)
     report = LakeReport(full=full)
-    with log.locked() as head:
-        for problem in log.problems():
+    with log.reading() as head:
+        for problem in (*log.problems(), *log_checkpoint.problems(log.layout)):
             report.add(problem)
+        _compare_with_checkpoint(log, head, checkpoint or log.layout.default_checkpoint, str(known["id"]), report)
         state = log.state()
         present = set(log.layout.files_present())
         # Under the lock, since a compaction or an erasure may replace these files.
@@ -101,12 +108,22 @@ def verify(path: Path | str, *, full: bool = False) -> LakeReport:
     return report
 
 
+def _compare_with_checkpoint(log: CommitLog, head: Head, checkpoint: Path, lake_id: str, report: LakeReport) -> None:
+    """A lake that was set back is a sound lake by itself: only its checkpoint knows that there was more."""
+    try:
+        held = read_held(checkpoint)
+        if held is not None and held.get("lake") == lake_id:
+            require_seen(log, head, checkpoint, held)
+    except SinkError as error:
+        report.add(error.message)
+
+
 def _check_quarantine(paths: Sequence[Path], report: LakeReport) -> None:
     try:
         report.quarantined = quarantine.rows_in(paths)
         report.last_token = quarantine.last_token(paths)  # it may be the last one that the log knows of
-    except (OSError, pa.ArrowException) as error:
-        report.add(f"the quarantine cannot be read: {error}")
+    except (OSError, pa.ArrowException, SinkError) as error:
+        report.add(f"the quarantine cannot be read: {error.message if isinstance(error, SinkError) else error}")
 
 
 def _compare_with_delta(root: Path, version: int, names: set[str], report: LakeReport) -> None:
@@ -135,10 +152,15 @@ def _check_file(root: Path, entry: FileEntry, report: LakeReport, lanes: dict[tu
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if footer_range(file.metadata.metadata) != (entry.first_token, entry.last_token):
                 report.add(f"{entry.name}: its footer and the log name different tokens")
-            rows = 0
+            rows = equal = 0
             for tokens in _tokens(file):
+                before = lanes.get(entry.lane, "")
+                lanes[entry.lane] = _check_tokens(entry, tokens, report, before, begins=rows == 0)
+                equal += count_equal(tokens, before if rows else "")
                 rows += len(tokens)
-                lanes[entry.lane] = _check_tokens(entry, tokens, report, lanes.get(entry.lane, ""))
+            if equal != footer_equal_tokens(file.metadata.metadata):
+                says = footer_equal_tokens(file.metadata.metadata)
+                report.add(f"{entry.name}: {equal} of its tokens are there again, and its footer says {says}")
     except (OSError, pa.ArrowException) as error:
         report.add(f"{entry.name} cannot be read: {error}")
         return
@@ -151,17 +173,19 @@ def _check_file(root: Path, entry: FileEntry, report: LakeReport, lanes: dict[tu
 
 
 def _tokens(file: pq.ParquetFile) -> Iterator[pa.Array]:
-    for batch in file.iter_batches(batch_size=65_536, columns=[TOKEN]):
+    for batch in file.iter_batches(batch_size=_READ_ROWS, columns=[TOKEN]):
         if batch.num_rows:
             yield batch.column(0)
 
 
-def _check_tokens(entry: FileEntry, tokens: pa.Array, report: LakeReport, before: str) -> str:
+def _check_tokens(entry: FileEntry, tokens: pa.Array, report: LakeReport, before: str, *, begins: bool) -> str:
+    """``begins``: these are the first of the file. Of two neighbours with one token, which two shards may give, both
+    are in one file."""
     first, last = str(tokens[0]), str(tokens[-1])
-    if first <= before:
+    if first < before or (begins and first == before):
         report.add(f"{entry.name}: token {first} does not follow {before}")
-    if pc.all(pc.less(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py() is False:
-        report.add(f"{entry.name}: its tokens do not ascend, or one is there twice")
+    if pc.all(pc.less_equal(tokens.slice(0, len(tokens) - 1), tokens.slice(1))).as_py() is False:
+        report.add(f"{entry.name}: its tokens do not ascend")
     for token in (first, last):
         if not is_in_period(entry.name, token):
             report.add(f"{entry.name}: token {token} is of another day or hour")
