@@ -11,6 +11,8 @@ from bson.raw_bson import RawBSONDocument
 from deltalake import DeltaTable
 
 from tailrace import raw_bson
+from tailrace.source.connection import Connection, collection_of
+from tailrace.source.listing import is_utf8, list_collections
 from tailrace.tables.names import folder_of, sortable_key
 
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
@@ -32,7 +34,7 @@ def in_collection(collection: Any) -> dict[bytes, bytes]:
 def in_table(root: Path, namespace: str, version: int | None = None) -> dict[bytes, bytes] | None:
     """What a collection's table holds; ``None`` where there is none. A row that is there twice is an error."""
     folder = root / folder_of(namespace)
-    if not folder.exists():
+    if not any((folder / "_delta_log").glob("*.json")):  # a writer makes the directories before the first version
         return None
     rows = DeltaTable(folder.absolute().as_uri(), version=version).to_pyarrow_table(columns=["_key", "_bson"])
     keys, documents = rows.column("_key").to_pylist(), rows.column("_bson").to_pylist()
@@ -42,12 +44,15 @@ def in_table(root: Path, namespace: str, version: int | None = None) -> dict[byt
 
 
 def collections(client: Any, databases: tuple[str, ...]) -> dict[str, dict[bytes, bytes]]:
-    """Every collection of some databases, but views, time series and the server's own."""
+    """Every collection of some databases, but views, time series, the server's own, and those that no driver reads."""
     found = {}
     for database in databases:
-        for one in client[database].list_collections():
-            if one["type"] == "collection" and not one["name"].startswith("system."):
-                found[f"{database}.{one['name']}"] = in_collection(client[database][one["name"]])
+        there = client.get_database(database, codec_options=RAW)
+        for one in list_collections(Connection(client), database, {}):
+            name = one.namespace.partition(".")[2]
+            if one.kind == "collection" and not name.startswith("system.") and is_utf8(name):
+                documents = [bytes(document.raw) for document in collection_of(there, name).find()]
+                found[one.namespace] = {key_of(document): document for document in documents}
     return found
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import bson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
@@ -15,59 +19,20 @@ from deltalake import DeltaTable
 
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables.delta_commit import Batch
+from tailrace.tables import delta_commit
 from tailrace.tables.delta_table import CollectionTable
 from tailrace.tables.rows import make_rows
 from tailrace.tables.schema import TableSchema
 from tailrace.tables.settings import TableRule
 from tailrace.tables.state import StoredDocument
+from tailrace.tables.versions import Keeping
+from tests.tables import features
 from tests.tables.equality import key_of
-
-ODD = (
-    "a b",
-    "a/b",
-    "../x",
-    "%41",
-    "é",
-    "a:b=c",
-    "a#b?c",
-    "日本",
-    "a\\b",
-    "\n",
-    "'\"",
-    "+",
-    "__HIVE_DEFAULT_PARTITION__",
-)
-
-
-def batch(number: int) -> Batch:
-    return Batch(number, ClusterTime.of(100 + number, 0), ClusterTime.of(101 + number, 0), "00" * 16)
+from tests.tables.features import batch
 
 
 def rows(schema: TableSchema, documents: Sequence[dict[str, Any]]) -> Any:
-    encoded = [bson.encode(one) for one in documents]
-    found = make_rows(schema, [StoredDocument(key_of(one), ClusterTime.of(100, 1), one) for one in encoded])
-    assert not found.misfits
-    return found.batch
-
-
-def change(table: CollectionTable, number: int, schema: TableSchema, documents: Sequence[dict[str, Any]]) -> None:
-    made = rows(schema, documents)
-    table.change(batch(number), schema, made.column("_key").to_pylist(), [made])
-
-
-def test_rows_of_odd_partitions_change_after_small_files_were_merged(tmp_path: Path) -> None:
-    # The partition values of the other tests are letters: only what deltalake escapes in a path showed that paths in
-    # Delta's log are escaped once more than the names of the files.
-    schema = TableSchema.declared({"c": "string"})
-    table = CollectionTable(tmp_path / "t", "shop.orders", partition_by=("c",))
-    table.write_whole(batch(0), schema, [rows(schema, [{"_id": n, "c": v} for n, v in enumerate(ODD)])], "whole")
-    change(table, 1, schema, [{"_id": 100 + n, "c": v} for n, v in enumerate(ODD)])
-    assert table.compact()["numFilesRemoved"] == 2 * len(ODD)
-    again = CollectionTable(tmp_path / "t", "shop.orders", partition_by=("c",))
-    change(again, 2, schema, [{"_id": n, "c": "new"} for n in range(len(ODD))])
-    held = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().sort_by("_key").column("c").to_pylist()
-    assert held == ["new"] * len(ODD) + list(ODD)
+    return features.rows(schema, documents).batch
 
 
 @pytest.mark.parametrize(
@@ -77,7 +42,7 @@ def test_rows_of_odd_partitions_change_after_small_files_were_merged(tmp_path: P
         ("binary", [b"\x00", b"\xff"]),
         ("double", [1.5, float("inf")]),
         ("double", [float("nan"), float("-inf")]),
-        ("timestamp", [DatetimeMS(0), DatetimeMS(253402300800000 * 3)]),
+        ("timestamp", [DatetimeMS(0), DatetimeMS(253402300799999)]),
         ("date", [DatetimeMS(-62135596800000), DatetimeMS(253402300799999)]),
         ("string", ["", "é\n\"'"]),
         ("boolean", [False, True]),
@@ -110,11 +75,13 @@ def _above(name: str, value: Any) -> Any:
     return ds.field(name) > value
 
 
-def test_a_date_that_readers_have_no_year_for_does_not_fit() -> None:
-    schema = TableSchema.declared({"c": "date"})
+@pytest.mark.parametrize("type_", ["date", "timestamp"])
+def test_a_date_that_readers_have_no_year_for_does_not_fit_a_declared_column(type_: str) -> None:
+    schema = TableSchema.declared({"c": type_})
     document = bson.encode({"_id": 1, "c": DatetimeMS(253402300800000)})
     found = make_rows(schema, [StoredDocument(key_of(document), ClusterTime.of(1, 1), document)])
-    assert [one.reason for one in found.misfits]
+    assert [one.reason for one in found.misfits] == [f"'c' is date 253402300800000 ms, and its column is {type_}"]
+    assert make_rows(replace(schema, policy="widen"), [found.misfits[0].document]).batch.to_pylist()[0]["c"] is None
 
 
 @pytest.mark.parametrize("type_", ["double", "binary", "timestamp", "decimal(9,2)", "json"])
@@ -140,6 +107,49 @@ def test_a_table_is_written_anew_under_another_declaration(tmp_path: Path) -> No
     other.write_whole(batch(1), after, [rows(after, [{"_id": 1, "c": "one", "d": 5}])], "whole")
     assert not other.redeclared
     found = DeltaTable(str(tmp_path / "t"))
-    assert found.metadata().partition_columns == ["c"]
+    assert found.metadata().configuration["tailrace.partitionBy"] == '["c"]'
     assert found.to_pyarrow_table(columns=["c", "d"]).to_pylist() == [{"c": "one", "d": 5}]
     assert DeltaTable(str(tmp_path / "t"), version=0).to_pyarrow_table(columns=["c"]).to_pylist() == [{"c": 1}]
+
+
+def test_a_table_with_partitions_of_delta_is_read_until_it_is_rewritten(tmp_path: Path) -> None:
+    """As earlier versions wrote it: files lie flat, and the values of the column are in the log alone."""
+    root = tmp_path / "t"
+    schema = TableSchema.declared({"c": "string"})
+    values = ["a", "x" * 300, None]
+    fields = delta_commit.delta_fields(schema.columns)
+    metadata = delta_commit.metadata_action("an-id", fields, {"tailrace.declared": schema.declaration})
+    metadata["metaData"]["partitionColumns"] = ["c"]
+    stated = dict(zip((delta_commit.TIME, delta_commit.AFTER, delta_commit.BATCH), ("9,0", "9,0", "0"), strict=True))
+    stated |= {delta_commit.KIND: "create", delta_commit.UUID: ""}
+    lines: list[Any] = [
+        {"commitInfo": {"timestamp": 1, **stated}},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        metadata,
+        {"txn": {"appId": "tailrace/shop.orders", "version": 0, "lastUpdated": 1}},
+    ]
+    (root / "_delta_log").mkdir(parents=True)
+    for number, value in enumerate(values):
+        made = pa.Table.from_batches([rows(schema, [{"_id": number, "c": value}])])
+        pq.write_table(made.drop_columns(["c"]), root / f"{number}.parquet")
+        size = (root / f"{number}.parquet").stat().st_size
+        action = {"path": f"{number}.parquet", "partitionValues": {"c": value}, "size": size, "dataChange": True}
+        lines.append({"add": {**action, "modificationTime": 1, "stats": '{"numRecords": 1}'}})
+    delta_commit.path_of(root, 0).write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+    def held() -> list[str | None]:
+        found: list[str | None] = DeltaTable(str(root)).to_pyarrow_table().sort_by("_key").column("c").to_pylist()
+        return found
+
+    by_hand = CollectionTable(root, "shop.orders")
+    assert (held(), by_hand.lacks()) == (values, None)
+    assert by_hand.compact()["numFilesRemoved"] == 0
+    assert by_hand.expire(Keeping(0)) == []
+    table = CollectionTable(root, "shop.orders", declared=schema.declaration, partition_by=("c",))
+    assert table.redeclared
+    table.write_whole(batch(1), schema, [rows(schema, [{"_id": n, "c": v} for n, v in enumerate(values)])], "whole")
+    assert not table.redeclared
+    assert held() == values
+    assert DeltaTable(str(root), version=0).to_pyarrow_table().num_rows == 3
+    assert len(table.expire(Keeping(0))) == 3
+    assert held() == values

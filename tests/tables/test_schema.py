@@ -116,7 +116,11 @@ def test_a_decimal_with_more_places_than_its_column_does_not_fit() -> None:
 
 def test_dates_out_of_range_and_bytes_that_are_no_text() -> None:
     far = raw_bson.encode_document(b"\x10_id\0\1\0\0\0", b"\x09d\0" + (2**62).to_bytes(8, "little"))
-    assert types(rows(TableSchema(), far)) == {"_id": "long", "d": "json"}
+    found = rows(TableSchema(), far)
+    assert types(found) == {"_id": "long", "d": "timestamp"}
+    assert found.batch.to_pylist()[0]["d"] is None
+    assert found.batch.to_pylist()[0]["_bson"] == far
+    assert found.batch.to_pylist()[0]["_json"] == '{"_id": 1, "d": {"$date": {"$numberLong": "4611686018427387904"}}}'
     odd = raw_bson.encode_document(b"\x10_id\0\1\0\0\0", b"\x02s\0\x03\0\0\0\xff\0\0")
     row = rows(TableSchema(), odd).batch.to_pylist()[0]
     assert row["s"] == "\ufffd\0"

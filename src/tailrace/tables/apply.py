@@ -62,7 +62,7 @@ class DocumentWork:
         return StateMismatchError(
             f"{self.collection.namespace}: the change at {ClusterTime(time & _TIME)} of the document with the key "
             f"{self.key.hex()[:80]} does not fit what the tables' state holds: {error.message}",
-            hint="Remove the directory of the tables; the next run copies the collections again",
+            hint="After `tailrace tables resync` the next run copies the collection again",
         )
 
 

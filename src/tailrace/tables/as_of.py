@@ -2,7 +2,8 @@
 
 A version of the table equals the collection at the time that its commit states, and at every time from there up to the
 start of the next micro-batch that changed it. Between the start and the end of a micro-batch no version is exact. For a
-time in between, the oplog's entries up to it, from an archive or the deployment, are applied to the version before.
+time in between, the oplog's entries up to it, from an archive or the deployment, are applied to the version before. If
+another collection has got the name in between, its documents are those of the table that it had before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,20 +22,22 @@ from deltalake.exceptions import DeltaError
 
 from tailrace.archive.layout import existing
 from tailrace.archive.source import ArchiveSource
-from tailrace.errors import SinkError, UsageError
+from tailrace.errors import OtherHistoryError, SinkError, UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.selection import Selection
+from tailrace.oplog.witness import EntryMark, Witness
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
-from tailrace.tables import delta_commit
-from tailrace.tables.delta_commit import Stated, columns_of, stated
-from tailrace.tables.fold import Fold, StateMismatchError
+from tailrace.tables import delta_commit, versions
+from tailrace.tables.delta_commit import Stated, columns_of
+from tailrace.tables.fold import Fold, FoldOfOne, StateMismatchError
+from tailrace.tables.holding import STATE
 from tailrace.tables.names import BSON, CHANGED, KEY, folder_of
 from tailrace.tables.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
 from tailrace.tables.rows import chunks, make_rows
 from tailrace.tables.schema import TableSchema
-from tailrace.tables.state import StoredDocument, TabledCollection, TableState
-from tailrace.tables.writer import STATE
+from tailrace.tables.standing import is_known
+from tailrace.tables.state import UNKNOWN, StoredDocument, TabledCollection, TableMark, TableState
 
 _NUMBER: Final = 1
 _LAST_INCREMENT: Final = 2**32 - 1
@@ -87,8 +90,14 @@ def as_of(
     folder = root / folder_of(namespace)
     if not (folder / "_delta_log").is_dir():
         raise UsageError(f"{namespace} has no table in {root}")
-    found, following = _around(folder, time)
-    reached = _reached(root, namespace)
+    known = _known(root, namespace)
+    found, following = versions.around(folder, time)
+    reached = known.reached
+    if known.mark is not None and not is_known(folder, known.mark):
+        raise SinkError(
+            f"the table of {namespace} is not as its state knows it: its folder was set back, or its log is damaged",
+            hint="`tailrace tables write` writes it anew",
+        )
     if found is None:
         raise UsageError(
             f"the table of {namespace} knows nothing of {delta_commit.time_text(time)}: {_first(folder)}",
@@ -104,40 +113,36 @@ def as_of(
     table = _load(folder, found)
     if following is None or time <= following.after:
         return AsOf(time, found.version, 0, _rows(table, found))
-    members, close = _members(archive, uri, namespace, time, following)
+    members, close = _members(archive, uri, namespace, time, around=(found, following), witness=known.witness)
     try:
-        return _replayed(table, namespace, (found, following), time, members)
+        return _Replay(root, namespace, table, around=(found, following), time=time, members=members).answer()
     finally:
         close()
 
 
-def _around(folder: Path, time: ClusterTime) -> tuple[Stated | None, Stated | None]:
-    """The newest of our versions at or before ``time``, and the first one after it."""
-    following = None
-    for one in stated(folder):
-        if one.time <= time:
-            return one, following
-        following = one
-    return None, following
-
-
 def _first(folder: Path) -> str:
-    oldest = None
-    for one in stated(folder):
-        oldest = one
+    oldest = versions.oldest_whole(folder)
     return "it has no versions" if oldest is None else f"its oldest version is of {delta_commit.time_text(oldest.time)}"
 
 
-def _reached(root: Path, namespace: str) -> ClusterTime | None:
-    """The time up to which the table is followed; ``None`` if it is not."""
+class _Known(NamedTuple):
+    """What the state says of a table: up to which time it is followed (``None`` if it is not), its mark, and whose
+    oplogs led there."""
+
+    reached: ClusterTime | None
+    mark: TableMark | None
+    witness: Witness | None
+
+
+def _known(root: Path, namespace: str) -> _Known:
     state = TableState(root / STATE / "state", readonly=True)
     try:
-        position = state.position()
-        if position is None or namespace not in state.marks():
-            return None
-        return position.stated
+        position, mark = state.position(), state.marks().get(namespace)
     finally:
         state.close()
+    if position is None or mark is None or mark.collection == UNKNOWN:
+        return _Known(None, None, None if position is None else position.witness)
+    return _Known(position.stated, mark, position.witness)
 
 
 def _load(folder: Path, wanted: Stated) -> DeltaTable:
@@ -160,13 +165,23 @@ def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
 
 
 def _members(
-    archive: Path | None, uri: Any, namespace: str, time: ClusterTime, following: Stated
+    archive: Path | None,
+    uri: Any,
+    namespace: str,
+    time: ClusterTime,
+    *,
+    around: tuple[Stated, Stated],
+    witness: Witness | None,
 ) -> tuple[Sequence[OplogMember], Any]:
+    following = around[1]
     if archive is not None:
         description = existing(archive)
         names = [description.name] if description.name else list(description.shards)
-        sources = [(name, ArchiveSource(archive, name)) for name in names if name]
-        members = [OplogMember(name, source, description.server_version) for name, source in sources]
+        sources = {name: ArchiveSource(archive, name) for name in names if name}
+        for one in (witness, *(each.witness for each in around)):
+            if one is not None:
+                _check_archive(archive, sources, one)
+        members = [OplogMember(name, source, description.server_version) for name, source in sources.items()]
         return members, lambda: None
     if uri is None:
         raise UsageError(
@@ -176,7 +191,41 @@ def _members(
         )
     client = open_client(uri)
     cluster = Cluster.discover(client, uri, {})
-    return Oplogs(client, cluster, {}).live, client.close
+    what = f"the versions of the table of {namespace}"
+    try:
+        return Oplogs(client, cluster, {}, witness=witness, what=what).live, client.close
+    except BaseException:
+        client.close()
+        raise
+
+
+def _check_archive(archive: Path, sources: Mapping[str, ArchiveSource], witness: Witness) -> None:
+    """Raises OtherHistoryError if the archive is of another deployment, or of another history, than the table. An entry
+    that the archive does not reach cannot be compared."""
+    for name, mark in witness.entries.items():
+        source = sources.get(name)
+        if source is None or not source.start < mark.time <= source.newest():
+            continue
+        [entry] = source.entries([mark.time])
+        if entry is None or EntryMark.of(mark.time, entry) != mark:
+            raise OtherHistoryError(
+                f"the archive {archive} is of another history than the tables: at {mark.time} its oplog {name} has "
+                + ("no entry" if entry is None else "another entry"),
+                hint="Give the archive of the deployment that the tables were read from",
+            )
+    known = witness.identity.replica_sets
+    if len(known) == 1 and not witness.identity.cluster and not known.keys() & sources.keys():
+        raise OtherHistoryError(
+            f"the archive {archive} is that of {', '.join(sources)}, and the tables were read from {', '.join(known)}",
+            hint="Give the archive of the deployment that the tables were read from",
+        )
+    archived = existing(archive).identity
+    difference = None if archived is None else witness.identity.difference(archived)
+    if difference is not None:
+        raise OtherHistoryError(
+            f"the archive {archive} is of another deployment than the tables: {difference}",
+            hint="Give the archive of the deployment that the tables were read from",
+        )
 
 
 class _Overlay:
@@ -202,48 +251,103 @@ class _Overlay:
     def forget(self, collection: TabledCollection) -> None:
         """Nothing to do: the caller leaves out the rows of other collections."""
 
+    def documents(self, number: int | None) -> list[StoredDocument]:
+        """What was changed of a collection, and not deleted."""
+        changed = {} if number is None else self.changed.get(number, {})
+        return [one for one in changed.values() if one is not None]
 
-def _replayed(
-    table: DeltaTable, namespace: str, around: tuple[Stated, Stated], time: ClusterTime, members: Sequence[OplogMember]
-) -> AsOf:
+
+class _Replay:
     """The version before ``time``, with the changes of the following micro-batch up to ``time``."""
-    found, following = around
-    uuid = bytes.fromhex(found.collection) if found.collection else None
-    collections = {} if uuid is None else {uuid: TabledCollection(uuid.hex(), _NUMBER, namespace)}
-    fold = Fold(Selection((namespace,)), collections)
-    numbers = iter(range(_NUMBER + 1, 1 << 30))
-    after = following.after
-    while after < time:
-        window = read_window(members, after, time, WINDOW_BYTES)
-        if window.until <= after:
-            break
-        fold.read(window, lambda: next(numbers))
-        after = window.until
-    if fold.unknown:
-        raise UsageError(
-            f"another collection was renamed to {namespace} just before {delta_commit.time_text(time)}: what it held "
-            "is not in the oplog",
-            hint=f"Ask for {delta_commit.time_text(following.time)} or later",
+
+    def __init__(
+        self,
+        root: Path,
+        namespace: str,
+        table: DeltaTable,
+        *,
+        around: tuple[Stated, Stated],
+        time: ClusterTime,
+        members: Sequence[OplogMember],
+    ) -> None:
+        self._root = root
+        self._namespace = namespace
+        self._table = table
+        self._found, self._following = around
+        self._time = time
+        self._members = members
+        self._schema = TableSchema(tuple(columns_of(_fields(table))), inferred=True, policy="widen")
+
+    def answer(self) -> AsOf:
+        """What the collection held."""
+        found = self._found
+        uuid = bytes.fromhex(found.collection) if found.collection else None
+        collections = {} if uuid is None else {uuid: TabledCollection(uuid.hex(), _NUMBER, self._namespace)}
+        fold = Fold(Selection((self._namespace,)), collections)
+        self._read(fold, self._following.after)
+        if fold.unknown:
+            return self._renamed(next(reversed(fold.unknown)))
+        base = _rows(self._table, found)
+        touched, overlay, changes = self._applied(fold, base, found)
+        number = next(
+            (one.number for one in fold.collections.values() if one.namespace == self._namespace and not one.pending),
+            None,
         )
-    base = _rows(table, found)
-    keys = pa.array(sorted(fold.keys()), pa.binary())
-    touched = pc.is_in(base.column(KEY), value_set=keys)
-    known = base.filter(touched)
-    overlay = _Overlay(dict(zip(known.column(KEY).to_pylist(), known.column(BSON).to_pylist(), strict=True)))
-    try:
-        folded = fold.apply(overlay)
-    except StateMismatchError as error:
-        raise SinkError(
-            f"version {found.version} of the table does not hold what was changed before "
-            f"{delta_commit.time_text(time)}: {error.message}",
-            hint="A document that was in quarantine is not in the versions of its table. Ask for "
-            f"{delta_commit.time_text(found.time)}, or {delta_commit.time_text(following.time)} or later",
-        ) from error
-    number = next((one.number for one in fold.collections.values() if one.namespace == namespace), None)
-    kept = base.filter(pc.invert(touched)) if number == _NUMBER else base.slice(0, 0)
-    changed = [one for one in overlay.changed.get(number, {}).values() if one is not None] if number is not None else []
-    schema = TableSchema(tuple(columns_of(_fields(table))), inferred=True, policy="widen")
-    return AsOf(time, found.version, folded.changes, _together(kept, changed, schema))
+        kept = base.filter(pc.invert(touched)) if number == _NUMBER else base.slice(0, 0)
+        changed = overlay.documents(number)
+        return AsOf(self._time, found.version, changes, _together(kept, changed, self._schema))
+
+    def _read(self, fold: Fold, after: ClusterTime) -> None:
+        numbers = iter(range(_NUMBER + 1, 1 << 30))
+        while after < self._time:
+            window = read_window(self._members, after, self._time, WINDOW_BYTES)
+            if window.until <= after:
+                break
+            fold.read(window, lambda: next(numbers))
+            after = window.until
+
+    def _applied(self, fold: Fold, base: pa.Table, found: Stated) -> tuple[Any, _Overlay, int]:
+        """Which rows of ``base`` were touched, the documents that were changed, and how many changes there were."""
+        touched = pc.is_in(base.column(KEY), value_set=pa.array(sorted(fold.keys()), pa.binary()))
+        known = base.filter(touched)
+        overlay = _Overlay(dict(zip(known.column(KEY).to_pylist(), known.column(BSON).to_pylist(), strict=True)))
+        try:
+            folded = fold.apply(overlay)
+        except StateMismatchError as error:
+            raise SinkError(
+                f"version {found.version} of the table does not hold what was changed before "
+                f"{delta_commit.time_text(self._time)}: {error.message}",
+                hint="A document that was in quarantine is not in the versions of its table. Ask for "
+                f"{delta_commit.time_text(found.time)}, or {delta_commit.time_text(self._following.time)} or later",
+            ) from error
+        return touched, overlay, folded.changes
+
+    def _renamed(self, uuid: bytes) -> AsOf:
+        """The answer if the collection got its name after the version before: from the table that it had then, or from
+        the oplog alone, if that shows how the collection was created."""
+        for folder in sorted(one for one in self._root.iterdir() if (one / "_delta_log").is_dir()):
+            found, following = versions.around(folder, self._time)
+            if found is None or found.collection != uuid.hex():
+                continue
+            fold = FoldOfOne(uuid, {uuid: TabledCollection(uuid.hex(), _NUMBER, self._namespace)})
+            self._read(fold, max(found.time, (following or self._following).after))
+            base = _rows(_load(folder, found), found)
+            touched, overlay, changes = self._applied(fold, base, found)
+            return self._of(found, changes, [*_stored(base.filter(pc.invert(touched))), *overlay.documents(_NUMBER)])
+        fold = FoldOfOne(uuid, {})
+        self._read(fold, self._following.after)
+        if uuid not in fold.collections:
+            raise UsageError(
+                f"another collection was renamed to {self._namespace} just before "
+                f"{delta_commit.time_text(self._time)}: what it held is not in the oplog",
+                hint=f"Ask for {delta_commit.time_text(self._following.time)} or later",
+            )
+        _, overlay, changes = self._applied(fold, _rows(self._table, self._found).slice(0, 0), self._found)
+        return self._of(self._found, changes, overlay.documents(fold.collections[uuid].number))
+
+    def _of(self, found: Stated, changes: int, documents: Sequence[StoredDocument]) -> AsOf:
+        none = _rows(self._table, self._found).slice(0, 0)
+        return AsOf(self._time, found.version, changes, _together(none, documents, self._schema))
 
 
 def _together(kept: pa.Table, changed: Sequence[StoredDocument], schema: TableSchema) -> pa.Table:

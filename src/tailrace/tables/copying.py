@@ -4,6 +4,7 @@ that was interrupted at any moment goes on where it stopped."""
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ from tailrace.tables.state import CopyBegun, CopyingCollection, TabledCollection
 #: Progress is noted after so many bytes or seconds, since the user's own limit may make a copy slow.
 _NOTED_BYTES: Final = 32 << 20
 _NOTED_S: Final = 5.0
+#: The copy's witness is taken anew this often at most.
+_MARK_S: Final = 1.0
 
 _log = logging.getLogger("tailrace.tables")
 
@@ -44,6 +47,7 @@ class TablesCopy:
         self._per_second = per_second
         self._stopped = stopped
         self.copied = 0
+        self._marked = -math.inf
 
     def now(self) -> ClusterTime:
         """A cluster time that is no earlier than any write made before this call."""
@@ -62,7 +66,8 @@ class TablesCopy:
             )
         with self._state.writing() as state:
             state.clear_all()
-            begun = CopyBegun(self.now(), self._oplogs.members)
+            witness = self._oplogs.witness()
+            begun = CopyBegun(self.now(), self._oplogs.members, witness)
             state.set_copy_begun(begun)
         return begun.start
 
@@ -70,12 +75,16 @@ class TablesCopy:
         oldest = [member.source.oldest() for member in self._oplogs.live]
         return begun.members == self._oplogs.members and all(reaches_back(begun.start, *one) for one in oldest)
 
+    def listed(self, selection: Selection) -> dict[str, str]:
+        """The selected collections that are there now: their namespaces by UUID (hex)."""
+        places = places_of(self._oplogs.deployment, RETRY_SECONDS)
+        found = [one for scope in selection.scopes for one in places.collections(scope, selection)]
+        return {one.uuid.hex(): one.namespace for one in found if selection.has(one.namespace)}
+
     def selected(self, selection: Selection) -> list[TabledCollection]:
         """Copy the selected collections that the state does not have. The caller notes that it has them."""
-        places = places_of(self._oplogs.deployment, RETRY_SECONDS)
         known = {one.uuid for one in self._state.collections()}
-        found = [one for scope in selection.scopes for one in places.collections(scope)]
-        wanted = {one.uuid.hex(): one.namespace for one in found if selection.has(one.namespace)}
+        wanted = self.listed(selection)
         begun = self._state.copying()
         for uuid in begun.keys() - wanted.keys():
             self._forget(begun[uuid])
@@ -123,11 +132,21 @@ class TablesCopy:
             if self._stopped.is_set():
                 raise SinkError("the copy was stopped before its end", hint="The next run goes on with it")
         self._keep(replace(collection, done=True), waiting)
+        return self.exists(namespace, uuid)
+
+    def exists(self, namespace: str, uuid: bytes) -> bool:
+        """Whether a collection is there now, under whatever name."""
         database = namespace.partition(".")[0]
         return places_of(self._oplogs.deployment, RETRY_SECONDS).placement(uuid, database) is not None
 
     def _keep(self, collection: CopyingCollection, documents: list[tuple[bytes, bytes]]) -> None:
+        begun = self._state.copy_begun()
+        if begun is not None and time.monotonic() - self._marked >= _MARK_S:
+            # The entry of the copy's beginning says nothing of what is read later.
+            begun, self._marked = replace(begun, witness=self._oplogs.witness()), time.monotonic()
         with self._state.writing() as state:
+            if begun is not None:
+                state.set_copy_begun(begun)
             for key, document in documents:
                 state.put(collection.number, key, ZERO, document)
             state.set_copying(collection)

@@ -7,17 +7,21 @@ in ``commitInfo`` are strings, which ``DeltaTable.history()`` shows:
 ``tailrace.after``        the version before equals the collection at every time from its own up to this one
 ``tailrace.token``        a stream that is resumed after this token continues at the table's cluster time
 ``tailrace.batch``        the micro-batch; also the version of the application transaction
+``tailrace.state``        the name of the state that the rows come from
+``tailrace.witness``      whose oplogs led there, with an entry of each (``tailrace.oplog.witness``), as JSON
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 import bson
 
@@ -25,13 +29,15 @@ from tailrace import durable
 from tailrace.errors import SinkError
 from tailrace.event.resume_token import encode_high_water_mark
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import Witness
 from tailrace.tables.schema import Column
 from tailrace.version import version
 
-TIME, AFTER, TOKEN, BATCH, KIND, UUID = (
-    f"tailrace.{name}" for name in ("clusterTime", "after", "token", "batch", "kind", "collection")
+TIME, AFTER, TOKEN, BATCH, KIND, UUID, STATE, WITNESS = (
+    f"tailrace.{name}" for name in ("clusterTime", "after", "token", "batch", "kind", "collection", "state", "witness")
 )
-PATH, TYPE = "tailrace.path", "tailrace.type"
+PATH, TYPE, WAS = "tailrace.path", "tailrace.type", "tailrace.was"
+_ENGINE: Final = f"tailrace/{version()}"
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 _TYPES: Final = {
     "string": "string",
@@ -47,7 +53,8 @@ _TIME_TYPE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What one of our commits states. ``kind``: create, changes, whole, drop."""
+    """What one of our commits states. ``kind``: create, changes, whole, drop. ``state`` and ``witness`` are missing in
+    commits of the first format."""
 
     version: int
     time: ClusterTime
@@ -55,27 +62,45 @@ class Stated:
     batch: int
     kind: str
     collection: str
+    state: str = ""
+    witness: Witness | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A data file on the device: path relative to the table, partition values, and size in bytes."""
+    """A data file on the device: path relative to the table, and size in bytes."""
 
     path: str
-    partition: Mapping[str, str | None]
     size: int
     rows: int
     stats: Mapping[str, Any]
 
 
+class TableFile(NamedTuple):
+    """A data file of a version: path as the log has it, which is escaped like a URI; partition values, of a table that
+    Delta divides; and size in bytes."""
+
+    path: str
+    partition: Mapping[str, str | None]
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The path in the file system, relative to the table."""
+        return unquote(self.path)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch, for one table: its number, and the cluster times it takes the table from and to."""
+    """A micro-batch, for one table: its number, the cluster times it takes the table from and to, the state's name, and
+    whose oplogs led there."""
 
     number: int
     after: ClusterTime
     until: ClusterTime
     collection: str | None
+    state: str = ""
+    witness: Witness | None = None
 
 
 @dataclass
@@ -84,7 +109,7 @@ class Actions:
 
     kind: str
     added: list[NewFile] = field(default_factory=list)
-    removed: list[tuple[str, Mapping[str, str | None]]] = field(default_factory=list)
+    removed: list[TableFile] = field(default_factory=list)
     metadata: Mapping[str, Any] | None = None
 
 
@@ -122,6 +147,7 @@ def delta_fields(columns: Sequence[Column]) -> list[dict[str, Any]]:
             _TYPES.get(column.type, column.type),
             nullable=True,
             **{PATH: json.dumps(column.path), TYPE: column.type},
+            **({WAS: column.was} if column.was else {}),
         )
         for column in columns
     ]
@@ -131,14 +157,16 @@ def delta_fields(columns: Sequence[Column]) -> list[dict[str, Any]]:
 def columns_of(fields: Sequence[Mapping[str, Any]]) -> list[Column]:
     """The typed columns, from the fields of a table's schema."""
     return [
-        Column(one["name"], tuple(json.loads(one["metadata"][PATH])), one["metadata"][TYPE])
+        Column(
+            one["name"], tuple(json.loads(one["metadata"][PATH])), one["metadata"][TYPE], one["metadata"].get(WAS, "")
+        )
         for one in fields
         if PATH in one.get("metadata", {})
     ]
 
 
 def metadata_action(
-    table_id: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str], configuration: Mapping[str, str]
+    table_id: str, fields: Sequence[Mapping[str, Any]], configuration: Mapping[str, str]
 ) -> dict[str, Any]:
     """Delta's ``metaData``."""
     return {
@@ -146,30 +174,56 @@ def metadata_action(
             "id": table_id,
             "format": {"provider": "parquet", "options": {}},
             "schemaString": json.dumps({"type": "struct", "fields": list(fields)}),
-            "partitionColumns": list(partition_by),
+            "partitionColumns": [],
             "configuration": dict(configuration),
             "createdTime": _now(),
         }
     }
 
 
-def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions) -> None:
-    """Publish ``actions`` as version ``number`` of the table at ``root``. Raises SinkError if that version exists."""
+def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions) -> str:
+    """Publish ``actions`` as version ``number`` of the table at ``root``. Returns the digest of the version's file.
+    Raises SinkError if that version exists."""
     lines = [_commit_info(batch, actions)]
     if number == 0:
         lines.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
     if actions.metadata is not None:
         lines.append(dict(actions.metadata))
     lines.append({"txn": {"appId": app, "version": batch.number, "lastUpdated": _now()}})
-    lines += [_remove(path, partition) for path, partition in actions.removed]
-    lines += [_add(file) for file in actions.added]
-    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    log = root / "_delta_log"
+    found = _publish(root, number, [*lines, *_moved(actions.added, actions.removed, changes=True)])
+    durable.step("table.commit")
+    return found
+
+
+def publish_compaction(root: Path, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
+    """Publish that the rows of some files are in others now. Raises SinkError if that version exists."""
+    info = {"timestamp": _now(), "operation": "OPTIMIZE", "operationParameters": {}, "engineInfo": _ENGINE}
+    _publish(root, number, [{"commitInfo": info}, *_moved(added, removed, changes=False)])
+    durable.step("table.compacted")
+
+
+def _moved(added: Sequence[NewFile], removed: Sequence[TableFile], *, changes: bool) -> list[dict[str, Any]]:
+    return [_remove(file, changes=changes) for file in removed] + [_add(file, changes=changes) for file in added]
+
+
+def _publish(root: Path, number: int, lines: Sequence[Mapping[str, Any]]) -> str:
+    # Not as escapes: deltalake reads some of those above U+FFFF wrong, and the bounds with them (1.6.6).
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     try:
-        durable.publish(log / f"{number:020d}.json", content, log)
+        durable.publish(path_of(root, number), content, root / "_delta_log")
     except FileExistsError:
         raise changed_by_others(root, number) from None
-    durable.step("table.commit")
+    return digest(content)
+
+
+def digest(content: bytes) -> str:
+    """What a version's file is known by: the first 32 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def path_of(root: Path, number: int) -> Path:
+    """The file of a version."""
+    return root / "_delta_log" / f"{number:020d}.json"
 
 
 def changed_by_others(root: Path, number: int) -> SinkError:
@@ -182,10 +236,10 @@ def changed_by_others(root: Path, number: int) -> SinkError:
 
 def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
     """The actions of a version. Raises FileNotFoundError if its file no longer exists."""
-    path = root / "_delta_log" / f"{number:020d}.json"
+    path = path_of(root, number)
     content = path.read_text(encoding="utf-8")
     try:
-        found = [json.loads(line) for line in content.splitlines() if line]
+        found = [json.loads(line) for line in content.split("\n") if line]
     except ValueError as error:
         raise SinkError(f"{path} is damaged: {error}") from error
     return [one for one in found if isinstance(one, dict)]
@@ -215,8 +269,10 @@ def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | Non
     if TIME not in info:
         return None
     try:
+        times = time_of(info[TIME]), time_of(info[AFTER])
+        witness = Witness.from_document(json.loads(info[WITNESS])) if WITNESS in info else None
         return Stated(
-            number, time_of(info[TIME]), time_of(info[AFTER]), int(info[BATCH]), str(info[KIND]), str(info[UUID])
+            number, *times, int(info[BATCH]), str(info[KIND]), str(info[UUID]), str(info.get(STATE, "")), witness
         )
     except (KeyError, ValueError) as error:
         raise SinkError(f"version {number} of a table is damaged: {error}") from error
@@ -235,38 +291,41 @@ def _commit_info(batch: Batch, actions: Actions) -> dict[str, Any]:
             "operation": "WRITE" if actions.kind != "create" else "CREATE TABLE",
             "operationParameters": {"mode": "Overwrite" if actions.kind in ("whole", "drop") else "Append"},
             "isBlindAppend": False,
-            "engineInfo": f"tailrace/{version()}",
+            "engineInfo": _ENGINE,
             TIME: time_text(batch.until),
             AFTER: time_text(batch.after),
             TOKEN: token_of(ClusterTime(batch.until + 1)),
             BATCH: str(batch.number),
             KIND: actions.kind,
             UUID: batch.collection or "",
+            **({STATE: batch.state} if batch.state else {}),
+            **({WITNESS: json.dumps(batch.witness.to_document())} if batch.witness is not None else {}),
         }
     }
 
 
-def _add(file: NewFile) -> dict[str, Any]:
+def _add(file: NewFile, *, changes: bool) -> dict[str, Any]:
     return {
         "add": {
-            "path": file.path,
-            "partitionValues": dict(file.partition),
+            "path": quote(file.path),
+            "partitionValues": {},
             "size": file.size,
             "modificationTime": _now(),
-            "dataChange": True,
-            "stats": json.dumps({"numRecords": file.rows, **file.stats}),
+            "dataChange": changes,
+            "stats": json.dumps({"numRecords": file.rows, **file.stats}, ensure_ascii=False),
         }
     }
 
 
-def _remove(path: str, partition: Mapping[str, str | None]) -> dict[str, Any]:
+def _remove(file: TableFile, *, changes: bool) -> dict[str, Any]:
     return {
         "remove": {
-            "path": path,
+            "path": file.path,
             "deletionTimestamp": _now(),
-            "dataChange": True,
+            "dataChange": changes,
             "extendedFileMetadata": True,
-            "partitionValues": dict(partition),
+            "partitionValues": dict(file.partition),
+            "size": file.size,
         }
     }
 

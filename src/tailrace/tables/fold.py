@@ -3,11 +3,16 @@
 Changes of one document are applied one after the other; what comes before an insert, a delete or a replacement does not
 matter. Names are assigned to the collections' UUIDs, so the order in which the shards of a cluster report a drop or a
 rename makes no difference.
+
+Entries of a migration (``fromMigrate``) copy documents that other entries have given already, with one exception: when
+a database gets another primary shard, that shard makes its unsharded collections anew, with other UUIDs, and fills them
+by migration entries alone. The donor then drops its own. So a collection is filled by such entries of the shard that
+created it first, until another shard creates it too: then it is sharded, and its chunks move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -17,12 +22,13 @@ from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, first_elements
 from tailrace.oplog.selection import Selection
+from tailrace.source.listing import is_utf8
 from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, Change, DocumentWork, StateMismatchError, apply_all
 from tailrace.tables.names import sortable_key
 from tailrace.tables.oplogs import EntryRun, OplogWindow
 from tailrace.tables.state import TabledCollection
 
-__all__ = ["Documents", "Fold", "Folded", "StateMismatchError"]
+__all__ = ["Documents", "Fold", "FoldOfOne", "Folded", "StateMismatchError", "uuid_of"]
 
 _COMMAND: Final = ord("c")
 #: So many documents, or so many bytes of them, are in memory while their changes are applied.
@@ -57,18 +63,29 @@ class Fold:
 
     ``collections``  those that have tables now, by UUID (16 bytes)
     ``unknown``      those that got a selected name with documents that the oplog did not show; they have to be copied
+    ``ignored``      those whose changes somebody else applies, until they get another name
+    ``unreadable``   selected names that are not UTF-8: streams show nothing of such a collection, and it has no table
     """
 
-    def __init__(self, selection: Selection, collections: Mapping[bytes, TabledCollection]) -> None:
+    def __init__(
+        self,
+        selection: Selection,
+        collections: Mapping[bytes, TabledCollection],
+        *,
+        ignored: Collection[bytes] = (),
+    ) -> None:
         self._selection = selection
+        self._ignored = set(ignored)
         self.collections = dict(collections)
         self.unknown: dict[bytes, str] = {}
         self.dropped: list[TabledCollection] = []
+        self.unreadable: set[str] = set()
         #: By UUID, then by the element ``_id`` of the document.
         self._changes: dict[bytes, dict[bytes, list[Change]]] = {}
         self._seen: dict[bytes, bytes] = {}
         self._gone: set[bytes] = set()
         self._wanted: dict[bytes, bool] = {}
+        self._pending = {uuid for uuid, one in self.collections.items() if one.pending}
         self._count = 0
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -79,21 +96,33 @@ class Fold:
             self._read_run(run, indexes, number)
 
         for uuid, namespace in self._seen.items():
-            if uuid not in self.collections and uuid not in self._gone:
-                self.unknown.setdefault(uuid, namespace.decode("utf-8", "replace"))
+            if uuid not in self.collections and uuid not in self._gone and uuid not in self._ignored:
+                self.unknown.setdefault(uuid, _text(namespace))
 
     def _read_run(self, run: EntryRun, indexes: range | list[int], number: Callable[[], int]) -> None:
         raw = run.raw
+        member = run.member.name
         groups: dict[bytes, dict[bytes, list[Change]] | None] = {}
-        for row, op, first, last, name, id_end, o, o_end, time in zip(*_of_interest(run, indexes), strict=True):
+        filling: dict[bytes, dict[bytes, list[Change]] | None] = {}
+        for row, op, migrated, first, last, name, id_end, o, o_end, time in zip(
+            *_of_interest(run, indexes), strict=True
+        ):
             if op == _COMMAND:
                 for entry in run.member.operations(raw[first:last]):
-                    self._operation(entry, number)
+                    self._operation(entry, member, number)
+                filling.clear()
                 continue
             where = raw[first:last]
-            if where not in groups:
-                groups[where] = self._group(run, row)
-            group = groups[where]
+            if migrated:
+                if where not in filling:
+                    filling[where] = self._group_filled(run, row, op, number)
+                group = filling[where]
+            else:
+                if where not in groups:
+                    groups[where] = self._group(run, row)
+                group = groups[where]
+                if self._pending and group is not None and op != DELETE:
+                    self._arrive(uuid_of(run, row))
             if group is None:
                 continue
             self._count += 1
@@ -108,37 +137,75 @@ class Fold:
     def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:
         """The changes of an entry's collection by document; ``None`` if nobody wants them."""
         namespace = run.raw[run.rows.namespace_start[row] : run.rows.namespace_end[row]]
-        known = self._wanted.get(namespace)
-        if known is None:
-            known = self._wants(namespace)
-        if not known:
+        if not self._wants(namespace):
             return None
-        uuid = run.raw[run.rows.uuid[row] : run.rows.uuid[row] + 16]
+        uuid = uuid_of(run, row)
         self._seen[uuid] = namespace
         return self._changes.setdefault(uuid, {})
 
+    def _group_filled(
+        self, run: EntryRun, row: int, op: int, number: Callable[[], int]
+    ) -> dict[bytes, list[Change]] | None:
+        """The same for an entry of a migration: ``None`` if it copies what another entry has given."""
+        namespace = run.raw[run.rows.namespace_start[row] : run.rows.namespace_end[row]]
+        uuid = uuid_of(run, row)
+        if self._wants(namespace) and self._fills(uuid, namespace, op, run.member.name, number):
+            return self._changes.setdefault(uuid, {})
+        return None
+
     def _wants(self, namespace: bytes) -> bool:
-        answer = self._wanted[namespace] = self._selection.has(namespace.decode("utf-8", "replace"))
+        answer = self._wanted.get(namespace)
+        if answer is None:
+            answer = self._wanted[namespace] = self._selects(_text(namespace))
         return answer
 
-    def _operation(self, entry: OplogEntry, number: Callable[[], int]) -> None:
+    def _selects(self, namespace: str) -> bool:
+        if not self._selection.has(namespace):
+            return False
+        if is_utf8(namespace):
+            return True
+        self.unreadable.add(namespace)
+        return False
+
+    def _fills(self, uuid: bytes, namespace: bytes, op: int, member: str, number: Callable[[], int]) -> bool:
+        """Whether migration entries of ``member`` are all that fills the collection."""
+        found = self.collections.get(uuid)
+        if uuid in self._ignored:
+            return False
+        if found is None and op == INSERT and uuid not in self._gone and uuid not in self.unknown:
+            # It was created before we began to read: what it holds is copied once it has its name.
+            name = _text(namespace)
+            if self._named(name):
+                self.collections[uuid] = TabledCollection(uuid.hex(), number(), name, pending=True)
+                self._pending.add(uuid)
+            else:
+                self.unknown[uuid] = name
+        return found is not None and found.filled == member
+
+    def _operation(self, entry: OplogEntry, member: str, number: Callable[[], int]) -> None:
         """A command, or an operation of a transaction."""
         code = _CRUD.get(entry.operation)
+        uuid = entry.collection_uuid
         if code is None:
-            if entry.operation == "c" and entry.collection_uuid is not None:
-                self._command(entry, number)
+            if entry.operation == "c" and uuid is not None:
+                self._command(entry, member, number)
             return
-        if entry.from_migrate or entry.collection_uuid is None or entry.o is None or not self._wants(entry.namespace):
+        if uuid is None or entry.o is None or not self._wants(entry.namespace):
             return
+        if entry.from_migrate:
+            if not self._fills(uuid, entry.namespace, code, member, number):
+                return
+        elif code != DELETE:
+            self._arrive(uuid)
         key = raw_bson.find(entry.o2 if code == UPDATE and entry.o2 is not None else entry.o, b"_id")
         if key is None:
             return
         document = entry.o2 if code == UPDATE and entry.o2 is not None else entry.o
         identifier = document[key.start : key.end]
         self._count += 1
-        self._seen[entry.collection_uuid] = entry.namespace
+        self._seen[uuid] = entry.namespace
         change = (code, entry.o, int(entry.cluster_time))
-        group = self._changes.setdefault(entry.collection_uuid, {})
+        group = self._changes.setdefault(uuid, {})
         if code == UPDATE:
             group.setdefault(identifier, []).append(change)
         else:
@@ -146,19 +213,19 @@ class Fold:
             group.pop(identifier, None)
             group[identifier] = [change]
 
-    def _command(self, entry: OplogEntry, number: Callable[[], int]) -> None:
+    def _command(self, entry: OplogEntry, member: str, number: Callable[[], int]) -> None:
         """Apply what a command did to the names of collections."""
         body, uuid = entry.o, entry.collection_uuid
         assert body is not None
         assert uuid is not None
         fields = first_elements(body)
-        database = entry.namespace.partition(b".")[0].decode("utf-8", "replace")
+        database = _text(entry.namespace.partition(b".")[0])
 
         def text(name: bytes) -> str:
-            return raw_bson.read_string(body, fields[name].value_start).decode("utf-8", "replace")
+            return _text(raw_bson.read_string(body, fields[name].value_start))
 
         if b"create" in fields:
-            self._create(uuid, f"{database}.{text(b'create')}", number)
+            self._create(uuid, f"{database}.{text(b'create')}", member, number)
         elif b"drop" in fields and not entry.from_migrate:
             self._drop(uuid)
         elif b"renameCollection" in fields:
@@ -167,20 +234,65 @@ class Fold:
                 self._drop(raw_bson.value(body, target)[5:21])
             self._rename(uuid, text(b"to"), number)
 
-    def _create(self, uuid: bytes, namespace: str, number: Callable[[], int]) -> None:
-        if uuid not in self.collections and self._selection.has(namespace) and uuid not in self.unknown:
-            self.collections[uuid] = TabledCollection(uuid.hex(), number(), namespace)
+    def _create(self, uuid: bytes, namespace: str, member: str, number: Callable[[], int]) -> None:
+        found = self.collections.get(uuid)
+        if uuid in self._ignored:
+            return
+        if found is None:
+            if self._selects(namespace) and uuid not in self.unknown:
+                pending = bool(self._named(namespace))
+                self.collections[uuid] = TabledCollection(
+                    uuid.hex(), number(), namespace, pending=pending, filled=member
+                )
+                if pending:
+                    self._pending.add(uuid)
+        elif found.filled not in {"", member}:
+            self.collections[uuid] = replace(found, filled="")
+
+    def _named(self, namespace: str) -> list[bytes]:
+        """The collections that have the name now, by UUID."""
+        return [uuid for uuid, one in self.collections.items() if one.namespace == namespace and not one.pending]
+
+    def _arrive(self, uuid: bytes) -> None:
+        """A collection that was waiting for its name has it: the other one's shard is no longer the primary."""
+        found = self.collections.get(uuid)
+        if found is None or not found.pending:
+            return
+        self._pending.discard(uuid)
+        if found.filled:
+            self.collections[uuid] = replace(found, pending=False)
+        else:
+            del self.collections[uuid]
+            self.dropped.append(found)
+            self.unknown[uuid] = found.namespace
+        self.supersede(uuid, found.namespace)
+
+    def missing(self, uuid: bytes, namespace: str) -> None:
+        """A collection that is there now. If the oplog has not shown it, it has to be copied."""
+        if uuid not in self.collections and uuid not in self._gone and uuid not in self._ignored:
+            self.unknown.setdefault(uuid, namespace)
+
+    def supersede(self, uuid: bytes, namespace: str) -> None:
+        """Forget the other collections that have had this one's name."""
+        for other in self._named(namespace):
+            if other != uuid:
+                self._drop(other)
 
     def _drop(self, uuid: bytes) -> None:
         self._gone.add(uuid)
         self.unknown.pop(uuid, None)
+        self._pending.discard(uuid)
         found = self.collections.pop(uuid, None)
         if found is not None:
             self.dropped.append(found)
+            if not found.pending and not self._named(found.namespace):
+                for waiting in [one for one in self._pending if self.collections[one].namespace == found.namespace]:
+                    self._arrive(waiting)
 
     def _rename(self, uuid: bytes, namespace: str, number: Callable[[], int]) -> None:
         found = self.collections.get(uuid)
-        if not self._selection.has(namespace):
+        self._ignored.discard(uuid)
+        if not self._selects(namespace):
             self._drop(uuid)
         elif found is not None:
             self.collections[uuid] = replace(found, namespace=namespace)
@@ -196,18 +308,9 @@ class Fold:
     def apply(self, state: Documents) -> Folded:
         """Bring the state up to the end of the windows that were read. Raises StateMismatchError."""
         touched: dict[int, list[bytes]] = {}
-        grouped: dict[tuple[bytes, bytes], list[Change]] = {}
-        for uuid, group in self._changes.items():
-            if uuid not in self.collections:
-                continue
-            for identifier, changes in group.items():
-                # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
-                place = (uuid, _key(identifier))
-                before = grouped.get(place)
-                grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
         works: list[DocumentWork] = []
         size = 0
-        for (uuid, key), changes in grouped.items():
+        for (uuid, key), changes in self.grouped().items():
             collection = self.collections[uuid]
             held = state.get(collection.number, key)
             works.append(DocumentWork(collection, key, held, changes))
@@ -220,14 +323,68 @@ class Fold:
             state.forget(gone)
         return Folded(self._count, touched)
 
+    def grouped(self) -> dict[tuple[bytes, bytes], list[Change]]:
+        """The changes of each document, by the UUID of its collection and its sortable key."""
+        grouped: dict[tuple[bytes, bytes], list[Change]] = {}
+        for uuid, group in self._changes.items():
+            if uuid not in self.collections:
+                continue
+            for identifier, changes in group.items():
+                # Numbers of different types can be the same _id: an insert of 1.0 after a delete of 1.
+                place = (uuid, _key(identifier))
+                before = grouped.get(place)
+                grouped[place] = changes if before is None else sorted(before + changes, key=lambda one: one[2])
+        return grouped
+
+
+def _text(name: bytes) -> str:
+    """A name of the server's, with surrogates for what is not UTF-8."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+class _Everything(Selection):
+    """All collections, the server's own and its temporary ones too."""
+
+    def has(self, namespace: str) -> bool:
+        return True
+
+
+class FoldOfOne(Fold):
+    """What happened to one collection, whatever it was called meanwhile."""
+
+    def __init__(self, uuid: bytes, collections: Mapping[bytes, TabledCollection]) -> None:
+        super().__init__(_Everything(("*.*",)), collections)
+        self._uuid = uuid
+
+    def _group(self, run: EntryRun, row: int) -> dict[bytes, list[Change]] | None:
+        return super()._group(run, row) if uuid_of(run, row) == self._uuid else None
+
+    def _group_filled(
+        self, run: EntryRun, row: int, op: int, number: Callable[[], int]
+    ) -> dict[bytes, list[Change]] | None:
+        return super()._group_filled(run, row, op, number) if uuid_of(run, row) == self._uuid else None
+
+    def _operation(self, entry: OplogEntry, member: str, number: Callable[[], int]) -> None:
+        if entry.operation == "c" or entry.collection_uuid == self._uuid:
+            super()._operation(entry, member, number)
+
+    def _create(self, uuid: bytes, namespace: str, member: str, number: Callable[[], int]) -> None:
+        if uuid == self._uuid:
+            super()._create(uuid, namespace, member, number)
+
+    def _rename(self, uuid: bytes, namespace: str, number: Callable[[], int]) -> None:
+        if uuid == self._uuid:
+            super()._rename(uuid, namespace, number)
+
 
 def _of_interest(run: EntryRun, indexes: range | list[int]) -> list[list[int]]:
-    """The entries of a run that may matter, in order, as columns: row, operation, a range, where the element ``_id``
-    is, where ``o`` is, time. The range is the whole of a command, and of others the namespace and the UUID."""
+    """The entries of a run that may matter, in order, as columns: row, operation, whether it is of a migration, a
+    range, where the element ``_id`` is, where ``o`` is, time. The range is the whole of a command, and of others the
+    namespace and the UUID."""
     rows = run.rows
     picked = np.asarray(indexes)
     operation = rows.operation[picked]
-    changes = np.isin(operation, list(LETTERS)) & (rows.migrated[picked] == 0)
+    changes = np.isin(operation, list(LETTERS))
     changes &= (rows.uuid[picked] != 0) & (rows.id_type[picked] != 0)
     picked = picked[changes | (operation == _COMMAND)]
     whole = rows.operation[picked] == _COMMAND
@@ -236,7 +393,13 @@ def _of_interest(run: EntryRun, indexes: range | list[int]) -> list[list[int]]:
     last = np.where(whole, rows.start[picked + 1], np.maximum(rows.namespace_end[picked], uuid + 16))
     element = rows.id_start[picked] - _ID_HEAD
     columns = (element, rows.id_end[picked], rows.change_start[picked], rows.change_end[picked], rows.time[picked])
-    return [one.tolist() for one in (picked, rows.operation[picked], first, last, *columns)]
+    kinds = (picked, rows.operation[picked], rows.migrated[picked])
+    return [one.tolist() for one in (*kinds, first, last, *columns)]
+
+
+def uuid_of(run: EntryRun, row: int) -> bytes:
+    """The UUID of an entry's collection."""
+    return run.raw[run.rows.uuid[row] : run.rows.uuid[row] + 16]
 
 
 def _key(identifier: bytes) -> bytes:

@@ -12,25 +12,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from tailrace.errors import OplogFormatError, SourceError, TailraceError, on_shard
+from tailrace.errors import OplogFormatError, OtherHistoryError, SourceError, TailraceError, on_shard
 from tailrace.kernel.change_rows import ChangeRows, change_rows
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.entry import OplogEntry, apply_ops, parse_entry, parse_operation
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.profile import profile_for
+from tailrace.plan.request import OplogBatch
 from tailrace.source.base import OplogSource
 from tailrace.source.connection import Connection
 from tailrace.source.mongod import MongodSource
 from tailrace.source.promise import PromiseRequester
 from tailrace.source.topology import Cluster, ShardAddress
+from tailrace.source.witness import check_witness, identity_of, replica_set_id
 from tailrace.stage.oplog_match import OplogMatch
 from tailrace.stage.unwind_transaction import UnwindTransaction, is_commit, operations_of
 from tailrace.tables.read_ahead import ReadAhead
@@ -41,6 +44,14 @@ WINDOW_BYTES: Final = 32 << 20
 _IDLE_S: Final = 10.0
 _LOOK_S: Final = 0.005
 _CONFIG: Final = "the config server"
+_UNAUTHORIZED: Final = 13
+#: What follows the name of a removed shard while another one has its name.
+_FORMER: Final = " (removed)"
+#: What is to be done with tables of another history.
+OTHER_HISTORY: Final = (
+    "Name the deployment that they were read from. Or give another directory, or remove this one: then the next run "
+    "copies the collections"
+)
 
 
 class EntryRun(NamedTuple):
@@ -76,6 +87,12 @@ class OplogWindow:
         """How many entries there are."""
         return sum(len(run.rows.time) for run in self.runs)
 
+    @property
+    def marks(self) -> dict[str, EntryMark]:
+        """The last entry of each member that has any, by the member's name."""
+        last = {run.member.name: run for run in self.runs if len(run.rows.time)}
+        return {name: EntryMark.of(*_last_entry(run)) for name, run in last.items()}
+
     def in_order(self) -> Iterator[tuple[EntryRun, range | list[int]]]:
         """Ranges of entries in the order of their cluster times: a run, and which of its entries."""
         if len({run.member.name for run in self.runs}) < 2:
@@ -103,8 +120,11 @@ class OplogMember:
         self._reader = reader or source
         self._interrupted = False
         options = StreamOptions(Scope.cluster(), show_expanded_events=True, show_system_events=True)
-        self._match = OplogMatch(options, profile_for(version))
-        self._unwind = UnwindTransaction(self._match)
+        # A table holds what was written, whatever events it gives: entries of every version are read as what they are,
+        # those of a later one too, which a member writes that was upgraded meanwhile.
+        profile = replace(profile_for(version), unwinds_apply_ops_without_session=True, multi_op_is_no_transaction=True)
+        self._match = OplogMatch(options, profile)
+        self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=True)
 
     def read(self, after: ClusterTime, until: ClusterTime, bytes_max: int) -> tuple[list[EntryRun], ClusterTime]:
         """Entries after ``after``, and the time up to which they were read: ``until``, or earlier if they exceed
@@ -112,19 +132,28 @@ class OplogMember:
         runs: list[EntryRun] = []
         size = 0
         reached = after
-        for batch in self._reader.read(after, until):
-            reached = batch.high_water
+        for batch in self._batches(after, until):
+            reached = max(after, batch.high_water)
             if batch.raw:
                 rows = change_rows(batch.raw)
                 if rows is None:
                     raise OplogFormatError("the oplog holds invalid BSON", position=f"after {after}")
-                runs.append(EntryRun(self, batch.raw, rows))
+                run = EntryRun(self, batch.raw, rows)
+                self._was_read(run)
+                if (left := _from(run, after)) is not None:
+                    runs.append(left)
                 size += len(batch.raw)
             if size >= bytes_max:
                 break
             if self._interrupted:
                 raise SourceError(f"reading {self.name} was interrupted")
         return runs, reached
+
+    def _batches(self, after: ClusterTime, until: ClusterTime) -> Iterator[OplogBatch]:
+        return self._reader.read(after, until)
+
+    def _was_read(self, run: EntryRun) -> None:
+        """Called with each run."""
 
     def interrupt(self) -> None:
         """End ``read`` soon and for good, from any thread."""
@@ -148,8 +177,11 @@ class LiveOplog(OplogMember):
     """An oplog that grows: its server can be asked for a promise."""
 
     def __init__(self, name: str, client: MongoClient[Any], version: str) -> None:
-        self._ahead = MongodSource(client)
-        super().__init__(name, MongodSource(client), version, reader=self._ahead)
+        self.client = client
+        self._ahead, self.live = MongodSource(client), MongodSource(client)
+        #: The last entry that was read: the oplog must hold it still when reading goes on.
+        self._last: tuple[ClusterTime, bytes] | None = None
+        super().__init__(name, self.live, version, reader=self._ahead)
         self._connection = Connection(client)
         self._requester = PromiseRequester(client, name)
 
@@ -157,9 +189,37 @@ class LiveOplog(OplogMember):
         super().interrupt()
         self._ahead.interrupt()
 
+    def _batches(self, after: ClusterTime, until: ClusterTime) -> Iterator[OplogBatch]:
+        last = self._last
+        if last is not None and last[0] <= after:
+            return self._ahead.read(last[0], until, entry=last[1])
+        return self._ahead.read(after, until)
+
+    def _was_read(self, run: EntryRun) -> None:
+        time, entry = _last_entry(run)
+        self._last = time, entry
+
+    def read(self, after: ClusterTime, until: ClusterTime, bytes_max: int) -> tuple[list[EntryRun], ClusterTime]:
+        try:
+            return super().read(after, until, bytes_max)
+        except OtherHistoryError as error:
+            raise OtherHistoryError(error.message, hint=OTHER_HISTORY) from None
+
+    def goes_on_from(self, mark: EntryMark) -> None:
+        """The next read is to find the entry of ``mark`` where it was, if the oplog still has it."""
+        [entry] = self.live.entries([mark.time])
+        if entry is not None and EntryMark.of(mark.time, entry) == mark:
+            self._last = mark.time, entry
+
     def newest(self) -> ClusterTime:
         """The time of the newest entry that a majority has committed."""
         return self.source.newest()
+
+    def mark(self) -> EntryMark | None:
+        """The mark of the newest entry."""
+        newest = self.newest()
+        [found] = self.source.entries([newest])
+        return None if found is None else EntryMark.of(newest, found)
 
     def reach(self, until: ClusterTime, clock: Mapping[str, Any]) -> None:
         """Make sure that there is a majority-committed entry at or after ``until``."""
@@ -171,10 +231,14 @@ class LiveOplog(OplogMember):
     def clock(self) -> Mapping[str, Any] | None:
         """The largest ``$clusterTime`` that the server knows, as it sent it."""
 
+        client = self._connection.client
+
         def ping() -> Mapping[str, Any] | None:
-            with self._connection.client.start_session(causal_consistency=False) as session:
-                self._connection.client.admin.command("ping", session=session)
-                return session.cluster_time
+            # Without a session of ours: a hidden member offers none to a direct connection. PyMongo's reply keeps the
+            # clock as the server sent it.
+            found: Mapping[str, Any] = client.admin.command("ping", read_preference=client.read_preference)
+            clock: Mapping[str, Any] | None = found.get("$clusterTime")
+            return clock
 
         return self._connection.retrying(ping)
 
@@ -194,6 +258,8 @@ class Oplogs:
     """The oplogs of a replica set, or of all shards of a cluster. Not for several threads at a time.
 
     ``members``  name -> host of the shards that were read before this process
+    ``witness``  of what was read before: raises OtherHistoryError if this is another history
+    ``what``     whose witness it is, in the plural: "the tables in DIR"
     ``stopped``  when it is set, a read that is under way is no longer waited for
     """
 
@@ -203,30 +269,86 @@ class Oplogs:
         cluster: Cluster | None,
         members: Mapping[str, str],
         stopped: threading.Event | None = None,
+        *,
+        witness: Witness | None = None,
+        what: str = "the tables",
     ) -> None:
         self._stopped = stopped
+        self._what = what
+        #: Shards that were added since the last look, with whatever they held before.
+        self.joined: set[str] = set()
         self._cluster = cluster
         self._client = client
         self._hosts: dict[str, str] = dict(members)
         self._members: dict[str, LiveOplog] = {}
         #: The window that is being read, and after which time.
         self._ahead: tuple[ClusterTime, ReadAhead[OplogWindow]] | None = None
+        #: Of what was read last.
+        self._witness: Witness | None = None
         self._idle_since = time.monotonic()
         if cluster is None:
             source = MongodSource(client)
-            self._members[source.name] = LiveOplog(source.name, client, source.server_version)
             self.version = source.server_version
+            self._members[source.name] = LiveOplog(source.name, client, source.server_version)
         else:
             self.version = cluster.server_version()
             self._config = LiveOplog(_CONFIG, cluster.config_client(), self.version)
             for name, host in self._hosts.items():
                 self._add(ShardAddress(name, host))
+        self.identity = self._identity()
+        if witness is not None:
+            self.check(witness)
+        if cluster is not None:
             self._list(None)
+            if not members:
+                self.joined = set()
 
     @property
     def live(self) -> Sequence[OplogMember]:
         """The members, for reading closed ranges."""
         return list(self._members.values())
+
+    def _identity(self) -> DeploymentIdentity:
+        """Whose oplogs they are. A user who may not know it is told apart by entries alone."""
+        try:
+            return identity_of(self.deployment)
+        except SourceError as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            return DeploymentIdentity(dict.fromkeys(self._members, "") if self._cluster is None else {})
+
+    @property
+    def deployment_id(self) -> str:
+        """What tells the deployment from others; ``""`` where it does not tell."""
+        ids = [one for one in self.identity.replica_sets.values() if one]
+        return self.identity.cluster or "+".join(sorted(ids))
+
+    def check(self, witness: Witness) -> None:
+        """Raise OtherHistoryError unless what ``witness`` is of was read from this deployment's history."""
+        self._witness = witness
+        sources = {name: member.live for name, member in self._known().items()}
+        check_witness(witness, self.identity, sources, what=self._what, hint=OTHER_HISTORY)
+        for name, mark in witness.entries.items():
+            if name in self._members:
+                self._members[name].goes_on_from(mark)
+
+    def witness(self, before: Witness | None = None, read: Mapping[str, EntryMark] | None = None) -> Witness:
+        """The witness of a position: the entries that were ``read`` last, or those of the witness ``before`` where they
+        are newer, as after a copy. If neither is given, the newest entries."""
+        if before is None and read is None:
+            newest = {name: _named(member, LiveOplog.mark) for name, member in self._known().items()}
+            found = {name: mark for name, mark in newest.items() if mark is not None}
+        else:
+            found = {} if before is None else dict(before.entries)
+            for name, mark in (read or {}).items():
+                found[name] = max(mark, found.get(name, mark))  # by their times
+            found = {name: mark for name, mark in found.items() if name in self._known()}
+        self._witness = Witness(self.identity, found)
+        return self._witness
+
+    def _known(self) -> dict[str, LiveOplog]:
+        """The members, and the config server, whose list of shards is part of the history."""
+        return self._members if self._cluster is None else {**self._members, _CONFIG: self._config}
 
     @property
     def deployment(self) -> MongoClient[Any] | Cluster:
@@ -284,6 +406,8 @@ class Oplogs:
         members = list(self._members.values())
         if self._cluster is None:
             found: ClusterTime = members[0].newest()
+            if found < after and self._witness is not None:
+                self.check(self._witness)  # a member that is late, or another history
             while found < at_least:
                 time.sleep(_LOOK_S)
                 found = members[0].newest()
@@ -308,8 +432,11 @@ class Oplogs:
         assert self._cluster is not None
         self._listed = {shard.name: shard.host for shard in self._cluster.shards(after=after)}
         for name, host in self._listed.items():
+            if name in self._members and host != self._hosts[name]:
+                self._move(name, host)
             if name not in self._members:
                 self._add(ShardAddress(name, host))
+                self.joined.add(name)
         if not self._members:
             raise SourceError("the cluster has no shard yet", hint="Add one: sh.addShard('<replica set>/<host:port>')")
 
@@ -318,6 +445,21 @@ class Oplogs:
         client = self._cluster.client_at(shard) if shard.host else self._cluster.client(shard.name)
         self._hosts[shard.name] = shard.host
         self._members[shard.name] = LiveOplog(shard.name, client, self.version)
+
+    def _move(self, name: str, host: str) -> None:
+        """A shard has other servers now. If they are another replica set, which was given the name of a removed shard,
+        what that one wrote last is read under another name."""
+        assert self._cluster is not None
+        now = replica_set_id(Connection(self._cluster.client_at(ShardAddress(name, host))))
+        if now == replica_set_id(Connection(self._members[name].client)):
+            self._hosts[name] = host
+            return
+        former = f"{name}{_FORMER}"
+        while former in self._members:
+            former += _FORMER
+        self._members[former] = self._members.pop(name)
+        self._members[former].name = former
+        self._hosts[former] = self._hosts.pop(name)
 
     def _drop_removed(self) -> None:
         """Forget shards that are no longer listed; they have been read up to a time after their removal."""
@@ -347,6 +489,21 @@ def read_window(members: Sequence[OplogMember], after: ClusterTime, until: Clust
         runs += found
         reached = min(reached, up_to)
     return OplogWindow(after, reached, tuple(one for run in runs if (one := _up_to(run, reached)) is not None), until)
+
+
+def _last_entry(run: EntryRun) -> tuple[ClusterTime, bytes]:
+    """The last entry of a run: its time and its bytes."""
+    return ClusterTime(int(run.rows.time.view(np.uint64)[-1])), run.raw[run.rows.start[-2] : run.rows.start[-1]]
+
+
+def _from(run: EntryRun, after: ClusterTime) -> EntryRun | None:
+    """A run without the entries up to ``after``."""
+    count = int(np.searchsorted(run.rows.time.view(np.uint64), np.uint64(int(after)), side="right"))
+    if not count:
+        return run
+    if count == len(run.rows.time):
+        return None
+    return EntryRun(run.member, run.raw, ChangeRows(*(column[count:] for column in run.rows)))
 
 
 def _up_to(run: EntryRun, until: ClusterTime) -> EntryRun | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final, Literal, cast
 
@@ -28,6 +28,8 @@ POLICIES: Final[tuple[Policy, ...]] = ("evolve", "widen", "quarantine", "fail")
 
 #: A table with more columns than this is of no use to its readers; further fields are in ``_json`` and ``_bson`` only.
 COLUMNS_MAX: Final = 500
+#: The names of so many of these fields are kept, for whoever asks what has no column.
+CUT_MAX: Final = 500
 
 CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
@@ -36,10 +38,12 @@ _RELAXED: Final = json_util.RELAXED_JSON_OPTIONS
 _ODD: Final = re.compile(r"[\s,;{}()=.`\x00-\x1f\"]")
 _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _INT32, _INT64, _EXACT = 2**31, 2**63, 2**53
-MICROSECONDS: Final = (2**63 - 1) // 1000
 DAY_MS: Final = 86_400_000
-#: The years 1 to 9999: the dates that every reader of Delta knows.
+#: The years 1 to 9999: the dates that every reader of Delta knows. One date of another year makes a whole column
+#: unreadable for programs that make Python's dates of it.
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896
+#: Times of day begin two days later: PySpark makes them local with Python's ``fromtimestamp``, which looks a day back.
+FIRST_MS, LAST_MS = (FIRST_DAY + 2) * DAY_MS, (LAST_DAY + 1) * DAY_MS - 1
 
 
 class DocumentMisfitError(SinkError):
@@ -50,13 +54,19 @@ class MisfitError(ValueError):
     """A value that its column cannot hold."""
 
 
+class FarDateError(MisfitError):
+    """A date that the readers of a column fail on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A typed column. ``path``: the field's name, or those of the objects on the way to it."""
+    """A typed column. ``path``: the field's name, or those of the objects on the way to it. ``was``: the type that it
+    had before it became wider."""
 
     name: str
     path: tuple[str, ...]
     type: str
+    was: str = ""
 
     @property
     def arrow(self) -> pa.DataType:
@@ -66,11 +76,13 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of one table, and how they change with the documents (``docs/how-to/tables.md``)."""
+    """The columns of one table, and how they change with the documents (``docs/how-to/tables.md``). ``cut``: fields
+    that have no column, because the table has as many as it may have."""
 
     columns: tuple[Column, ...] = ()
     inferred: bool = True
     policy: Policy = "evolve"
+    cut: tuple[str, ...] = ()
 
     @classmethod
     def declared(cls, columns: Mapping[str, str], policy: Policy = "quarantine") -> TableSchema:
@@ -88,9 +100,14 @@ class TableSchema:
         """The columns as a text that tells declarations apart; empty where they are inferred."""
         return "" if self.inferred else json.dumps([[column.path, column.type] for column in self.columns])
 
-    def with_columns(self, columns: Iterable[Column]) -> TableSchema:
+    @property
+    def widens(self) -> bool:
+        """Whether columns become wider. A date that no column can hold is NULL then: it costs nobody a column."""
+        return self.policy in ("evolve", "widen")
+
+    def with_columns(self, columns: Iterable[Column], cut: Iterable[str] = ()) -> TableSchema:
         """The same rules with other columns."""
-        return TableSchema(tuple(columns), self.inferred, self.policy)
+        return TableSchema(tuple(columns), self.inferred, self.policy, tuple(cut))
 
 
 @dataclass
@@ -159,16 +176,16 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
     misfits: dict[int, str] = {}
     if schema.columns or schema.inferred:
         misfits = {number: why for number in range(len(rows)) if (why := decoded.why(number)) is not None}
-    columns, retyped = list(schema.columns), False
+    columns, cut, retyped = list(schema.columns), list(schema.cut), False
     if schema.inferred and (schema.policy == "evolve" or not columns):
-        infer(columns, rows)
+        infer(columns, cut, rows)
     arrays: list[pa.Array] = []
     for place, column in enumerate(columns):
-        found, bad = fill(column, rows)
-        if bad and schema.policy in ("evolve", "widen"):
+        found, bad = fill(column, rows, far_is_null=schema.widens)
+        if bad and schema.widens:
             columns[place] = _widened(column, rows)
             retyped = True
-            found, bad = fill(columns[place], rows)
+            found, bad = fill(columns[place], rows, far_is_null=True)
         for number, why in bad.items():
             misfits.setdefault(number, why)
         arrays.append(typed_array(found, columns[place].arrow))
@@ -179,22 +196,27 @@ def convert(schema: TableSchema, documents: Sequence[bytes]) -> Converted:
             f"a document does not fit its table's columns: {why} (_id {str(identifier)[:80]})",
             hint="Change the document, the declared columns, or the policy onMismatch: widen, evolve or quarantine",
         )
-    if schema.policy in ("evolve", "widen"):
+    if schema.widens:
         misfits = {}
-    return Converted(schema.with_columns(columns), arrays, misfits, retyped)
+    return Converted(schema.with_columns(columns, cut), arrays, misfits, retyped)
 
 
-def infer(columns: list[Column], rows: Sequence[dict[str, Any] | None]) -> None:
-    """Add a column for each top-level field of the documents that has none."""
-    known = {column.path for column in columns}
+def infer(columns: list[Column], cut: list[str], rows: Sequence[dict[str, Any] | None]) -> None:
+    """Add a column for each top-level field of the documents that has none. ``cut`` gets the names of those for which
+    the table has no room."""
+    known = {column.path for column in columns} | {(name,) for name in cut}
     names = [column.name for column in columns]
     for row in rows:
         if row is None:
             continue
         for name, value in row.items():
-            if value is None or (name,) in known or len(columns) >= COLUMNS_MAX:
+            if value is None or (name,) in known:
                 continue
             known.add((name,))
+            if len(columns) >= COLUMNS_MAX:
+                if len(cut) < CUT_MAX:
+                    cut.append(name)
+                continue
             columns.append(Column(free_name(name, names), (name,), type_of(value)))
             names.append(columns[-1].name)
 
@@ -214,24 +236,30 @@ def _widened(column: Column, rows: Sequence[dict[str, Any] | None]) -> Column:
     """The column with the narrowest type that holds its previous values and these."""
     candidates = {"int": ("long", "double"), "long": ("double",), "date": ("timestamp",)}.get(column.type, ())
     for type_ in (*candidates, "json"):
-        wider = Column(column.name, column.path, type_)
-        if not fill(wider, rows)[1]:
-            return wider
-    return Column(column.name, column.path, "json")
+        wider = replace(column, type=type_, was=column.was or column.type)
+        if not fill(wider, rows, far_is_null=True)[1]:
+            break
+    return wider
 
 
-def fill(column: Column, rows: Sequence[dict[str, Any] | None]) -> tuple[list[Any], dict[int, str]]:
-    """The values of a column, and the rows with a value that does not fit (row number -> reason)."""
+def fill(
+    column: Column, rows: Sequence[dict[str, Any] | None], *, far_is_null: bool = False
+) -> tuple[list[Any], dict[int, str]]:
+    """The values of a column, and the rows with a value that does not fit (row number -> reason). ``far_is_null``: a
+    date that its readers would fail on fits, as NULL."""
     make = _maker(column.type)
     bad: dict[int, str] = {}
     found: list[Any] = []
     name = column.path[0] if len(column.path) == 1 else None
     for number, row in enumerate(rows):
-        value = None if row is None else row.get(name) if name is not None else _at(row, column.path)
+        value = None if row is None else row.get(name) if name is not None else value_at(row, column.path)
         if value is not None:
             try:
                 value = make(value)
-            except (MisfitError, ArithmeticError, ValueError, OverflowError):
+            except (MisfitError, ArithmeticError, ValueError, OverflowError) as error:
+                if far_is_null and isinstance(error, FarDateError):
+                    found.append(None)
+                    continue
                 bad[number] = f"'{'.'.join(column.path)}' is {_shown(value)}, and its column is {column.type}"
                 value = None
         found.append(value)
@@ -247,7 +275,8 @@ def typed_array(values: list[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(values, type_)
 
 
-def _at(row: Any, path: tuple[str, ...]) -> Any:
+def value_at(row: Any, path: tuple[str, ...]) -> Any:
+    """The value of a document's field at a path; ``None`` if there is none."""
     for name in path:
         if not isinstance(row, dict):
             return None
@@ -256,6 +285,8 @@ def _at(row: Any, path: tuple[str, ...]) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, DatetimeMS):
+        return f"date {int(value)} ms"
     kind = {"dict": "object", "list": "array", "str": "string", "float": "double", "Int64": "long"}
     return f"{kind.get(type(value).__name__, type(value).__name__)} {str(value)[:60]}"
 
@@ -296,18 +327,28 @@ def _boolean(value: Any) -> bool:
     raise MisfitError
 
 
+def is_far(value: Any, type_: str) -> bool:
+    """Whether a value is a date that a column of that type, ``date`` or ``timestamp``, does not show."""
+    first = FIRST_MS if type_ == "timestamp" else FIRST_DAY * DAY_MS
+    return isinstance(value, DatetimeMS) and not first <= int(value) <= LAST_MS
+
+
+def _milliseconds(value: Any, type_: str) -> int:
+    if not isinstance(value, DatetimeMS):
+        raise MisfitError
+    if is_far(value, type_):
+        raise FarDateError
+    return int(value)
+
+
 def _timestamp(value: Any) -> int:
     """Microseconds."""
-    if isinstance(value, DatetimeMS) and abs(int(value)) <= MICROSECONDS:
-        return int(value) * 1000
-    raise MisfitError
+    return _milliseconds(value, "timestamp") * 1000
 
 
 def _date(value: Any) -> int:
     """Days."""
-    if isinstance(value, DatetimeMS) and FIRST_DAY <= int(value) // DAY_MS <= LAST_DAY:
-        return int(value) // DAY_MS
-    raise MisfitError
+    return _milliseconds(value, "date") // DAY_MS
 
 
 def _binary(value: Any) -> bytes:

@@ -12,7 +12,17 @@ from tailrace.lake.local_path import local_path
 from tailrace.tables.schema import POLICIES, Policy, TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
 
-KEYS: Final = ("path", "collections", "every", "onMismatch", "compactEvery", "targetBytes", "retention")
+KEYS: Final = (
+    "path",
+    "collections",
+    "every",
+    "onMismatch",
+    "compactEvery",
+    "targetBytes",
+    "grace",
+    "retention",
+    "versions",
+)
 _RULE_KEYS: Final = ("columns", "onMismatch", "partitionBy", "zOrder")
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([kmg]?)b?", re.IGNORECASE)
 _TIME: Final = re.compile(r"(\d{1,9}(?:\.\d+)?) *(second|minute|hour|day)s?")
@@ -34,9 +44,9 @@ def settings_of(given: Mapping[str, Any], base: Path) -> TableSettings:
         every_s=_seconds(given["every"], "tables.every") if "every" in given else default.every_s,
         compact_every=_whole(given.get("compactEvery", default.compact_every), "tables.compactEvery"),
         target_bytes=_size(given.get("targetBytes", default.target_bytes), "tables.targetBytes"),
-        retention_h=_seconds(given["retention"], "tables.retention") / 3600
-        if "retention" in given
-        else default.retention_h,
+        grace_h=_hours(given, "grace", default.grace_h),
+        retention_h=_hours(given, "retention", default.retention_h),
+        versions=_whole(given.get("versions", default.versions), "tables.versions"),
     )
 
 
@@ -99,6 +109,10 @@ def _seconds(given: object, where: str) -> float:
     if match is None:
         raise UsageError(f"{where} must be a time such as '1 second' or '7 days', not {given!r}")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def _hours(given: Mapping[str, Any], key: str, default: float) -> float:
+    return _seconds(given[key], f"tables.{key}") / 3600 if key in given else default
 
 
 def _size(given: object, where: str) -> int:

@@ -10,8 +10,9 @@ from typing import Final
 from tailrace.errors import UsageError
 from tailrace.oplog.selection import Selection
 from tailrace.tables.schema import TableSchema
+from tailrace.tables.versions import Keeping
 
-#: The types whose values can name a partition: as text each of them is read back by everybody.
+#: The types whose values can divide a table: each of them has bounds in Delta's log.
 _DIVIDING: Final = ("string", "int", "long", "boolean", "date", "objectid")
 
 
@@ -49,8 +50,10 @@ class TableSettings:
     """Tables in ``root``, a directory of their own, for the collections of ``rules``; the first matching rule applies.
 
     ``every_s``        seconds between micro-batches, while there is something to do
-    ``compact_every``  after this many micro-batches of a table its small files are merged (0: never)
-    ``retention_h``    replaced files are kept for this many hours for readers and for ``as of``
+    ``compact_every``  after this many micro-batches the small files of tables are merged (0: never)
+    ``grace_h``        replaced files are kept for this many hours, for queries that have begun
+    ``retention_h``    ``as of`` reaches back this many hours
+    ``versions``       so many older versions of a table are kept for it
     """
 
     root: Path
@@ -58,8 +61,15 @@ class TableSettings:
     every_s: float = 1.0
     compact_every: int = 64
     target_bytes: int = 128 << 20
+    grace_h: float = 1 / 6
     retention_h: float = 7 * 24
+    versions: int = 7
     documents_per_second: float | None = None
+
+    @property
+    def keeping(self) -> Keeping:
+        """What is kept of a table besides its newest version."""
+        return Keeping(self.grace_h, self.retention_h, self.versions)
 
     @property
     def selection(self) -> Selection:

@@ -12,6 +12,7 @@ the document.
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,15 +26,18 @@ import lmdb
 from tailrace import durable
 from tailrace.durable import LakeFullError
 from tailrace.errors import SinkError
-from tailrace.lmdb_file import check_whole
+from tailrace.lmdb_file import check_before_opening, check_before_reading, note_closed
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.witness import Witness
 from tailrace.tables.names import state_key
 
 #: Address space in bytes, not disk space: the file grows as it is written.
 _MAP_BYTES: Final = 1 << 40
 #: LMDB's lock file, which it maps into memory.
 _LOCK_BYTES: Final = 8192
-_FORMAT: Final = 1
+#: The first format held no witness, and of a table no more than its micro-batch: both are noted at the first run.
+_FORMAT: Final = 2
+_READABLE: Final = (1, 2)
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
 #: So many pending rows are read at a time.
@@ -44,6 +48,10 @@ _COLLECTION: Final = b"collection/"
 _TABLE: Final = b"table/"
 _COPY: Final = b"copy"
 _COPYING: Final = b"copying/"
+_NAME: Final = b"state"
+_RESYNC: Final = b"resync/"
+#: The number of no collection: a table has rows of one that the state does not know.
+UNKNOWN: Final = 0
 
 
 class StoredDocument(NamedTuple):
@@ -60,6 +68,7 @@ class TablesPosition:
 
     ``hold``    the tables take nothing over before this time, since a copy may hold changes up to it
     ``stated``  the last time at which all tables were up to date; 0 before the first
+    ``witness``  whose oplogs they were; ``None`` in a state of the first format
     """
 
     batch: int
@@ -67,6 +76,7 @@ class TablesPosition:
     members: Mapping[str, str]
     hold: ClusterTime = ZERO
     stated: ClusterTime = ZERO
+    witness: Witness | None = None
 
     def now_stated(self) -> TablesPosition:
         """The same position, which all tables have reached."""
@@ -79,12 +89,18 @@ class TablesPosition:
 
 @dataclass(frozen=True, slots=True)
 class TabledCollection:
-    """A collection that has a table. Changes up to ``copied`` may be in the documents already."""
+    """A collection that has a table. Changes up to ``copied`` may be in the documents already.
+
+    ``pending``  another collection has its name still: a database is getting another primary shard
+    ``filled``   the oplog whose migration entries fill it; empty where these only copy documents from shard to shard
+    """
 
     uuid: str
     number: int
     namespace: str
     copied: int = 0
+    pending: bool = False
+    filled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,7 @@ class CopyBegun:
 
     start: ClusterTime
     members: Mapping[str, str]
+    witness: Witness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +126,54 @@ class CopyingCollection:
 @dataclass(frozen=True, slots=True)
 class TableMark:
     """What a table last took over: the collection's documents (``None``: there is no such collection), and the batch.
-    ``whole``: the table has to be rewritten from the state, not changed row by row."""
+    ``whole``: the table has to be rewritten from the state, not changed row by row.
+
+    ``version``  the table's version that our last commit made; -1 where that is not known
+    ``digest``   of that commit's file
+    ``table``    the table's id
+    """
 
     namespace: str
     collection: int | None
     batch: int
     whole: bool
+    version: int = -1
+    digest: str = ""
+    table: str = ""
 
 
 class TableState:
     """The state in ``directory``. One process at a time may have it open for writing; others may read it meanwhile."""
 
     def __init__(self, directory: Path, *, readonly: bool = False) -> None:
-        self._path = directory
+        self._path, self._readonly = directory, readonly
         with _clear_errors(directory):
             if not readonly:
                 with durable.writing(directory):
                     directory.mkdir(parents=True, exist_ok=True)
                     durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
+                check_before_opening(directory)
             elif not (directory / "data.mdb").exists():
                 raise SinkError(f"{directory} does not exist", hint="Give the directory of the tables")
+            else:
+                check_before_reading(directory, lock=directory.parent / "lock")
             with durable.begun_whole(directory / "data.mdb"):
                 self._environment = lmdb.open(
                     str(directory), map_size=_MAP_BYTES, max_dbs=3, readahead=False, readonly=readonly
                 )
-            if not readonly:
-                check_whole(self._environment, directory / "data.mdb")
             names = (b"documents", b"waiting", b"meta")
             self._documents, self._waiting, self._meta = (
                 self._environment.open_db(name, create=not readonly) for name in names
             )
+            if not readonly and self._read(_NAME) is None:
+                with self._environment.begin(write=True) as transaction:
+                    transaction.put(_NAME, json.dumps({"name": secrets.token_hex(8)}).encode(), db=self._meta)
 
     def close(self) -> None:
         """Close the files."""
         self._environment.close()
+        if not self._readonly:
+            note_closed(self._path)
 
     # -- what is there ----------------------------------------------------------------------------------------------
 
@@ -151,10 +182,16 @@ class TableState:
         found = self._read(_POSITION)
         if found is None:
             return None
-        if found.get("format") != _FORMAT:
+        if found.get("format") not in _READABLE:
             raise SinkError(f"{self._path} was written by another version of Tailrace (format {found.get('format')})")
         times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
-        return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2])
+        return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2], _witness(found))
+
+    @property
+    def name(self) -> str:
+        """What tells this state from others: chosen at random when it began."""
+        found = self._read(_NAME)
+        return "" if found is None else str(found["name"])
 
     def selection(self) -> tuple[str, ...] | None:
         """The patterns whose collections are there; ``None`` where that is not known."""
@@ -169,14 +206,27 @@ class TableState:
         """What each table took over last, by namespace."""
         return {one["namespace"]: TableMark(**one) for one in self._all(_TABLE)}
 
+    def snapshot(self) -> tuple[TablesPosition | None, dict[str, TableMark], dict[int, str]]:
+        """The position, the marks and the UUIDs of the collections by number, all as they were at one moment. For
+        readers, while a writer may go on."""
+        while True:
+            before = self._environment.info()["last_txnid"]
+            found = self.position(), self.marks(), {one.number: one.uuid for one in self.collections()}
+            if self._environment.info()["last_txnid"] == before:
+                return found
+
     def copy_begun(self) -> CopyBegun | None:
         """The first copy, if one has begun and not come to its end."""
         found = self._read(_COPY)
-        return None if found is None else CopyBegun(ClusterTime(found["start"]), found["members"])
+        return None if found is None else CopyBegun(ClusterTime(found["start"]), found["members"], _witness(found))
 
     def copying(self) -> dict[str, CopyingCollection]:
         """The collections that are being copied, by UUID."""
         return {one["uuid"]: CopyingCollection(**one) for one in self._all(_COPYING)}
+
+    def resyncing(self) -> list[str]:
+        """The collections that are being copied again."""
+        return [one["namespace"] for one in self._all(_RESYNC)]
 
     def documents(self, number: int) -> Iterator[StoredDocument]:
         """All documents of a collection, in the order of their keys."""
@@ -279,9 +329,12 @@ class StateTransaction:
                 found = cursor.delete()
 
     def clear_all(self) -> None:
-        """Delete everything, for a new start."""
+        """Delete everything but the state's name, for a new start."""
+        name = self._transaction.get(_NAME, db=self._meta)
         for database in (self._documents, self._waiting, self._meta):
             self._transaction.drop(database, delete=False)
+        if name is not None:
+            self._transaction.put(_NAME, name, db=self._meta)
 
     def forget_mark(self, namespace: str) -> None:
         """Delete the mark of a table that is no longer kept."""
@@ -300,7 +353,8 @@ class StateTransaction:
 
     def set_copy_begun(self, begun: CopyBegun) -> None:
         """Note where a first copy has begun."""
-        self._put(_COPY, {"start": int(begun.start), "members": dict(begun.members)})
+        known = {"start": int(begun.start), "members": dict(begun.members)}
+        self._put(_COPY, {**known, **_witnessed(begun.witness)})
 
     def end_copy(self) -> None:
         """Forget that there was a first copy: there is a position now."""
@@ -314,6 +368,14 @@ class StateTransaction:
         """Forget that a collection was being copied."""
         self._transaction.delete(_COPYING + uuid.encode(), db=self._meta)
 
+    def set_resyncing(self, namespace: str) -> None:
+        """Note that a collection is being copied again."""
+        self._put(_RESYNC + _table_key(namespace), {"namespace": namespace})
+
+    def end_resyncing(self, namespace: str) -> None:
+        """Forget that a collection was being copied again."""
+        self._transaction.delete(_RESYNC + _table_key(namespace), db=self._meta)
+
     def set_mark(self, mark: TableMark) -> None:
         """Add or change the mark of a table."""
         self._put(_table_key(mark.namespace), asdict(mark))
@@ -322,7 +384,7 @@ class StateTransaction:
         """Set where reading of the oplogs continues."""
         times = {name: int(getattr(position, name)) for name in ("time", "hold", "stated")}
         known = {"format": _FORMAT, "batch": position.batch, "members": dict(position.members)}
-        self._put(_POSITION, {**known, **times})
+        self._put(_POSITION, {**known, **times, **_witnessed(position.witness)})
 
     def set_selection(self, patterns: Iterable[str]) -> None:
         """All collections that these patterns select are there."""
@@ -337,6 +399,11 @@ def taken_over(mark: TableMark, batch: int) -> TableMark:
     return replace(mark, batch=batch, whole=False)
 
 
+def unknown(namespace: str) -> TableMark:
+    """The mark of a table whose rows are not those that the state knows: all of it is written anew."""
+    return TableMark(namespace, UNKNOWN, -1, whole=True)
+
+
 def _table_key(namespace: str) -> bytes:
     from hashlib import sha256  # noqa: PLC0415
 
@@ -347,6 +414,14 @@ def _document(value: bytes) -> StoredDocument:
     time, size = _HEAD.unpack_from(value)
     start = _HEAD.size + size
     return StoredDocument(value[_HEAD.size : start], ClusterTime(time) if time else ZERO, value[start:])
+
+
+def _witnessed(witness: Witness | None) -> dict[str, Any]:
+    return {} if witness is None else {"witness": witness.to_document()}
+
+
+def _witness(found: Mapping[str, Any]) -> Witness | None:
+    return Witness.from_document(found["witness"]) if "witness" in found else None
 
 
 def _json(value: bytes) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def typed_columns(
     data = np.frombuffer(buffer, np.uint8)
     rows = slow.Decoded(documents)
     fields = _FieldTree(data, Part(offsets[:-1], offsets[1:], whole * np.int64(raw_bson.OBJECT)))
-    columns = _found(schema, fields, rows, whole)
+    columns, cut = _found(schema, fields, rows, whole)
     others = np.flatnonzero(~whole)
     misfits = {int(row): why for row in others if (why := rows.why(int(row))) is not None} if columns else {}
     if misfits and schema.policy == "fail":
@@ -47,16 +47,16 @@ def typed_columns(
         array, made = _MAKERS.get(column.type, _nothing)(data, part, column.arrow)
         left = np.flatnonzero(~whole | ~made & (part.type != 0) & (part.type != raw_bson.NULL))
         if left.size:
-            values, bad = slow.fill(column, [rows[int(row)] for row in left])
+            values, bad = slow.fill(column, [rows[int(row)] for row in left], far_is_null=schema.widens)
             if bad and schema.policy != "quarantine":
                 return slow.convert(schema, documents)
             for number, why in bad.items():
                 misfits.setdefault(int(left[number]), why)
             array = _patched(array, left, slow.typed_array(values, column.arrow))
         arrays.append(array)
-    if schema.policy in ("evolve", "widen"):
+    if schema.widens:
         misfits = {}
-    return Converted(schema.with_columns(columns), arrays, misfits)
+    return Converted(schema.with_columns(columns, cut), arrays, misfits)
 
 
 class _FieldTree:
@@ -94,18 +94,19 @@ class _FieldTree:
         return self._inner[name].part(rest)
 
 
-def _found(schema: TableSchema, fields: _FieldTree, rows: slow.Decoded, whole: Mask) -> list[Column]:
-    """The schema's columns, and those that are inferred from the documents in their order. The fields are scanned."""
-    columns = list(schema.columns)
+def _found(schema: TableSchema, fields: _FieldTree, rows: slow.Decoded, whole: Mask) -> tuple[list[Column], list[str]]:
+    """The schema's columns, and those that are inferred from the documents in their order; and the names of fields for
+    which there is no room. The fields are scanned."""
+    columns, cut = list(schema.columns), list(schema.cut)
     infers = schema.inferred and (schema.policy == "evolve" or not columns)
     at = 0
     while True:
-        fields.look_for([column.path[0] for column in columns])
-        infers = infers and len(columns) < slow.COLUMNS_MAX
+        fields.look_for([*(column.path[0] for column in columns), *cut])
+        infers = infers and (len(columns) < slow.COLUMNS_MAX or len(cut) < slow.CUT_MAX)
         at = fields.run(at, stops=infers)
         if at == len(whole):
-            return columns
-        slow.infer(columns, [rows[at]])
+            return columns, cut
+        slow.infer(columns, cut, [rows[at]])
         at += not whole[at]
 
 
@@ -178,8 +179,8 @@ def _milliseconds(data: Bytes, part: Part) -> npt.NDArray[np.int64]:
 
 
 def _timestamp(data: Bytes, part: Part, type_: pa.DataType) -> Made:
-    values, most = _milliseconds(data, part), slow.MICROSECONDS
-    made = (part.type == raw_bson.DATE) & (values >= -most) & (values <= most)
+    values = _milliseconds(data, part)
+    made = (part.type == raw_bson.DATE) & (values >= slow.FIRST_MS) & (values <= slow.LAST_MS)
     return _array(type_, made, np.where(made, values, 0) * 1000)
 
 

@@ -11,37 +11,44 @@ tables take them over together with those of the next micro-batches.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
 from pymongo import MongoClient
 
 from tailrace import durable
-from tailrace.errors import SinkError, TailraceError, UsageError
+from tailrace.errors import OtherHistoryError, UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.selection import Selection
+from tailrace.oplog.witness import EntryMark
+from tailrace.printable import in_a_line
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
+from tailrace.tables import delta_commit
 from tailrace.tables.collector import without_collecting
 from tailrace.tables.copying import TablesCopy, key_of
+from tailrace.tables.data_files import TableDamageError
 from tailrace.tables.delta_commit import Batch
 from tailrace.tables.delta_table import CollectionTable, tables_in
 from tailrace.tables.fold import Fold, Folded
+from tailrace.tables.holding import STATE, lock
 from tailrace.tables.names import folder_of
-from tailrace.tables.oplogs import Oplogs, OplogWindow
+from tailrace.tables.oplogs import OTHER_HISTORY, Oplogs, OplogWindow
+from tailrace.tables.pace import Pace
 from tailrace.tables.quarantine import Quarantine
-from tailrace.tables.rows import Misfitting, Rows, chunks, make_rows
+from tailrace.tables.resync import Resyncs
 from tailrace.tables.schema import DocumentMisfitError, TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.standing import Seen, TableFault, check_owner, fault_of, has_taken_over, note, seen
 from tailrace.tables.state import (
+    UNKNOWN,
     StateTransaction,
     StoredDocument,
     TabledCollection,
@@ -49,17 +56,16 @@ from tailrace.tables.state import (
     TablesPosition,
     TableState,
     taken_over,
+    unknown,
 )
+from tailrace.tables.upkeep import Upkeep, replaced_bytes
+from tailrace.tables.widening import RetypedError, Widening
 
-STATE: Final = "_tailrace"
 _POLL_S: Final = 0.1
 #: A micro-batch ends after about so many bytes of entries.
 _BATCH_BYTES: Final = 192 << 20
 #: While there is more to read, the tables take over their rows after this many seconds.
 _BEHIND_S: Final = 30.0
-#: The number of no collection: a table has rows of one that the state does not know.
-_UNKNOWN: Final = 0
-
 _Waiting: TypeAlias = list[tuple[bytes, StoredDocument | None]]
 
 _log = logging.getLogger("tailrace.tables")
@@ -68,12 +74,15 @@ _log = logging.getLogger("tailrace.tables")
 @dataclass(frozen=True, slots=True)
 class TablesProgress:
     """What a writer has done since it began. ``time``: all tables equal their collections at this cluster time;
-    ``None`` while there is no such time."""
+    ``None`` while there is no such time. ``tables``: how many there are. ``anew``: how many were not as the state knew
+    them."""
 
     batches: int
     changes: int
     copied: int
     time: ClusterTime | None
+    tables: int = 0
+    anew: int = 0
 
 
 class TablesWriter:
@@ -83,25 +92,45 @@ class TablesWriter:
     def __init__(self, uri: Any, settings: TableSettings, *, client: MongoClient[Any] | None = None) -> None:
         self._settings = settings
         self._selection = settings.selection
+        self._unreadable: set[str] = set()
         self._stopped = threading.Event()
         self._client = client or open_client(uri)
         self._owned = client is None
         self._cluster = Cluster.discover(self._client, uri, {})
-        self._lock = _lock(settings.root)
-        self._state = TableState(settings.root / STATE / "state")
         self._quarantine = Quarantine(settings.root / "_quarantine")
         self._tables: dict[str, CollectionTable] = {}
-        position = self._state.position()
-        self._oplogs = Oplogs(self._client, self._cluster, {} if position is None else position.members, self._stopped)
+        with ExitStack() as opened:
+            opened.callback(self._close_clients)
+            self._lock = lock(settings.root)
+            opened.callback(os.close, self._lock)
+            self._state = TableState(settings.root / STATE / "state")
+            opened.callback(self._state.close)
+            position = self._state.position()
+            begun = position or self._state.copy_begun()
+            self._oplogs = Oplogs(
+                self._client,
+                self._cluster,
+                {} if position is None else position.members,
+                self._stopped,
+                witness=None if begun is None else begun.witness,
+                what=f"the tables in {settings.root}",
+            )
+            opened.pop_all()
         self._copy = TablesCopy(
             self._oplogs, self._state, per_second=settings.documents_per_second, stopped=self._stopped
         )
-        self._batches = self._changes = 0
+        self._resyncs = Resyncs(self._client, self._cluster, self._oplogs, self._state, settings)
+        self._batches = self._changes = self._written_anew = 0
         #: Whether there is more to read at once.
         self._behind = False
-        #: When the tables took over their rows last, and the micro-batch when it was seen to their small files.
+        #: Whether there are rows that the tables have not taken over, when they took over some last, and how soon they
+        #: may do so again.
+        self._waiting = False
         self._published = time.monotonic()
-        self._tidied = 0 if position is None else position.batch
+        #: The files of the tables' last commits when they were compared last.
+        self._seen: dict[str, Seen | None] = {}
+        self._pace = Pace()
+        self._upkeep = Upkeep(settings, 0 if position is None else position.batch)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -111,9 +140,13 @@ class TablesWriter:
 
     def close(self) -> None:
         """Close everything."""
+        self._resyncs.close()
         self._oplogs.close()
         self._state.close()
         os.close(self._lock)
+        self._close_clients()
+
+    def _close_clients(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
         if self._owned:
@@ -130,7 +163,8 @@ class TablesWriter:
         """What the writer has done so far."""
         position = self._state.position()
         stated = None if position is None else position.stated or None
-        return TablesProgress(self._batches, self._changes, self._copy.copied, stated)
+        tables = len(self._state.marks())
+        return TablesProgress(self._batches, self._changes, self._copy.copied, stated, tables, self._written_anew)
 
     def run(self, on_progress: Callable[[TablesProgress], None] | None = None) -> None:
         """Follow the collections until ``stop``. Raises TailraceError."""
@@ -143,6 +177,8 @@ class TablesWriter:
             pause = self._settings.every_s - (time.monotonic() - begun) if did else _POLL_S
             if not self._behind:
                 self._stopped.wait(max(0.0, pause))
+        if self._waiting:
+            self._publish()
 
     def run_to_present(self, until: ClusterTime | None = None) -> ClusterTime:
         """Bring the tables up to now, or at least to ``until``. Returns the cluster time at which they equal their
@@ -151,18 +187,25 @@ class TablesWriter:
         self.begin()
         while not self._stopped.is_set():
             position = self._position()
-            if position.stated >= max(goal, position.hold):
+            if position.stated >= max(goal, position.hold) and not self._resyncs.running:
                 break
             self.step(at_once=True, at_least=max(goal, position.hold))
+            if self._resyncs.running:
+                self._stopped.wait(_POLL_S)
         return self._position().stated
 
     def begin(self) -> None:
         """Copy the collections, if that was not done yet, and finish what a crash has interrupted."""
         if self._state.position() is None:
             self._copy_all()
+        elif self._position().witness is None:  # of the first format
+            with self._state.writing() as state:
+                state.set_position(replace(self._position(), witness=self._oplogs.witness()))
         self._forget_unselected()
+        self._compare_all()
         self._copy_newly_selected()
         self._note_redeclared()
+        self._resyncs.begin(self._copy)
         before = self._position().batch
         try:
             self._publish()
@@ -173,13 +216,18 @@ class TablesWriter:
 
     def step(self, *, at_once: bool = False, at_least: ClusterTime = ZERO) -> bool:
         """Run one micro-batch if there is anything for it. ``at_once``: even if nothing happened."""
+        self._resyncs.begin(self._copy)
+        if self._resyncs.end(self._position()):
+            self._publish()
         position = self._position()
         hold = position.hold if position.time < position.hold else ZERO
         window = self._oplogs.window(position.time, at_once=at_once, at_least=max(at_least, hold))
         if window is None:
-            if self._behind and not self._stopped.is_set():
-                self._behind = False
+            self._behind = self._behind and self._stopped.is_set()
+            if self._waiting and self._may_publish(position, at_once=at_once):
                 self._publish()
+            else:
+                self._upkeep.expire(self._tables)
             return False
         with without_collecting():
             folded, changed, is_last = self._fold(position, window)
@@ -187,18 +235,30 @@ class TablesWriter:
         durable.step("tables.state")
         self._batches += 1
         self._changes += folded.changes
-        self._behind = not is_last
-        waits = self._behind and position.stated and not self._stopped.is_set()
-        if not waits or time.monotonic() - self._published >= _BEHIND_S:
+        self._behind, self._waiting = not is_last, True
+        if self._may_publish(position, at_once=at_once):
             self._publish(position.time)
         return changed
+
+    def _may_publish(self, position: TablesPosition, *, at_once: bool) -> bool:
+        """Whether the tables take over their rows now: ``at_once`` does not mind what that costs."""
+        if not position.stated or self._stopped.is_set():
+            return True
+        if self._behind and time.monotonic() - self._published < _BEHIND_S:
+            return False
+        return at_once or self._pace.wait() <= 0
 
     def _fold(self, position: TablesPosition, window: OplogWindow) -> tuple[Folded, bool, bool]:
         """Bring the state to the end of ``window``, and of those behind it that can be read at once, up to the size of
         a micro-batch. Returns also whether anything changed, and whether there is nothing more to read at once."""
-        fold = Fold(self._selection, {bytes.fromhex(one.uuid): one for one in self._state.collections()})
+        known = {bytes.fromhex(one.uuid): one for one in self._state.collections()}
+        fold = Fold(self._selection, known, ignored=self._resyncs.uuids)
         with self._state.writing() as state:
-            window = self._read(fold, window, state)
+            marks: dict[str, EntryMark] = {}
+            window = self._read(fold, window, state, marks)
+            for name in fold.unreadable - self._unreadable:
+                _log.warning("the collection %s has no table: its name is not UTF-8", in_a_line(name))
+            self._unreadable |= fold.unreadable
             hold = self._copy_unknown(fold, state) or position.hold
             folded = fold.apply(state)
             for number, keys in folded.touched.items():
@@ -208,15 +268,22 @@ class TablesWriter:
                 if known.get(uuid) != collection:
                     state.set_collection(collection)
             until, members = window.until, self._oplogs.members
-            state.set_position(TablesPosition(position.batch + 1, until, members, hold, position.stated))
+            # What was copied is newer than what was read of the oplogs.
+            copied = hold != position.hold
+            witness = self._oplogs.witness() if copied else self._oplogs.witness(position.witness, marks)
+            state.set_position(TablesPosition(position.batch + 1, until, members, hold, position.stated, witness))
         changed = bool(folded.touched or fold.dropped or fold.collections.keys() ^ known.keys())
         return folded, changed, window.is_last
 
-    def _read(self, fold: Fold, window: OplogWindow, state: StateTransaction) -> OplogWindow:
-        """Group the changes of ``window`` and of those behind it by document. Returns the last one."""
+    def _read(
+        self, fold: Fold, window: OplogWindow, state: StateTransaction, marks: dict[str, EntryMark]
+    ) -> OplogWindow:
+        """Group the changes of ``window`` and of those behind it by document, and note the last entries in ``marks``.
+        Returns the last one."""
         size = 0
         while True:
             fold.read(window, state.next_number)
+            marks.update(window.marks)
             size += window.size
             if window.is_last or size >= _BATCH_BYTES or self._stopped.is_set():
                 return window
@@ -230,18 +297,21 @@ class TablesWriter:
     def _copy_all(self) -> None:
         """Copy every selected collection into the state. The position is set at the end; until then, a copy
         that a crash interrupted is continued."""
-        start = self._copy.begin()
-        copied = self._copy.selected(self._selection)
         # Where the state was lost the tables are still there: they begin anew too, and those of what has gone end.
         held = tables_in(self._settings.root)
+        for namespace in filter(self._selection.has, held):
+            self._check_deployment(self._table(namespace))
+        start = self._copy.begin()
+        copied = self._copy.selected(self._selection)
         batch = 1 + max(held.values(), default=-1)
         hold = self._copy.now()
         with self._state.writing() as state:
             _set_copied(state, copied, hold)
             for namespace in filter(self._selection.has, held):
-                state.set_mark(TableMark(namespace, _UNKNOWN, -1, whole=True))
+                state.set_mark(unknown(namespace))
             state.set_selection(self._selection.patterns)
-            state.set_position(TablesPosition(batch, start, self._oplogs.members, hold))
+            witness = self._oplogs.witness()
+            state.set_position(TablesPosition(batch, start, self._oplogs.members, hold, witness=witness))
             state.end_copy()
 
     def _copy_newly_selected(self) -> None:
@@ -255,28 +325,49 @@ class TablesWriter:
             if copied:
                 hold = self._copy.now()
                 _set_copied(state, copied, hold)
-                state.set_position(replace(self._position(), hold=hold))
+                state.set_position(replace(self._position(), hold=hold, witness=self._oplogs.witness()))
             state.set_selection(patterns)
 
     def _copy_unknown(self, fold: Fold, state: StateTransaction) -> ClusterTime | None:
         """Copy collections that got a selected name with documents that the oplog did not show. Returns the time up to
         which changes may already be in the copies."""
+        if self._oplogs.joined:
+            # What a shard held before it was added is in no oplog that is read.
+            self._oplogs.joined.clear()
+            for found, namespace in self._copy.listed(self._selection).items():
+                fold.missing(bytes.fromhex(found), namespace)
         if not fold.unknown:
             return None
-        made: list[tuple[bytes, TabledCollection]] = []
+        made: list[TabledCollection] = []
         for uuid, namespace in fold.unknown.items():
             collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
             for documents in self._copy.documents(namespace, uuid):
                 for document in documents:
                     state.put(collection.number, key_of(document), ZERO, document)
                 self._copy.copied += len(documents)
-            made.append((uuid, collection))
+            if self._copy.exists(namespace, uuid):
+                made.append(collection)
+            else:
+                # It is gone, as the oplog will tell, or its database has not moved to its shard yet: an entry that is
+                # still to come asks for it again.
+                state.clear(collection.number)
         hold = self._copy.now()
-        for uuid, collection in made:
-            fold.collections[uuid] = TabledCollection(
-                collection.uuid, collection.number, collection.namespace, int(hold)
-            )
-        return hold
+        for collection in made:
+            uuid = bytes.fromhex(collection.uuid)
+            fold.collections[uuid] = replace(collection, copied=int(hold))
+            fold.supersede(uuid, collection.namespace)
+        return hold if made else None
+
+    @property
+    def resyncing(self) -> list[str]:
+        """The collections that are being copied again: their tables do not equal them now."""
+        return sorted(self._resyncs.running)
+
+    @property
+    def unmatched(self) -> list[str]:
+        """The patterns of the selection that none of the tables' names matches."""
+        names = self._state.marks()
+        return [one for one in self._selection.patterns if not any(map(Selection((one,)).covers, names))]
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
@@ -291,28 +382,38 @@ class TablesWriter:
         position = self._position()
         if position.time < position.hold:
             return
+        position = self._compare_seen()
+        if position.time < position.hold:
+            return
         marks = self._state.marks()
-        current = {one.namespace: one for one in self._state.collections()}
+        current = {one.namespace: one for one in self._state.collections() if not one.pending}
         done: list[TableMark] = []
-        for namespace in sorted({*marks, *current}):
+        for namespace in sorted({*marks, *current} - self._resyncs.running.keys()):
             mark = marks.get(namespace, TableMark(namespace, None, -1, whole=True))
             collection = current.get(namespace)
             since = position.stated if after is None else min(after, position.stated) if position.stated else after
-            if mark.collection == _UNKNOWN or namespace not in marks:
+            if mark.collection == UNKNOWN or namespace not in marks:
                 # Nobody has followed the table since its last version, which says nothing of the time behind its own.
                 since = self._table(namespace).stated or since
-            batch = Batch(position.batch, since or ZERO, position.time, None if collection is None else collection.uuid)
+            uuid = None if collection is None else collection.uuid
+            batch = Batch(position.batch, since or ZERO, position.time, uuid, self._state.name, position.witness)
             if self._take_over(mark, collection, batch):
                 number = None if collection is None else collection.number
-                done.append(taken_over(TableMark(namespace, number, mark.batch, mark.whole), position.batch))
+                taken = taken_over(TableMark(namespace, number, mark.batch, mark.whole), position.batch)
+                done.append(note(taken, self._table(namespace)))
         with self._state.writing() as state:
             for mark in done:
                 state.set_mark(mark)
             state.forget_waiting()
             state.set_position(position.now_stated())
         durable.step("tables.done")
-        self._published = time.monotonic()
-        self._daily_life(done, position.batch)
+        for mark in done:
+            self._seen[mark.namespace] = seen(self._folder(mark.namespace), mark)
+        self._published, self._waiting = time.monotonic(), False
+        self._upkeep.compact(self._tables, position.batch)
+        self._upkeep.expire(self._tables)
+        replaced, live = replaced_bytes(self._tables)
+        self._pace.spent(replaced, live)
 
     def _take_over(self, mark: TableMark, collection: TabledCollection | None, batch: Batch) -> bool:
         """Bring one table up to ``batch``. Returns whether there was anything to do."""
@@ -320,32 +421,35 @@ class TablesWriter:
             if mark.collection is None:
                 return False
             table = self._table(mark.namespace)
-            if table.batch < batch.number:
+            if not has_taken_over(table, batch):
                 table.look()
                 table.write_whole(batch, table.schema(self._rule(mark.namespace).schema), (), "drop")
             return True
         table = self._table(mark.namespace)
         if mark.whole or mark.collection != collection.number or not table.exists:
-            if table.batch < batch.number:
+            if not has_taken_over(table, batch):
                 table.look()
                 self._write_whole(table, collection, batch)
             return True
         keys = self._state.waiting_keys(collection.number)
         if not keys:
             return False
-        if table.batch < batch.number:
-            table.refresh()
+        if not has_taken_over(table, batch):
+            table.refresh(batch.state, mark.version)
             self._change(table, collection, batch, keys)
         return True
 
     def _change(self, table: CollectionTable, collection: TabledCollection, batch: Batch, keys: list[bytes]) -> None:
         schema = table.schema(self._rule(collection.namespace).schema)
-        rows = _Widening(schema, lambda misfits: self._quarantine.add(collection, batch, misfits), others=True)
+        rows = Widening(schema, lambda misfits: self._quarantine.add(collection, batch, misfits), others=True)
         try:
             table.change(batch, rows, keys, rows.batches(self._state.waiting(collection.number)))
-        except _RetypedError as error:
+        except RetypedError as error:
             _log.info("%s: a column becomes wider, all rows are rewritten", collection.namespace)
             self._write_whole(table, collection, batch, error.schema)
+        except TableDamageError as error:
+            _log.warning("%s: %s. It is written anew", collection.namespace, error.message)
+            self._write_whole(table, collection, batch)
 
     def _write_whole(
         self, table: CollectionTable, collection: TabledCollection, batch: Batch, schema: TableSchema | None = None
@@ -353,10 +457,10 @@ class TablesWriter:
         """Rewrite the table from the state, and again if a column had to become wider on the way."""
         given = schema or table.schema(self._rule(collection.namespace).schema)
         while True:
-            rows = _Widening(given, lambda misfits: self._quarantine.add(collection, batch, misfits))
+            rows = Widening(given, lambda misfits: self._quarantine.add(collection, batch, misfits))
             try:
                 table.write_whole(batch, rows, rows.batches(self._state.documents(collection.number)), "whole")
-            except _RetypedError as error:
+            except RetypedError as error:
                 given = error.schema
                 continue
             return
@@ -368,27 +472,90 @@ class TablesWriter:
         table = self._tables.get(namespace)
         if table is None:
             rule = self._rule(namespace)
-            root = self._settings.root / folder_of(namespace)
-            declared = rule.schema.declaration
             table = CollectionTable(
-                root, namespace, partition_by=rule.partition_by, bounds=rule.z_order, declared=declared
+                self._folder(namespace),
+                namespace,
+                partition_by=rule.partition_by,
+                bounds=rule.z_order,
+                declared=rule.schema.declaration,
+                deployment=self._oplogs.deployment_id,
             )
             self._tables[namespace] = table
         return table
 
-    def _daily_life(self, marks: list[TableMark], batch: int) -> None:
-        """Merge small files and remove old versions, every ``compact_every`` micro-batches."""
-        every = self._settings.compact_every
-        if not every or batch // every == self._tidied // every:
-            return
-        self._tidied = batch
-        for mark in marks:
-            table = self._table(mark.namespace)
-            try:
-                table.compact(target_bytes=self._settings.target_bytes, z_order=self._rule(mark.namespace).z_order)
-                table.expire(self._settings.retention_h)
-            except TailraceError as error:
-                _log.warning("%s: %s", mark.namespace, error)  # retried next time
+    def _folder(self, namespace: str) -> Path:
+        return self._settings.root / folder_of(namespace)
+
+    # -- whether they are the tables that the state knows -----------------------------------------------------------
+
+    def _check_deployment(self, table: CollectionTable) -> None:
+        ours = self._oplogs.deployment_id
+        if table.deployment and ours and table.deployment != ours:
+            raise OtherHistoryError(
+                f"the table {table.root} is of another deployment: its id was {table.deployment} and is {ours}",
+                hint=OTHER_HISTORY,
+            )
+
+    def _compare_all(self) -> None:
+        """Compare every table with its mark. Those that were set back are written anew, and so are those that nobody
+        knows. Raises SinkError where it is not for us to decide."""
+        self._tables.clear()
+        position, marks, faults = self._position(), self._state.marks(), list[TableFault]()
+        first: list[TableMark] = []
+        for namespace, mark in marks.items():
+            table = self._table(namespace)
+            fault = fault_of(table, mark, position.batch, self._state.name)
+            if fault is not None:
+                faults.append(fault)
+            elif mark.version < 0 and mark.batch >= 0 and table.exists:
+                first.append(note(mark, table))  # of the first format
+            self._seen[namespace] = seen(table.root, mark)
+        for namespace in tables_in(self._settings.root):
+            if namespace not in marks and self._selection.has(namespace):
+                table = self._table(namespace)
+                check_owner(table, unknown(namespace))
+                self._check_deployment(table)
+                last = next(delta_commit.stated(table.root), None)
+                if last is not None and (last.state, last.batch) == (self._state.name, position.batch):
+                    continue  # its first commit, before a crash
+                faults.append(TableFault(unknown(namespace), "is not known to the state"))
+        if first:
+            with self._state.writing() as state:
+                for mark in first:
+                    state.set_mark(mark)
+        self._anew(faults)
+
+    def _compare_seen(self) -> TablesPosition:
+        """Compare the tables whose newest commit has another file than before: somebody has put back a folder, or has
+        removed a file. Returns the position, which is later if a table has to be written anew."""
+        faults = []
+        for namespace, mark in self._state.marks().items():
+            if mark.version >= 0 and self._seen.get(namespace) != (now := seen(self._folder(namespace), mark)):
+                self._tables.pop(namespace, None)
+                fault = fault_of(self._table(namespace), mark, self._position().batch, self._state.name)
+                if fault is not None:
+                    faults.append(fault)
+                self._seen[namespace] = now
+        return self._anew(faults)
+
+    def _anew(self, faults: list[TableFault]) -> TablesPosition:
+        """Let tables be written anew from the state. One that has come to a later time than the state waits for it."""
+        position = self._position()
+        if not faults:
+            return position
+        batch, hold = position.batch, position.hold
+        self._written_anew += len(faults)
+        for fault in faults:
+            namespace = fault.mark.namespace
+            _log.warning("the table of %s %s: it is written anew", namespace, fault.reason)
+            table = self._table(namespace)
+            batch, hold = max(batch, table.batch), max(hold, table.stated or ZERO)
+        position = replace(position, batch=batch + 1, hold=hold)
+        with self._state.writing() as state:
+            for fault in faults:
+                state.set_mark(unknown(fault.mark.namespace))
+            state.set_position(position)
+        return position
 
     def _note_redeclared(self) -> None:
         """Tables whose declared columns or partitions are others than before are written anew."""
@@ -416,91 +583,8 @@ class TablesWriter:
                     state.forget_mark(name)
 
 
-@contextmanager
-def held_tables(root: Path) -> Iterator[list[str]]:
-    """The tables in ``root``, by namespace, held so that no other process writes them meanwhile."""
-    descriptor = _lock(root)
-    try:
-        state = TableState(root / STATE / "state", readonly=True)
-        try:
-            found = sorted(state.marks())
-        finally:
-            state.close()
-        yield found
-    finally:
-        os.close(descriptor)
-
-
-def mark_for_rebuilding(root: Path, namespace: str) -> None:
-    """Let the next writer rewrite a table from the state. Raises UsageError if there is no such table."""
-    with held_tables(root) as namespaces:
-        if namespace not in namespaces:
-            raise UsageError(f"{namespace} has no table in {root}")
-        state = TableState(root / STATE / "state")
-        try:
-            position, mark = state.position(), state.marks()[namespace]
-            with state.writing() as transaction:
-                transaction.set_mark(TableMark(namespace, mark.collection, mark.batch, whole=True))
-                if position is not None:
-                    transaction.set_position(position.next_batch())
-        finally:
-            state.close()
-
-
-class _RetypedError(Exception):
-    """A value did not fit its column, and by the policy the column becomes wider."""
-
-    def __init__(self, schema: TableSchema) -> None:
-        super().__init__()
-        self.schema = schema
-
-
-class _Widening:
-    """A schema that grows while the rows of a table are made. ``quarantine`` is given the documents that do not fit
-    before the table is committed: a crash in between leaves none of them in neither place. ``others``: the table has
-    other rows, which keep their columns' types."""
-
-    def __init__(
-        self, schema: TableSchema, quarantine: Callable[[Sequence[Misfitting]], None], *, others: bool = False
-    ) -> None:
-        self.schema = schema
-        self._quarantine = quarantine
-        self._others = others
-
-    @property
-    def columns(self) -> Any:
-        return self.schema.columns
-
-    def batches(self, documents: Iterator[StoredDocument]) -> Iterator[pa.RecordBatch]:
-        wrote = self._others
-        misfits: list[Misfitting] = []
-        for piece in chunks(documents):
-            found: Rows = make_rows(self.schema, piece)
-            if found.retyped and wrote:
-                raise _RetypedError(found.schema)
-            self.schema = found.schema
-            misfits += found.misfits
-            wrote = True
-            yield found.batch
-        self._quarantine(misfits)
-
-
 def _set_copied(state: StateTransaction, collections: list[TabledCollection], until: ClusterTime) -> None:
     """The state has these collections now. Changes up to ``until`` may be in their documents already."""
     for collection in collections:
         state.set_collection(replace(collection, copied=int(until)))
         state.end_copying(collection.uuid)
-
-
-def _lock(root: Path) -> int:
-    """Lock the directory of the tables. Raises SinkError if another process holds it."""
-    path = root / STATE / "lock"
-    with durable.writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise SinkError(f"another process writes the tables in {root}", hint="Tables have one writer") from None
-    return descriptor

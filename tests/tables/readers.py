@@ -1,0 +1,90 @@
+"""Programs that read a table, each in the way that the page shows: rows as dictionaries of the typed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable, QueryBuilder
+
+#: The rows of a table, each a mapping of its typed columns; with a value of ``column``, only the rows that have it.
+Reader = Callable[[Path, str | None, Any], list[dict[str, Any]]]
+_OURS = ("_bson", "_json", "_changed")
+
+
+def by_pyarrow(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    """The dataset that deltalake makes for pyarrow, with its bounds of each file."""
+    import pyarrow.dataset as ds
+
+    found = DeltaTable(str(root)).to_pyarrow_dataset()
+    wanted = None if column is None else ds.field(column).is_null() if value is None else ds.field(column) == value
+    return plain(found.to_table(filter=wanted).to_pylist())
+
+
+def by_deltalake(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    """deltalake's own engine, DataFusion."""
+    import pyarrow as pa
+
+    where = (
+        "" if column is None else f' WHERE "{column}" IS NULL' if value is None else f' WHERE "{column}" = {sql(value)}'
+    )
+    found = QueryBuilder().register("t", DeltaTable(str(root))).execute(f"SELECT * FROM t{where}").read_all()
+    return plain(pa.table(found).to_pylist())
+
+
+def by_duckdb(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    """DuckDB over that dataset."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.register("t", DeltaTable(str(root)).to_pyarrow_dataset())
+        where = "" if column is None else f' WHERE "{column}" IS NOT DISTINCT FROM ?'
+        found = connection.execute(f"SELECT * FROM t{where}", [] if column is None else [value])
+        return plain(found.to_arrow_table().to_pylist())
+
+
+def by_polars(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    import polars
+
+    found = polars.scan_delta(str(root))
+    if column is not None:
+        found = found.filter(polars.col(column).is_null() if value is None else polars.col(column) == polars.lit(value))
+    return plain(found.collect().to_dicts())
+
+
+def by_pandas(root: Path, column: str | None = None, value: Any = None) -> list[dict[str, Any]]:
+    import pandas as pd
+    import pyarrow as pa
+
+    found = DeltaTable(str(root)).to_pandas(types_mapper=pd.ArrowDtype)
+    if column is not None:
+        found = found[found[column].isna() if value is None else found[column] == value]
+    return plain(pa.Table.from_pandas(found, preserve_index=False).to_pylist())
+
+
+READERS: dict[str, Reader] = {
+    "pyarrow": by_pyarrow,
+    "deltalake": by_deltalake,
+    "duckdb": by_duckdb,
+    "polars": by_polars,
+    "pandas": by_pandas,
+}
+
+
+def sql(value: Any) -> str:
+    """A value as SQL has it."""
+    if isinstance(value, bool):
+        return str(value).upper()
+    return str(value) if isinstance(value, int) else f"DATE '{value}'" if hasattr(value, "year") else _text(value)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The typed columns alone, in the order of the keys."""
+    ordered = sorted(rows, key=lambda row: bytes(row["_key"]))
+    return [{name: value for name, value in row.items() if name not in (*_OURS, "_key")} for row in ordered]
