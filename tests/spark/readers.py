@@ -99,10 +99,14 @@ class CrashingQuery:
             return False
         self._left -= 1
         self.crashes += 1
+        self.begin_again()
+        return True
+
+    def begin_again(self) -> None:
+        """Go on from the checkpoint with another reader."""
         self._reader.stop()
         self._reader = TailraceStreamReader(self._options)
         self._start = None
-        return True
 
 
 def kept_by_spark(offset: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from tests.differential import native
 from tests.differential.wire import Wire
 from tests.golden.recording import token_time
 
+#: How long a query may take that ends by itself. The first one of a session takes two minutes on a loaded machine.
+PATIENCE_S = 600
+
 
 @dataclass
 class Batches:
@@ -54,7 +57,7 @@ def available_now(
         .start()
     )
     try:
-        query.awaitTermination()
+        assert query.awaitTermination(PATIENCE_S), "the stream does not end"
     finally:
         query.stop()
     return batches

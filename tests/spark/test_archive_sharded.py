@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tailrace.archive.record import read_record, write_record
 from tailrace.archive.source import ArchiveSource
 from tailrace.demo.comparison import lake_events
-from tailrace.durable import read_json, write_json
 from tailrace.embedded import ShardedCluster
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.mongod import MongodSource
@@ -136,8 +136,9 @@ def test_what_the_archive_cannot_tell_is_refused(spark: SparkSession, overtaken:
     del hole["startAtOperationTime"]
     assert available_now(spark, hole, tmp_path / "now").events == []  # what needs no archive is not refused
     description = overtaken.short / "archive.json"
-    known = read_json(description)
+    known = read_record(description)
     known["sharded"][min(known["sharded"])]["after"] = f"{int(overtaken.start) + (1 << 32):016x}"
-    write_json(description, known)
+    assert known is not None
+    write_record(description, known)
     with pytest.raises(Exception, match="came or went"):
         available_now(spark, overtaken.options(archive=str(overtaken.short)), tmp_path / "members")

@@ -24,7 +24,7 @@ from tailrace.kernel.compiled import fingerprint
 from tailrace.spark.runtime.class_data import class_data_options
 from tailrace.spark.runtime.java import find_java
 from tests.spark.streams import newest, server_events
-from tests.spark.test_crash import arrived, driver, wait_for
+from tests.spark.test_crash import arrived, driver, have_arrived, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 
@@ -64,7 +64,7 @@ def test_an_executor_in_another_process_reads_the_same_stream(
     }
     expected = server_events(replica_set.uri, ("executors", None), start, until)
     with driver(options, tmp_path, master="local-cluster[1,2,1024]") as process:
-        wait_for(lambda: len(arrived(tmp_path)) >= len(expected), process, tmp_path)
+        wait_for(lambda: have_arrived(tmp_path, len(expected)), process, tmp_path)
     assert arrived(tmp_path) == expected
     files = max(len(list(batch.glob("part-*.parquet"))) for batch in (tmp_path / "out").iterdir())
     assert files == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tailrace.demo.comparison import lake_events
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import ChangeStreamFatal, UsageError
+from tailrace.errors import ChangeStreamFatal, SinkError, UsageError
 from tailrace.lake.erasure import erase
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import read, verify
@@ -252,6 +253,37 @@ def test_a_fresh_checkpoint_goes_on_after_the_last_event_without_loss_or_repetit
     assert verify(lake).problems == []
     with pytest.raises(UsageError, match="was superseded"):
         write_stream(spark, options, lake, checkpoint=tmp_path / "one")
+
+
+def test_a_lake_put_back_from_a_backup_under_its_newer_checkpoint_is_refused_and_a_fresh_one_loses_nothing(
+    spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    """Ten documents, a copy of the lake, ten more, the copy put back, ten more: ten were missing for good, with exit
+    status 0, and ``verify`` called the lake sound. No test had set a lake back."""
+    database, lake, good = "lakeback", tmp_path / "lake", tmp_path / "good"
+    start = newest(replica_set.uri)
+    options = options_for(replica_set.uri, database, start, columns="event,token")
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        orders = client[database]["orders"]
+        for number in range(2):
+            orders.insert_many([{"_id": number * 10 + n} for n in range(10)])
+            fill(spark, options, lake)
+            if number == 0:
+                shutil.copytree(lake, tmp_path / "copy")
+        lake.rename(good)
+        (tmp_path / "copy").rename(lake)
+        orders.insert_many([{"_id": 20 + n} for n in range(10)])
+        until = newest(replica_set.uri)
+        with pytest.raises(SinkError, match="is older than its checkpoint"):
+            write_stream(spark, options, lake, available_now=True)
+        assert any("is older than its checkpoint" in problem for problem in verify(lake, full=True).problems)
+        expected = server_events(replica_set.uri, (database, None), start, until)
+        # The good lake goes on under the checkpoint, and the old copy with a fresh one.
+        fill(spark, options, good, checkpoint=tmp_path / "lake.checkpoint")
+        fill(spark, options, lake, checkpoint=tmp_path / "fresh")
+        for path in (good, lake):
+            assert list(lake_events(path)) == expected
+            assert verify(path, full=True, checkpoint=tmp_path / "none").problems == []
 
 
 def test_a_full_disk_is_told_in_a_sentence_harms_nothing_and_the_stream_goes_on_when_there_is_room(

@@ -284,3 +284,30 @@ def test_slices_are_planned_while_spark_writes_down_the_offset(
     finally:
         planning.close()
         late.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [(500, 9_000), (200_000, 30)], ids=["small documents", "large ones at once"]
+)
+def test_a_full_micro_batch_is_cut_into_the_slices_that_were_asked_for(
+    replica_set: ReplicaSet, size: int, count: int
+) -> None:
+    """It had one slice, so one task had all the work: slices had 2 MB at least, and were cut between buckets of a
+    thousand entries. No test had bounded the bytes of a micro-batch and asked for slices at once."""
+    with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
+        client.slices_asked.c.drop()
+        start = newest(replica_set.uri)
+        client.slices_asked.c.insert_many([{"pad": b"x" * size} for _ in range(count)])
+    options = {"uri": replica_set.uri, "database": "slices_asked", "maxBytesPerTrigger": "4m", "partitions": "4"}
+    options["startAtOperationTime"] = f"{start.seconds},{start.increment}"
+    planning = open_deployment(parse(options))
+    try:
+        begin = planning.start("now")
+        end = planning.end(begin, newest(replica_set.uri), planner.Limits(None, 4 << 20))
+        made = planning.slices(begin, end)
+        assert len(made) == 4
+        weights = [sum(one.bytes for one in planning.outline.buckets(part.after, part.until)) for part in made]
+        assert max(weights) < 2 * min(weights)
+        assert sum(weights) > 3 << 20
+    finally:
+        planning.close()

@@ -13,6 +13,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from tailrace.spark.runtime import session
 from tailrace.spark.runtime.python import worker_python
 
 LIB = Path(pyspark.__file__).parent / "python" / "lib"
@@ -96,3 +97,18 @@ def test_a_damaged_cache_of_compiled_code_fails_no_task(spark: SparkSession, tmp
     assert row is not None
     assert row.process != os.getpid()
     assert row.misses == 1
+
+
+def test_registering_warns_where_spark_looks_sources_up_with_another_python(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With ``spark.pyspark.python`` alone the source was not found on a cluster, and nothing said why. In every test
+    the two were one, as ``local_session`` sets them."""
+    assert session._python_of_lookups(spark) == session._python_of_workers(spark) == os.environ["PYSPARK_PYTHON"]
+    session.register(spark)
+    assert caplog.messages == []
+    monkeypatch.setattr(session, "_python_of_lookups", lambda _: "python3")
+    session.register(spark)
+    (said,) = caplog.messages
+    assert "Spark looks sources up with python3, and its workers run" in said
+    assert "set PYSPARK_PYTHON" in said

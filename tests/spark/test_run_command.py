@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,26 @@ def pipeline_file(directory: Path, database: str, more: str = SPARK) -> Path:
 @pytest.mark.mongod
 def test_run_follows_the_stream_until_sigterm(replica_set: ReplicaSet, tmp_path: Path) -> None:
     start = newest(replica_set.uri)
-    path, database = pipeline_file(tmp_path, "runcommand", f"{SPARK}archive: {{path: kept}}\n"), "runcommand"
+    beside = "archive: {path: kept}\ntables: {path: tables, collections: runcommand.*}\n"
+    path, database = pipeline_file(tmp_path, "runcommand", f"{SPARK}{beside}"), "runcommand"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         client[database].orders.insert_many([{"n": n} for n in range(100)])
     until = newest(replica_set.uri)
-    process = tailrace("run", str(path), "--progress", "json", TEST_URI=replica_set.uri)
+    process = tailrace("run", str(path), "--progress", "json", "--metrics", address, TEST_URI=replica_set.uri)
     watchdog = threading.Timer(PATIENCE_S, process.kill)
     watchdog.start()
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     watchdog.cancel()
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as reply:
+        served = reply.read().decode()
     process.send_signal(signal.SIGTERM)
     code, _, err = finished(process)
     assert (code, first["events"]) == (0, 100), err
+    for name in ("tailrace_query_active{", "tailrace_tables_tables ", 'tailrace_archive_segments_total{oplog="rs0"}'):
+        assert name in served
     assert first["lagMs"] >= 0
     assert err.startswith("Stopped. 100 events in 1 micro-batches came into"), err
     assert list(lake_events(tmp_path / "lake")) == server_events(replica_set.uri, (database, None), start, until)

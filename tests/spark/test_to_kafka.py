@@ -102,3 +102,18 @@ def test_brokers_that_are_away_within_a_batch_and_before_it(half: str, monkeypat
         topic.write(batch(rows[20:]))
         topic.write(batch(changes(100, 120)))
         assert_once(brokers, changes(0, 120))
+
+
+def test_each_event_of_a_token_that_several_have_is_sent_once_wherever_a_batch_was_cut_off() -> None:
+    """The events of several shards that have one token were taken for repetitions of the first. No batch of the tests
+    had two."""
+    rows = changes(0, 8)
+    event = {**bson.decode(rows[5].event), "from": "another shard"}
+    rows.insert(6, Row(token=rows[5].token, operation_type="insert", event=bson.encode(event)))
+    for done in (5, 6, 7, 9):
+        with closing(KafkaBrokers("events")) as brokers:
+            example("to_kafka").Topic(brokers.servers, "events").write(batch(rows[:done]))
+            topic = example("to_kafka").Topic(brokers.servers, "events")  # as after a crash
+            topic.write(batch(rows))
+            topic.write(batch(changes(20, 30)))
+            assert_once(brokers, [*rows, *changes(20, 30)])

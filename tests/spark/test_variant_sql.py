@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from bson.binary import Binary
 from bson.code import Code
+from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.max_key import MaxKey
@@ -41,6 +42,8 @@ DOCUMENT: dict[str, Any] = {
     "toobig": Decimal128("1E+40"),
     "decnan": Decimal128("NaN"),
     "t": datetime.datetime(2024, 5, 1, 12, 0, 0, 123000),
+    "last": DatetimeMS(253402300799999),
+    "later": DatetimeMS(253402300800000),
     "bin": b"\x01\x02",
     "uuid": Binary(uuid.UUID(int=5).bytes, 4),
     "oid": ObjectId("65f000000000000000000001"),
@@ -91,6 +94,9 @@ def test_paths_and_casts_find_every_type(spark: SparkSession) -> None:
         "v:toobig['$numberDecimal']::string": "1E+40",
         "v:decnan['$numberDecimal']::string": "NaN",
         "v:t::timestamp = timestamp'2024-05-01 12:00:00.123'": True,
+        "v:last::timestamp = timestamp'9999-12-31 23:59:59.999'": True,
+        # A timestamp of that year ended every row with it that Python collected.
+        "v:later['$date']['$numberLong']::string": "253402300800000",
         "v:bin::binary": b"\x01\x02",
         "v:uuid::string": "00000000-0000-0000-0000-000000000005",
         "v:oid::string": "65f000000000000000000001",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from tailrace.spark.planning.backlog import Backlog, backlog_in, worst
 from tailrace.spark.query_numbers import QueryNumbers
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
@@ -96,13 +97,14 @@ class MetricsListener(StreamingQueryListener):
         self._runs: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def serve(self, host: str, port: int) -> AbstractContextManager[str]:
-        """Serve the numbers over HTTP while the block runs, and give the address. Needs the extra ``metrics``. Raises
-        SinkError if the address cannot be used."""
+    def serve(self, host: str, port: int, *, beside: Sequence[Collector] = ()) -> AbstractContextManager[str]:
+        """Serve the numbers over HTTP while the block runs, with those of other collectors of ``prometheus_client``
+        ``beside`` them, and give the address. Needs the extra ``metrics``. Raises SinkError if the address cannot be
+        used."""
         from tailrace.metrics_server import serve_metrics  # noqa: PLC0415  not without prometheus_client
         from tailrace.spark.query_collector import QueryCollector  # noqa: PLC0415
 
-        return serve_metrics(QueryCollector(self.snapshot), host, port)
+        return serve_metrics(QueryCollector(self.snapshot), host, port, beside=beside)
 
     def snapshot(self) -> Iterable[QueryNumbers]:
         """The present numbers."""

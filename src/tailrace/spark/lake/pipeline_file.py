@@ -38,6 +38,12 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "tables": KEYS,
     "spark": ("cores", "memory", "config"),
 }
+#: A pipeline of stages may be long; what is longer is some other file.
+_BYTES_MAX: Final = 1 << 20
+_NUL: Final = "\0"
+#: How often a stream commits unless the file says otherwise. Without a pause it commits several times a second while
+#: there is load, and each commit makes a file.
+_EVERY: Final = "1 second"
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)b?", re.IGNORECASE)
@@ -82,11 +88,16 @@ def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> Pipel
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with file.open("rb") as opened:
+            raw = opened.read(_BYTES_MAX + 1)
+        text = raw.decode("utf-8")
+    except (OSError, ValueError) as error:  # ValueError: also a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"cannot read {file}: {reason}") from None
+        raise UsageError(f"cannot read {file}: {'its name holds a NUL' if _NUL in str(file) else reason}") from None
+    if len(raw) > _BYTES_MAX:
+        raise UsageError(f"{file} is longer than a pipeline file may be, {_BYTES_MAX >> 20} MB")
     try:
+        _refuse_aliases(file, text)
         document = yaml.load(text, Loader=_Loader)
     except (RecursionError, ValueError, OverflowError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
@@ -99,6 +110,16 @@ def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> Pipel
         return _settings(document, file.absolute().parent, environment)
     except UsageError as error:
         raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
+
+
+def _refuse_aliases(file: Path, text: str) -> None:
+    """A few of them stand for gigabytes, or for themselves."""
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            where = f"line {token.start_mark.line + 1}, column {token.start_mark.column + 1}"
+            raise UsageError(
+                f"{file} has the alias *{token.value} at {where}, which is not taken", hint="Write its value out"
+            )
 
 
 class _Loader(yaml.SafeLoader):
@@ -140,7 +161,7 @@ def _settings(document: object, base: Path, environment: Mapping[str, str]) -> P
         source={name: _option(name, value) for name, value in options.items()},
         lake=_path(lake, "path", base),
         checkpoint=_path(lake, "checkpoint", base) if "checkpoint" in lake else None,
-        processing_time=_interval(trigger["every"]) if "every" in trigger else None,
+        processing_time=None if available_now else _interval(trigger.get("every", _EVERY)),
         available_now=available_now,
         compaction=_compaction(parts["compaction"]),
         cores=_whole(spark["cores"], "spark.cores", least=1) if "cores" in spark else None,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass
 class LakeMessage(WriterCommitMessage):
     """What a task tells the driver: the files it has finished, in the order of the stream, and the range that their
-    micro-batch was planned for (``None`` where there are no files)."""
+    micro-batch was planned for (``None`` of a task that had no slice)."""
 
     files: tuple[StagedFile, ...]
     planned: PlannedRange | None = None
@@ -42,6 +42,7 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
         try:
             self.root = Path(options["lake"])
             self.claim = options["claim"]
+            self.checkpoint = Path(options["checkpoint"])
         except KeyError as error:
             raise UsageError(
                 f"the option {error} is missing", hint="Start the stream with tailrace.spark.lake.write_stream"
@@ -55,17 +56,22 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> LakeMessage:
         rows = list(from_batches(iterator))
-        return LakeMessage(tuple(file for file, _ in rows), rows[0][1] if rows else None)
+        files = tuple(file for file, _ in rows if file is not None)
+        return LakeMessage(files, rows[0][1] if rows else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         files, planned = _files(messages), _planned(messages)
         if planned is None:
             return
-        commit = commit_batch(self.root, self.claim, batchId, planned, files)
+        commit = commit_batch(self.root, self.claim, batchId, planned, files, checkpoint=self.checkpoint)
         if commit is not None and self.policy.due(commit.number):
             from tailrace.lake.compaction import compact_after  # noqa: PLC0415  Arrow and Parquet, now and then
 
             compact_after(self.root, commit, self.policy)
+        elif not files and batchId:  # an empty micro-batch comes every ten seconds at most
+            from tailrace.lake.compaction import compact_idle  # noqa: PLC0415
+
+            compact_idle(self.root, self.policy)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         abort_batch(self.root, _files(messages))
@@ -90,7 +96,7 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedFile, 
 
 
 def _planned(messages: Sequence[WriterCommitMessage | None]) -> PlannedRange | None:
-    """The range that Spark planned the micro-batch for; ``None`` where no task has written a file."""
+    """The range that Spark planned the micro-batch for; ``None`` where it had no tasks."""
     found = {message.planned for message in messages if isinstance(message, LakeMessage) and message.planned}
     if len(found) > 1:
         raise SinkError(f"the tasks of one micro-batch were planned for different ranges: {sorted(map(str, found))}")

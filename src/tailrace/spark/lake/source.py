@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from tailrace.errors import ChangeStreamHistoryLost, SinkError, UsageError
 from tailrace.lake.manifest import PlannedRange
 from tailrace.lake.partitioning import DAY, Partitioning
+from tailrace.oplog.witness import EntryMark, marks_from_json
 from tailrace.spark.lake.gap import HISTORY_HINT, copied_position
 from tailrace.spark.lake.staged_rows import STAGED_SCHEMA
 from tailrace.spark.planning.input_partition import OplogSlice, SnapshotSlice
@@ -43,10 +44,11 @@ _OPERATION: Final = "operation_type"
 #: Under this name the events that were put aside are counted beside the operations.
 QUARANTINED: Final = "quarantined"
 #: Options of the lake beside those of the stream: its directory, the token after which it goes on, the size up to which
-#: a file grows, how far the copy has come that the stream continues, the lake's partition columns, and what is done
-#: with an event that cannot be written.
+#: a file grows, how far the copy has come that the stream continues, the lake's partition columns, what is done with an
+#: event that cannot be written, and the marks of oplog entries that the lake was read up to.
 LAKE, AFTER, FILE_BYTES, COPIED, PARTITION = "lake", "lakeAfter", "lakeFileBytes", "lakeCopied", "lakePartitionBy"
 ON_ERROR: Final = "lakeOnError"
+ENTRIES: Final = "lakeEntries"
 FILE_BYTES_DEFAULT: Final = 512 << 20
 #: Spark's name for the local property that holds the micro-batch's number (measured with PySpark 4.3).
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -56,7 +58,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 class LakePlace:
     """Where a stream's files go: the lake at ``root``, after its token ``after``, up to ``file_bytes`` each; ``copied``
     says how far the copy has come that the stream continues, ``quarantines`` whether events that cannot be written are
-    put aside."""
+    put aside, and ``entries`` which oplog entries the deployment must still hold."""
 
     root: Path
     after: str | None
@@ -64,13 +66,15 @@ class LakePlace:
     copied: str | None
     partitioning: Partitioning
     quarantines: bool = False
+    entries: Mapping[str, EntryMark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class LakeSlice(InputPartition):
-    """A slice of the stream, and the range of the whole micro-batch that it was planned for."""
+    """A slice of the stream, and the range of the whole micro-batch that it was planned for. Without a slice it only
+    carries the range to the lake: the first micro-batch of a stream is empty, and says where the stream begins."""
 
-    part: OplogSlice | SnapshotSlice
+    part: OplogSlice | SnapshotSlice | None
     planned: PlannedRange
 
 
@@ -91,6 +95,7 @@ class LakeStreamReader(TailraceStreamReader):
         with _lake_hint():
             if self._initial is None:
                 self._require_states()
+                self.deployment.require_marked(self._place.entries, self.deployment.at(self.deployment.newest()))
             if self._initial is None and self._place.copied is not None:
                 copied = copied_position(self._place.copied)
                 self._initial = self.deployment.copied(copied).to_json()
@@ -114,9 +119,10 @@ class LakeStreamReader(TailraceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         until = Offset.from_json(end)
         snapshot = "" if until.snapshot is None else json.dumps(until.snapshot.to_json(), sort_keys=True)
-        planned = PlannedRange(Offset.from_json(start).cluster_time, until.cluster_time, snapshot)
+        planned = PlannedRange(Offset.from_json(start).cluster_time, until.cluster_time, snapshot, dict(until.entries))
         slices = super().partitions(start, end)
-        return [LakeSlice(part, planned) for part in slices if isinstance(part, OplogSlice | SnapshotSlice)]
+        parts = [LakeSlice(part, planned) for part in slices if isinstance(part, OplogSlice | SnapshotSlice)]
+        return parts or [LakeSlice(None, planned)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Only the workers load the stages, Arrow and Parquet.
@@ -127,16 +133,22 @@ class LakeStreamReader(TailraceStreamReader):
         from tailrace.spark.reading.slice_reader import read_slice  # noqa: PLC0415
 
         assert isinstance(partition, LakeSlice)
+        if partition.part is None:
+            yield to_batch((), partition.planned)
+            return
         task = TaskContext.get()
         if task is None:
             raise SinkError("the lake is written inside a Spark task only")
         schema = spark_schema(self._options.columns, self._options.documents)
+        # Each shard may have logged an event of its own with one token, such as a collection's drop.
+        shards = max(1, len(partition.part.shards)) if isinstance(partition.part, OplogSlice) else 1
         writer = PartWriter(
             self._place.root,
             f"{task.getLocalProperty(_BATCH_ID) or 'x'}-{task.partitionId():05d}-{uuid.uuid4().hex}",
             limits=FileLimits(file_bytes=self._place.file_bytes),
             metadata=spark_metadata(schema.json()),
             partitioning=self._place.partitioning,
+            one_token=shards,
         )
         aside: list[QuarantinedEvent] | None = [] if self._place.quarantines else None
         batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN, aside=aside)
@@ -144,10 +156,10 @@ class LakeStreamReader(TailraceStreamReader):
         files = writer.write_all(counting(operations, behind(self._place.after, batches)))
         kept = [event for event in aside or () if event.token > (self._place.after or "")]
         if kept:
-            operations[QUARANTINED] = len({event.token for event in kept})
-            files = (*files, stage(self._place.root, kept))
-        if files:
-            yield to_batch(files, partition.planned, operations)
+            staged = stage(self._place.root, kept, one_token=shards)
+            operations[QUARANTINED] = staged.rows
+            files = (*files, staged)
+        yield to_batch(files, partition.planned, operations)
 
 
 class LakeSource(TailraceDataSource):
@@ -155,8 +167,10 @@ class LakeSource(TailraceDataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         given = {name.lower(): text for name, text in options.items()}
-        own = (given.pop(name.lower(), None) for name in (LAKE, AFTER, FILE_BYTES, COPIED, PARTITION, ON_ERROR))
-        lake, after, file_bytes, copied, partition, on_error = own
+        names = (LAKE, AFTER, FILE_BYTES, COPIED, PARTITION, ON_ERROR, ENTRIES)
+        lake, after, file_bytes, copied, partition, on_error, entries = (
+            given.pop(name.lower(), None) for name in names
+        )
         super().__init__(given)
         self.options = options
         if lake is None:
@@ -167,7 +181,10 @@ class LakeSource(TailraceDataSource):
             raise UsageError("a lake needs the column 'token': its order and its days come from it")
         partitioning = Partitioning.of((partition or DAY).split(","))
         size = int(file_bytes or FILE_BYTES_DEFAULT)
-        self._place = LakePlace(Path(lake), after or None, size, copied or None, partitioning, on_error == "quarantine")
+        marks = marks_from_json(json.loads(entries or "{}"))
+        self._place = LakePlace(
+            Path(lake), after or None, size, copied or None, partitioning, on_error == "quarantine", marks
+        )
 
     @classmethod
     def name(cls) -> str:

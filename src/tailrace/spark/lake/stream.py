@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from tailrace.lake.layout import LakeLayout, cluster_time_of
 from tailrace.lake.local_path import local_path
 from tailrace.lake.partitioning import Partitioning
 from tailrace.lake.quarantine import ON_ERRORS
+from tailrace.oplog.witness import marks_to_json
 from tailrace.spark.lake.gap import find_gap, set_aside
 from tailrace.spark.lake.sink import LakeSink
-from tailrace.spark.lake.source import AFTER, COPIED, FILE_BYTES, LAKE, ON_ERROR, PARTITION, TOKEN, LakeSource
+from tailrace.spark.lake.source import AFTER, COPIED, ENTRIES, FILE_BYTES, LAKE, ON_ERROR, PARTITION, TOKEN, LakeSource
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.runtime.session import register
 from tailrace.spark.source import options as source_options
@@ -94,9 +96,10 @@ def write_stream(
     reader = spark.readStream.format(LakeSource.name()).options(**start_after(opening, source))
     reader = reader.options(**{LAKE: str(root), AFTER: opening.after or "", FILE_BYTES: str(4 * policy.target_bytes)})
     reader = reader.options(**{PARTITION: ",".join(partitioning.names), ON_ERROR: on_error})
+    reader = reader.option(ENTRIES, json.dumps(marks_to_json(opening.entries)))
     rows = counted_files(reader.load())
     writer = rows.writeStream.format(sink.name()).option("checkpointLocation", str(where))
-    writer = writer.options(lake=str(root), claim=opening.claim, **policy.to_options())
+    writer = writer.options(lake=str(root), claim=opening.claim, checkpoint=str(where), **policy.to_options())
     if available_now:
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:

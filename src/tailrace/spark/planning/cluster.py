@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from pymongo import MongoClient
 
-from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
+from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.history import reaches_back
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.selection import Selection
 from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
-from tailrace.source.connection import Connection
+from tailrace.source.connection import Connection, clock_session
 from tailrace.source.membership import Removed, ShardChange, added_shards, changes, reachable, removed_shards
 from tailrace.source.merged_outline import MergedOutline
 from tailrace.source.mongod import MongodSource
@@ -76,7 +76,7 @@ class _Member:
 
         def ping() -> Mapping[str, Any] | None:
             client = self.connection.client
-            with client.start_session(causal_consistency=False) as session:
+            with clock_session(client) as session:
                 client.admin.command("ping", session=session)
                 return session.cluster_time
 
@@ -134,12 +134,20 @@ class ClusterDeployment(Deployment):
         self._settled = ZERO
         try:
             self._list()
-            versions = [shard.oplog.server_version for shard in self._shards.values()]
-            self.server_version = min(versions, key=lambda version: profile_for(version).version)
+            self.server_version = self._asked_version()
             self.identity = StreamIdentity.of(options, {}, self._cluster_id())
         except BaseException:
             self._close()
             raise
+
+    @property
+    def _clients(self) -> Sequence[MongoClient[Any]]:
+        return [shard.oplog.connection.client for shard in self._shards.values()]
+
+    def _asked_version(self) -> str:
+        """That of the oldest shard."""
+        versions: list[str] = self._each(list(self._shards.values()), lambda shard: shard.oplog.live.server_version)
+        return min(versions, key=lambda version: profile_for(version).version)
 
     def _copied_from(self) -> Cluster:
         return self._cluster
@@ -179,7 +187,12 @@ class ClusterDeployment(Deployment):
         """The shard that has a name in an offset, or behind it: the first one that bore it there."""
         removed = self._behind(position).first_removed(name)
         if removed is not None:
-            client = reachable(self._cluster, removed, position)
+            try:
+                client = reachable(self._cluster, removed, position)
+            except ChangeStreamHistoryLost:
+                if self._archive is not None:
+                    self._archive.confirm_members(position)  # as the client does
+                raise
             address = ShardAddress(name, str(removed.host))
             former = self._former.get(address)
             if former is None:
@@ -277,6 +290,14 @@ class ClusterDeployment(Deployment):
         names = set(self._shards).difference(shard.name for shard in removed)
         names.update(shard.name for shard in removed if shard.since is None)
         return Offset(time, tuple((name, time) for name in sorted(names)), self.identity)
+
+    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+        # A shard that was removed since may have left its name to another one.
+        history = self._behind(position.cluster_time)
+        return {name: one.source for name, one in self._shards.items() if history.first_removed(name) is None}
+
+    def _asked_all(self, sources: Sequence[MongodSource], ask: Callable[[MongodSource], _T]) -> list[_T]:
+        return list(self._pool.map(ask, sources))
 
     def require_history(self, position: Offset) -> None:
         after = position.cluster_time

@@ -5,25 +5,29 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from pymongo import MongoClient
 
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
+from tailrace.source.mongod import MongodSource, present_series
 from tailrace.source.outline import MOST, Bucket, Weights
 from tailrace.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.source.topology import Cluster
+from tailrace.source.witness import check_witness, newest_mark
 from tailrace.spark.planning.backlog import Backlog
 from tailrace.spark.planning.input_partition import OplogSlice
-from tailrace.spark.planning.planner import Limits, batch_end, cuts, slices
+from tailrace.spark.planning.planner import Limits, batch_end, cuts, parts_of_full, slices
 from tailrace.spark.planning.snapshot import SnapshotPlanner
 from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
 from tailrace.spark.source.options import SNAPSHOT, ReadOptions, Start
@@ -33,6 +37,12 @@ if TYPE_CHECKING:
     from tailrace.spark.planning.exact import ExactStates, StateOf
 
 
+T = TypeVar("T")
+_log = logging.getLogger("tailrace.spark")
+_OTHER_HISTORY: Final = (
+    "The deployment was restored from an older backup, or a rollback took entries away, and what was read has no place "
+    "in its history any more. Begin again: a new checkpointLocation and a new sink; of a lake, a new lake"
+)
 #: How often it is looked whether a time is majority-committed.
 _LOOK_S: Final = 0.01
 
@@ -72,6 +82,8 @@ class Deployment(ABC):
         self._client = client
         self._snapshots: SnapshotPlanner | None = None
         self._states: ExactStates | None = None
+        #: The server series that were known when the version was asked last.
+        self._series: frozenset[str | None] = frozenset()
 
     @property
     @abstractmethod
@@ -119,6 +131,44 @@ class Deployment(ABC):
         """Raises 286 where entries behind ``position`` may be gone."""
 
     @abstractmethod
+    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+        """The oplogs behind ``position`` that marks may be of, by name."""
+
+    def require_same_history(self, position: Offset) -> None:
+        """Raises OtherHistoryError where an oplog does not hold what was read of it: it was restored from an older
+        backup. The deployment's ids were compared before (``StreamIdentity``)."""
+        self.require_marked(dict(position.entries), position)
+
+    def require_marked(self, marks: Mapping[str, EntryMark], position: Offset) -> None:
+        """The same for marks that were kept elsewhere."""
+        if marks:
+            witness, sources = Witness(DeploymentIdentity(), marks), self._marked_sources(position)
+            check_witness(witness, DeploymentIdentity(), sources, what="the events so far", hint=_OTHER_HISTORY)
+
+    def _marked(self, position: Offset, offset: Offset) -> Offset:
+        """``offset`` with an entry of each oplog at or before it: of one that has none behind ``position``, that of
+        ``position``."""
+        sources = {name: one for name, one in self._marked_sources(position).items() if name in offset.shard_names}
+        ask = partial(MongodSource.mark_between, after=position.cluster_time, until=offset.cluster_time)
+        before, found = dict(position.entries), self._asked_all(list(sources.values()), ask)
+        # After a copy there is a mark that is newer than the position.
+        known = {name: [before[name]] if name in before else [] for name in sources}
+        for name, mark in zip(sources, found, strict=True):
+            known[name] += [] if mark is None else [mark]
+        return replace(offset, entries=tuple(sorted((name, max(marks)) for name, marks in known.items() if marks)))
+
+    def copying(self, position: Offset, planned: SnapshotPosition) -> Offset:
+        """The offset behind the next chunks of a copy. It knows the newest entries that there are, which are no older
+        than what earlier micro-batches have copied: the entry of the copy's beginning says nothing of that."""
+        sources = {name: one for name, one in self._marked_sources(position).items() if name in position.shard_names}
+        found = dict(zip(sources, self._asked_all(list(sources.values()), newest_mark), strict=True))
+        entries = tuple(sorted((name, mark) for name, mark in found.items() if mark is not None))
+        return replace(position, snapshot=planned, entries=entries)
+
+    def _asked_all(self, sources: Sequence[MongodSource], ask: Callable[[MongodSource], T]) -> list[T]:
+        return [ask(source) for source in sources]
+
+    @abstractmethod
     def first_invalidating(self, start: Offset, until: ClusterTime) -> ClusterTime | None:
         """The cluster time of the entry that ends the stream after ``start``, where it lies at or before ``until``."""
 
@@ -158,6 +208,8 @@ class Deployment(ABC):
         if plan.start_token is not None and not plan.start_token.is_high_water_mark:
             resume = Resume(start.option, plan.start_token)
         at = self.at(plan.read_after or ClusterTime(0))
+        if 0 < at.cluster_time <= self.newest():  # a start may lie in the future
+            at = self._marked(replace(at, cluster_time=ClusterTime(at.cluster_time - 1)), at)
         return self._with_states(replace(at, token_version=plan.token_version, resume=resume))
 
     @property
@@ -219,9 +271,32 @@ class Deployment(ABC):
             return offset
         return states.checked(offset, partial(self._state_members, offset.cluster_time))
 
+    @property
+    @abstractmethod
+    def _clients(self) -> Sequence[MongoClient[Any]]:
+        """Those of the servers whose version counts."""
+
+    @abstractmethod
+    def _asked_version(self) -> str:
+        """The server version whose events are made, as it is now."""
+
+    def _follow_upgrade(self) -> None:
+        """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
+        its last entry was written. They are asked again where PyMongo hears of another series."""
+        series = frozenset(map(present_series, self._clients))
+        if series == self._series:
+            return
+        version = self._asked_version()
+        if self._series and version != self.server_version:
+            _log.info("the next micro-batches hold the events of MongoDB %s", version)
+        self._series, self.server_version = series, version
+        if self._states is not None:
+            self._states.server_version = version
+
     def end(self, position: Offset, newest: ClusterTime, limits: Limits | None) -> Offset:
         """Where the micro-batch behind ``position`` ends: at ``newest``, which was settled, or before, by ``limits``
         or by what ends the stream."""
+        self._follow_upgrade()
         end = newest
         if limits is not None:
             floor = position.cluster_time
@@ -230,8 +305,8 @@ class Deployment(ABC):
             end = self._limited(floor, newest, limits)
         invalidating = self.first_invalidating(position, end)
         if invalidating is not None:
-            return self.advanced(position, invalidating, invalidated=True)
-        return self.advanced(position, end, invalidated=False)
+            return self._marked(position, self.advanced(position, invalidating, invalidated=True))
+        return self._marked(position, self.advanced(position, end, invalidated=False))
 
     def _limited(self, floor: ClusterTime, newest: ClusterTime, limits: Limits) -> ClusterTime:
         outline = self.outline
@@ -246,6 +321,7 @@ class Deployment(ABC):
         after, until = start.cluster_time, end.cluster_time
         if until <= after:
             return []
+        self._follow_upgrade()
         floor = after
         if start.resume is not None:
             # The token is searched for in the first slice, so that one must hold its time.
@@ -255,11 +331,17 @@ class Deployment(ABC):
         # That is where ``source.filter_choice`` comes to over a network of 1 Gbit/s with entries of some 500 bytes. It
         # is not asked itself: how far the workers are from the server is not known here, nor what entries weigh.
         filtered = (bool(self._options.stages) or weights.matching < MOST) and not self._options.exact
-        cut_at = cuts(weights.buckets, self._options.partitions) if self._may_cut(start) else []
+        cut_at = self._cuts(weights.buckets) if self._may_cut(start) else []
         return [
             replace(self._slice(start, end, low, high), filtered=filtered, images=start.images)
             for low, high in slices(after, until, cut_at)
         ]
+
+    def _cuts(self, buckets: Sequence[Bucket]) -> list[ClusterTime]:
+        options = self._options
+        limits = Limits(options.max_events, options.max_bytes)
+        least = parts_of_full(buckets, limits, options.partitions) if options.partitions_named else 1
+        return cuts(buckets, options.partitions, refine=self.outline.entries, least=least)
 
     def close(self) -> None:
         """Close the connections."""

@@ -62,7 +62,7 @@ class ExactStates:
 
     def __init__(self, options: ReadOptions, server_version: str, *, sharded: bool) -> None:
         self._options = options
-        self._server_version = server_version
+        self.server_version = server_version
         self._folder = Path(options.images or "")
         self._recovers = options.archive is not None
         self._has_begun = False
@@ -85,7 +85,7 @@ class ExactStates:
 
     def _begin(self, member: StateOf, after: ClusterTime | None) -> ClusterTime:
         try:
-            state = state_source(self._options, self._server_version, member.shard, member.source)
+            state = state_source(self._options, self.server_version, member.shard, member.source)
             try:
                 begun = state.begin(after, member.client)
                 if after is not None:

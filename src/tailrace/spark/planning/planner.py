@@ -56,17 +56,39 @@ def batch_end(
     return None
 
 
-def cuts(buckets: Sequence[Bucket], parts: int) -> list[ClusterTime]:
-    """Up to ``parts - 1`` cluster times, ascending, after which to cut ``buckets`` so that the parts weigh the same."""
+def cuts(
+    buckets: Sequence[Bucket],
+    parts: int,
+    *,
+    refine: Callable[[Bucket], Sequence[Bucket]] | None = None,
+    least: int = 1,
+) -> list[ClusterTime]:
+    """Up to ``parts - 1`` cluster times, ascending, after which to cut ``buckets`` so that the parts weigh the same.
+
+    ``least`` parts are made, however small they are; more of them weigh ``SLICE_BYTES_MIN`` or more. ``refine`` gives
+    the entries of a bucket that weighs more than half a part, as where large documents were written at once.
+    """
     total = sum(bucket.bytes for bucket in buckets)
-    parts = min(parts, max(1, total // SLICE_BYTES_MIN))
+    parts = min(parts, max(1, least, total // SLICE_BYTES_MIN))
     result: list[ClusterTime] = []
     size = 0
-    for bucket in buckets[:-1]:
-        size += bucket.bytes
-        if size * parts >= total * (len(result) + 1) and len(result) < parts - 1:
-            result.append(bucket.last)
+    for bucket in buckets if parts > 1 else ():
+        heavy = refine is not None and bucket.entries > 1 and 2 * bucket.bytes * parts > total
+        for piece in refine(bucket) if heavy and refine is not None else (bucket,):
+            size += piece.bytes
+            # Buckets of several shards overlap, and so may the entries of two of them.
+            within = piece.last < buckets[-1].last and (not result or piece.last > result[-1])
+            if within and size * parts >= total * (len(result) + 1) and len(result) < parts - 1:
+                result.append(piece.last)
     return result
+
+
+def parts_of_full(buckets: Sequence[Bucket], limits: Limits, parts: int) -> int:
+    """How many of the ``parts`` of a micro-batch that ``limits`` bound are to be made of this one: all where it is
+    full."""
+    shares = [sum(bucket.events for bucket in buckets) / limits.events] if limits.events else []
+    shares += [sum(bucket.bytes for bucket in buckets) / limits.bytes] if limits.bytes else []
+    return round(parts * min(1.0, max(shares, default=0.0)))
 
 
 def slices(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -14,7 +14,9 @@ from pymongo.errors import OperationFailure
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.plan import Plan
 from tailrace.source.failure import is_transient
+from tailrace.source.mongod import MongodSource
 from tailrace.source.replica_set_oplog import ReplicaSetOplog
+from tailrace.source.witness import replica_set_id
 from tailrace.spark.planning.deployment import Deployment, Look, Outline
 from tailrace.spark.planning.input_partition import OplogSlice
 from tailrace.spark.planning.planner import Limits
@@ -38,13 +40,8 @@ class ReplicaSetDeployment(Deployment):
         self._planned: _Planned | None = None
         self.name = self._oplog.source.name
         self.server_version = self._oplog.server_version
-        self.identity = StreamIdentity.of(options, {self.name: self._replica_set_id()}, self._cluster_id())
-
-    def _replica_set_id(self) -> str:
-        """Tells replica sets of the same name apart. It lies beside the oplog, where we must be able to read anyhow."""
-        read = self._oplog.connection.client["local"]["system.replset"].find_one
-        config = self._oplog.connection.retrying(lambda: read({}, {"settings.replicaSetId": 1})) or {}
-        return str(config.get("settings", {}).get("replicaSetId", ""))
+        replica_sets = {self.name: replica_set_id(self._oplog.connection)}
+        self.identity = StreamIdentity.of(options, replica_sets, self._cluster_id())
 
     def _cluster_id(self) -> str:
         """Of the cluster that this replica set is a shard of; empty where it is none, or the user may not know."""
@@ -61,6 +58,13 @@ class ReplicaSetDeployment(Deployment):
             return "" if found is None else str(found.get("clusterId", ""))
 
         return connection.retrying(read)
+
+    @property
+    def _clients(self) -> Sequence[MongoClient[Any]]:
+        return [self._oplog.connection.client]
+
+    def _asked_version(self) -> str:
+        return self._oplog.live.server_version
 
     @property
     def oplogs(self) -> Sequence[ReplicaSetOplog]:
@@ -114,6 +118,9 @@ class ReplicaSetDeployment(Deployment):
 
     def at(self, time: ClusterTime) -> Offset:
         return Offset(time, ((self.name, time),), self.identity)
+
+    def _marked_sources(self, position: Offset) -> Mapping[str, MongodSource]:
+        return {self.name: self._oplog.live}
 
     def require_history(self, position: Offset) -> None:
         self._oplog.require_history(position.cluster_time)

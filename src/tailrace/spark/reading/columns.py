@@ -42,7 +42,6 @@ _CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 )
 _JSON: Final = json_util.RELAXED_JSON_OPTIONS
 #: Milliseconds beyond this have no microseconds in 64 bits.
-_MILLISECONDS_MAX: Final = (2**63 - 1) // 1000
 
 #: Where a UUID's text has dashes and digits, and the two digits of each byte.
 _UUID_DASHES: Final = [8, 13, 18, 23]
@@ -173,7 +172,7 @@ def _cluster_times(type_: pa.DataType, part: Part) -> pa.Array:
 
 
 def _wall_times(type_: pa.DataType, part: Part) -> pa.Array:
-    absent = (part.type == 0) | (part.start > _MILLISECONDS_MAX) | (part.start < -_MILLISECONDS_MAX)
+    absent = (part.type == 0) | (part.start > variant.LAST_MS) | (part.start < variant.FIRST_MS)
     return pa.array(np.where(absent, 0, part.start) * 1000, pa.int64(), mask=absent).cast(type_)
 
 

@@ -15,12 +15,12 @@ from tailrace import raw_bson
 from tailrace.errors import ChangeStreamFatal, ServerError
 from tailrace.event.event_block import EventBlock
 from tailrace.event.quarantined import QuarantinedEvent
-from tailrace.expression.stages.pipeline import CompiledPipeline, compile_stages
-from tailrace.expression.values.collation import parse_collation
+from tailrace.expression.stages.pipeline import CompiledPipeline
 from tailrace.kernel import gather, locate
 from tailrace.pipeline.quarantine import Aside
 from tailrace.snapshot.block import snapshot_block
 from tailrace.snapshot.reader import range_reader
+from tailrace.snapshot.stages import compiled_for
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
 from tailrace.spark.planning.input_partition import SnapshotSlice
@@ -92,8 +92,7 @@ def user_stages(options: ReadOptions) -> CompiledPipeline | None:
     left out: a column has room for them."""
     if not options.pipeline:
         return None
-    order = None if options.collation is None else parse_collation(options.collation)
-    return compile_stages(options.pipeline, collation=order)
+    return compiled_for(deployment(options.uri), options.pipeline, collation=options.collation)
 
 
 def staged(block: EventBlock, stages: CompiledPipeline, aside: Aside = None) -> EventBlock:

@@ -19,7 +19,7 @@ Variant encoding, version 1, as Spark 4.3 reads it. What becomes of each BSON ty
                             ``{"$symbol": ..}``, ``{"$undefined": true}``, ``{"$dbPointer": ..}``,
                             ``{"$binary": {"base64", "subType"}}``; also ``{"$numberDecimal": ".."}`` for a decimal
                             that VARIANT cannot hold (NaN, infinities, exponents out of range) and
-                            ``{"$date": {"$numberLong": ".."}}`` for a date beyond 64 bits of microseconds
+                            ``{"$date": {"$numberLong": ".."}}`` for a date of a year outside 1 to 9999
 
 The last group keeps value and type; ObjectId and UUID trade the type for paths that everybody expects to work
 (``document_key:_id::string``). Text that is not UTF-8 gets U+FFFD in place of what is wrong; the column ``event`` keeps
@@ -43,6 +43,10 @@ VERSION: Final = 1
 _OBJECT: Final = 2
 _ARRAY: Final = 3
 _SHORT_STRING_MAX: Final = 63
+#: The years 1 to 9999. A date of another year is no date for PySpark, which fails on the whole row, nor for pyarrow and
+#: Polars.
+FIRST_MS: Final = -62_135_596_800_000
+LAST_MS: Final = 253_402_300_799_999
 
 #: Primitive headers: type number << 2.
 _NULL: Final = b"\x00"
@@ -58,7 +62,6 @@ _LONG_STRING: Final = b"\x40"
 #: (largest precision and scale, primitive header, bytes) of VARIANT's three decimals.
 _DECIMALS: Final = ((9, b"\x20", 4), (18, b"\x24", 8), (38, b"\x28", 16))
 
-_INT64_MAX: Final = 2**63 - 1
 #: Documents nested deeper than the server allows (100 levels, some more inside an event) are damaged, not deep.
 _DEPTH_MAX: Final = 250
 
@@ -179,9 +182,8 @@ def _array(document: bytes, names: _Names, depth: int) -> bytes:
 
 def _date(value: bytes, names: _Names) -> bytes:
     milliseconds = raw_bson.read_int64(value, 0)
-    microseconds = milliseconds * 1000
-    if -_INT64_MAX - 1 <= microseconds <= _INT64_MAX:
-        return _TIMESTAMP + microseconds.to_bytes(8, "little", signed=True)
+    if FIRST_MS <= milliseconds <= LAST_MS:
+        return _TIMESTAMP + (milliseconds * 1000).to_bytes(8, "little", signed=True)
     number = _object_of({b"$numberLong": _string(str(milliseconds).encode())}, names)
     return _object_of({b"$date": number}, names)
 

@@ -6,8 +6,10 @@ defaults and 20 ms with a plain file system's, and a session starts in 3.6 s in 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -36,6 +38,7 @@ _SMALL_COLLECTOR: Final = "-XX:+UseSerialGC"
 #: A JVM that is told of two collectors does not start.
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_log = logging.getLogger("tailrace.spark")
 
 
 def local_session(
@@ -99,10 +102,43 @@ def java_options(java: Java, given: str, *, fast_start: bool, class_data: bool) 
 
 def register(spark: SparkSession, source: type[DataSource] = TailraceDataSource) -> SparkSession:
     """Make ``source``, by default ``format("tailrace")``, known to a session that did not find it by itself
-    (``pyspark_tailrace`` is found wherever the wheel is installed); gives the session back."""
-    if not _knows(spark, source.name()):
+    (``pyspark_tailrace`` is found wherever the wheel is installed); gives the session back.
+
+    What Spark finds by itself it runs with the Python of its own environment, on the workers too, and not with that of
+    the setting ``spark.pyspark.python``. Where the two differ, a line in the log says so, and the source is registered
+    for the workers' Python.
+    """
+    finds, runs = _python_of_lookups(spark), _python_of_workers(spark)
+    differ = finds is not None and runs is not None and _program(finds) != _program(runs)
+    if differ:
+        _log.warning(
+            "Spark looks sources up with %s, and its workers run %s. Where Tailrace is missing in one of them, "
+            'format("tailrace") is not found: set PYSPARK_PYTHON in the environment of spark-submit to the Python that '
+            "has it on every machine",
+            finds,
+            runs,
+        )
+    if differ or not _knows(spark, source.name()):
         spark.dataSource.register(source)
     return spark
+
+
+def _python_of_lookups(spark: SparkSession) -> str | None:
+    """The Python with which the JVM looks for sources and runs those that it finds; ``None`` of a Connect session."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return None
+    asked = jvm.java.lang.System.getenv  # the order of Spark's PythonUtils.defaultPythonExec, which is private
+    return str(asked("PYSPARK_DRIVER_PYTHON") or asked("PYSPARK_PYTHON") or "python3")
+
+
+def _python_of_workers(spark: SparkSession) -> str | None:
+    inner = getattr(spark, "_sc", None)  # a Connect session has none
+    return None if inner is None else str(inner.pythonExec)
+
+
+def _program(name: str) -> str:
+    return shutil.which(name) or name
 
 
 def _knows(spark: SparkSession, name: str) -> bool:

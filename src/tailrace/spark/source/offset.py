@@ -1,15 +1,17 @@
 """What Spark writes into a checkpoint for us: how far the stream has come, as readable JSON.
 
-    {"clusterTime": {"i": 1, "t": 1700000000}, "invalidated": false, "shards": {"rs0": [1700000000, 1]},
-     "stream": {...}, "token": "826553F100...", "version": 1}
+    {"clusterTime": {"i": 1, "t": 1700000000}, "entries": {"rs0": {"digest": "0c1f...", "ts": "6553f10000000001"}},
+     "invalidated": false, "shards": {"rs0": [1700000000, 1]}, "stream": {...}, "token": "826553F100...", "version": 1}
 
 ``clusterTime`` is the time T that the stream has reached on every shard: events up to and with T have been given.
-``shards`` says how far each shard's oplog was read. ``token`` is the high-water token just behind T: any driver can
-resume after it and gets what comes next. ``stream`` is the stream's identity, so that a checkpoint is never read by
-another stream. ``resume`` stands only where a stream starts by a token that has not been passed yet, ``opened`` only
-where a shard was added to the cluster in the micro-batch that ends here: it is read behind that time. ``snapshot`` says
-how far the copy before the stream has come (``snapshot_position``), and ``images`` which directory holds the states of
-its exact images. There are no secrets: no URI, and of the user's pipeline a digest only.
+``shards`` says how far each shard's oplog was read. ``entries`` marks an entry of each oplog at or before T, by which a
+deployment that was restored from an older backup is told from the one that was read (``tailrace.oplog.witness``).
+``token`` is the high-water token just behind T: any driver can resume after it and gets what comes next. ``stream`` is
+the stream's identity, so that a checkpoint is never read by another stream. ``resume`` stands only where a stream
+starts by a token that has not been passed yet, ``opened`` only where a shard was added to the cluster in the
+micro-batch that ends here: it is read behind that time. ``snapshot`` says how far the copy before the stream has come
+(``snapshot_position``), and ``images`` which directory holds the states of its exact images. There are no secrets: no
+URI, and of the user's pipeline a digest only.
 
 Spark compares offsets as texts (a source that changed the order of keys made 64 micro-batches of one), so every key is
 written in sorted order and nothing optional wavers between two spellings.
@@ -26,6 +28,7 @@ from typing import Any, Final
 from tailrace.errors import InvalidResumeToken, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import EntryMark, marks_from_json, marks_to_json
 from tailrace.spark.source.options import V2_TOKENS, ReadOptions
 from tailrace.spark.source.snapshot_position import SnapshotPosition
 
@@ -169,7 +172,8 @@ class Offset:
     """A position between micro-batches: everything at or before ``cluster_time`` has been given.
 
     ``opened`` names the shards that took part for the first time in the micro-batch that ends here, and behind which
-    cluster time they are read. ``images`` is the id of the directory with the states of exact images.
+    cluster time they are read. ``images`` is the id of the directory with the states of exact images. ``entries`` are
+    marks of entries at or before ``cluster_time``, by the oplog's name; during a copy, of newer ones.
     """
 
     cluster_time: ClusterTime
@@ -181,6 +185,7 @@ class Offset:
     snapshot: SnapshotPosition | None = None
     opened: tuple[tuple[str, ClusterTime], ...] = ()
     images: str | None = None
+    entries: tuple[tuple[str, EntryMark], ...] = ()
 
     @property
     def shard_names(self) -> frozenset[str]:
@@ -213,6 +218,8 @@ class Offset:
         result: dict[str, Any] = {
             "clusterTime": {"i": self.cluster_time.increment, "t": self.cluster_time.seconds},
         }
+        if self.entries:
+            result["entries"] = marks_to_json(dict(self.entries))
         if self.images is not None:
             result["images"] = self.images
         result["invalidated"] = self.invalidated
@@ -256,6 +263,7 @@ class Offset:
                 snapshot=SnapshotPosition.from_json(value["snapshot"]) if "snapshot" in value else None,
                 opened=_times_from_json(value.get("opened", {})),
                 images=str(value["images"]) if "images" in value else None,
+                entries=tuple(sorted(marks_from_json(value.get("entries", {})).items())),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidResumeToken) as error:
             raise UsageError(

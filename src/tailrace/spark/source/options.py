@@ -8,7 +8,6 @@ a password is ever repeated in a message.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -147,6 +146,8 @@ class ReadOptions:
     max_events: int | None
     max_bytes: int
     partitions: int
+    #: Whether the user named ``partitions``: then a full micro-batch has so many slices, however small they are.
+    partitions_named: bool = False
     filters: bool = False
     fails_on_invalidate: bool = False
     archive: str | None = None
@@ -224,6 +225,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         max_events=_read(given, "maxEventsPerTrigger", _count),
         max_bytes=_read(given, "maxBytesPerTrigger", _size) or _max_bytes(stage),
         partitions=_read(given, "partitions", _count) or os.cpu_count() or 1,
+        partitions_named="partitions" in given,
         filters=_read(given, "filterPushdown", _flag) or False,
         fails_on_invalidate=_read(given, "failOnInvalidate", _flag) or False,
         archive=_read(given, "archive", lambda text: str(local_path(text, "option 'archive'"))),
@@ -383,7 +385,7 @@ def _size(text: str) -> int:
 def _json(text: str) -> Any:
     try:
         return json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)
-    except json.JSONDecodeError as error:
+    except (ValueError, TypeError, ArithmeticError, BSONError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
 
 

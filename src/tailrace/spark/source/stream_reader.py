@@ -58,6 +58,7 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned = False
         self._target: ClusterTime | None = None
         self._told_of_end = False
+        self._compared = False
         self._reached: ClusterTime | None = None
         #: What was reported last, and when.
         self._backlog: tuple[float, Backlog] | None = None
@@ -120,11 +121,13 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start == self._initial and not self._options.has_fixed_start:
                 return start
         position = self.deployment.offset(start)
+        if not self._compared:  # before waiting: a deployment that was restored may have nothing new
+            self._compare(position)
         if position.snapshot is not None:
             self.deployment.require_history(position)
             planned = self.deployment.snapshots.next(position.snapshot, _limits(self._options, limit))
             if planned is not None:
-                return replace(position, snapshot=planned).to_json()
+                return self.deployment.copying(position, planned).to_json()
             position = replace(position, snapshot=None)
             start = position.to_json()  # nothing is left to copy, and the stream begins
         if position.invalidated:
@@ -135,8 +138,14 @@ class TailraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if newest <= position.cluster_time:
             return start
         self.deployment.settle(newest)
+        self._compare(position)
         self.deployment.require_history(position)
         return self.deployment.end(position, newest, _limits(self._options, limit)).to_json()
+
+    def _compare(self, position: Offset) -> None:
+        """Raises OtherHistoryError where the deployment no longer has what was read of it."""
+        self.deployment.require_same_history(position)
+        self._compared = True
 
     def _tell_of_end(self, position: Offset) -> None:
         """What the stream watched is gone, and the sink has the ``invalidate`` event: a line in the log, once, and an

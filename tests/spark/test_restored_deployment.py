@@ -1,0 +1,82 @@
+"""A replica set that was restored from an older backup: the same set by its id, and another history."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from pyspark.sql import SparkSession
+
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import OtherHistoryError
+from tailrace.spark.lake.failure import query_error
+from tailrace.spark.lake.stream import write_stream
+from tests.spark.streams import PATIENCE_S, available_now
+
+pytestmark = [pytest.mark.spark, pytest.mark.mongod]
+
+
+def insert(uri: str, first: int, count: int) -> None:
+    with pymongo.MongoClient[dict[str, Any]](uri) as client:
+        client["shop"]["orders"].insert_many([{"_id": n} for n in range(first, first + count)])
+
+
+def refusal(run: Callable[[], Any]) -> str:
+    """The message with which a query ends."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  Spark wraps what its Python processes raise
+        run()
+    error = query_error(caught.value)
+    assert isinstance(error, OtherHistoryError), error
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    "version", ["6.0.27", *(pytest.param(one, marks=pytest.mark.slow) for one in ("5.0.4", "4.4.2"))]
+)
+def test_a_stream_and_a_lake_are_not_continued_on_a_set_that_was_restored_from_an_older_backup(
+    spark: SparkSession, start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str
+) -> None:
+    """Both went on: what the restore had undone stayed, and what was written in its place before the checkpoint's time
+    was missing, with exit status 0. An offset held a time and the set's id, which a restored set has too. No test had
+    put back a deployment's data."""
+    data, lake, checkpoint = tmp_path / "data", tmp_path / "lake", tmp_path / "checkpoint"
+    replica_set = start_replica_set(data_dir=data, version=version)
+    uri = replica_set.uri
+    options = {"uri": uri, "database": "shop", "columns": "event,token", "startingFrom": "oldest"}
+
+    def fill(**more: Any) -> None:
+        query = write_stream(spark, options, lake, available_now=True, **more)
+        try:
+            assert query.awaitTermination(PATIENCE_S), "it does not end"
+        finally:
+            query.stop()
+
+    insert(uri, 0, 10)
+    replica_set.stop(0)
+    shutil.copytree(data, tmp_path / "backup")
+    replica_set.restart(0)
+    fill()
+    insert(uri, 10, 10)
+    fill()
+    assert len(available_now(spark, options, checkpoint).events) >= 20
+    # Honest: the same history, after a restart.
+    replica_set.stop(0)
+    replica_set.restart(0)
+    available_now(spark, options, checkpoint)
+    fill()
+
+    replica_set.stop(0)
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "backup", data)
+    replica_set.restart(0)
+    insert(uri, 100, 10)
+    for said in (
+        refusal(lambda: available_now(spark, options, checkpoint)),
+        refusal(fill),
+        refusal(lambda: fill(checkpoint=tmp_path / "fresh")),
+    ):
+        assert "read from another history: the oplog of rs0 has no entry at" in said

@@ -1,0 +1,38 @@
+"""Spark's column of the matrix of readers (``tests/tables/test_readers.py``).
+
+The page says that Spark reads tables, and no test had let it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from tailrace.errors import UsageError
+from tailrace.spark.tables import read
+from tests.tables.features import FEATURES, ODD, odd_texts
+from tests.tables.readers import plain
+
+pytestmark = pytest.mark.spark
+
+
+def test_spark_reads_the_same_as_the_others(spark: SparkSession, tmp_path: Path) -> None:
+    for name, made in FEATURES.items():
+        expected = made(tmp_path / name)
+        frame = read(spark, tmp_path / name)
+        assert plain(frame.toArrow().to_pylist()) == expected, name
+        if name == "far_dates":
+            assert len(frame.collect()) == len(expected)  # as Python's own values
+
+
+def test_spark_finds_the_rows_of_a_value(spark: SparkSession, tmp_path: Path) -> None:
+    odd_texts(tmp_path / "t")
+    frame = read(spark, tmp_path / "t")
+    assert frame.where(f.col("c") == "x" * 300).count() == 2
+    assert {row["c"]: row["count"] for row in frame.groupBy("c").count().collect()} == dict.fromkeys(ODD, 2)
+    assert read(spark, tmp_path / "t", version=0).count() == len(ODD)
+    with pytest.raises(UsageError, match="is not a table of Tailrace"):
+        read(spark, tmp_path)
