@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 import tailrace
+from tailrace.consumer import MongoLeaseStore
 
 WAIT_S: Final = 300.0
 
@@ -22,6 +23,15 @@ def new_shop(uri: str, request: pytest.FixtureRequest, prefix: str) -> Iterator[
         client[name].create_collection("orders")
         yield client[name]
         client.drop_database(name)
+
+
+def begin_now(store: MongoLeaseStore, client: Any, resource: str = "orders") -> None:
+    """Listeners of the resource have been here already, and go on at the present: what is dropped from now on ends
+    them."""
+    lease = store.acquire(resource, "before", 60)
+    assert lease is not None
+    store.commit(lease, {"at": client.admin.command("ping")["operationTime"]}, 60)
+    store.release(lease)
 
 
 def until(holds: Callable[[], Any]) -> None:

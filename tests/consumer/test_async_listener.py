@@ -158,6 +158,41 @@ def test_an_error_goes_to_the_policy_which_may_be_awaited(shop: Any) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_handler_in_which_something_was_cancelled_has_failed_and_the_listener_goes_on(
+    shop: Any, partitions: int
+) -> None:
+    """run() raised CancelledError: for a task group, or a gather, a listener that ends for no reason."""
+    watched, _, store, _ = shop
+    asked: list[str] = []
+    seen: list[Any] = []
+
+    async def handle(change: AsyncChange) -> None:
+        if (change.document_key or {})["_id"] == 1:
+            task = asyncio.ensure_future(asyncio.sleep(300))
+            task.cancel()
+            await task
+        seen.append((change.document_key or {})["_id"])
+        if len(seen) + len(asked) == 3:
+            listener.stop()
+
+    def judge(_change: AsyncChange, error: Exception, _attempt: int) -> Any:
+        asked.append(type(error).__name__)
+        if len(seen) == 2:
+            listener.stop()
+        return "skip"
+
+    async def main() -> None:
+        nonlocal listener
+        listener = AsyncListener(watched, handle, resource="orders", store=store, on_error=judge, partitions=partitions)
+        await asyncio.wait_for(listener.run(), 300)
+
+    listener: Any = None
+    asyncio.run(main())
+    assert asked == ["HandlerCancelled"]
+    assert sorted(seen) == [0, 2]
+
+
 def test_lanes_run_side_by_side_in_one_loop_each_in_order(shop: Any) -> None:
     """Partitions were refused to asyncio handlers."""
     watched, database, store, uri = shop

@@ -3,6 +3,8 @@ clear error each, and nothing lost."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import os
 import threading
 import time
@@ -190,6 +192,57 @@ def test_two_listeners_under_one_id_are_told_apart(shop: Shop) -> None:
     assert second.statistics.handled == 1
 
 
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, concurrent.futures.CancelledError])
+def test_a_handler_that_ends_with_a_cancellation_has_failed_as_with_any_error(shop: Shop, kind: type[Any]) -> None:
+    """asyncio's is no Exception: the policy was not asked, and run() ended as if somebody had cancelled it."""
+    shop.orders.insert_many([{"_id": 1}, {"_id": 2}])
+    asked: list[str] = []
+
+    def handle(change: Change) -> None:
+        if change.document_key == {"_id": 1}:
+            raise kind
+        listener.stop()
+
+    def judge(_change: Change, error: Exception, _attempt: int) -> Any:
+        asked.append(type(error).__name__)
+        return "skip"
+
+    listener = shop.listener(handle, on_error=judge)
+    listener.run()
+    assert asked == ["HandlerCancelled" if kind is asyncio.CancelledError else "CancelledError"]
+
+
+def test_two_processes_with_one_id_and_lanes_are_told(shop: Shop) -> None:
+    """They took each other's leases for ever. The test above has no lanes."""
+    shop.orders.insert_many([{"_id": number} for number in range(8)])
+    seen: list[int] = []
+
+    def handle(change: Change) -> None:
+        seen.append(change.document_key["_id"])  # type: ignore[index]
+
+    both = [shop.listener(handle, owner="worker", partitions=3, lease_seconds=1) for _ in range(2)]
+    try:
+        for one in both:
+            one.start()
+            until(lambda: len(set(seen)) == 8 or any(one._error for one in both))
+        until(lambda: any(one._error for one in both))
+    finally:
+        for one in both:
+            one.stop()
+    ended = [raised(one) for one in both]
+    assert any(isinstance(error, OwnerNotUnique) for error in ended)
+    assert all(error is None or isinstance(error, OwnerNotUnique) for error in ended)
+
+
+def raised(listener: Listener) -> BaseException | None:
+    """What has ended it."""
+    try:
+        assert listener.join(300)
+    except TailraceError as error:
+        return error
+    return None
+
+
 def test_a_token_of_another_collection_is_an_error_that_keeps_the_position(shop: Shop) -> None:
     """As the server's stream does it: the token's event is looked for, and not found (280) as soon as a later one
     comes."""
@@ -250,8 +303,10 @@ def test_lost_history_ends_the_listener_unless_the_gap_is_accepted_and_written_d
         assert shop.handled(1) == [("insert", 1)]
         before = shop.store.read("orders").position  # type: ignore[union-attr]
         stale = lanes_work(shop)
+        lanes_that_accept_gaps(shop, range(10))
         lose_history(shop)
         lanes_copy_again(shop, stale)
+        lanes_that_accept_gaps(shop, range(10, 20))
         with pytest.raises(ChangeStreamHistoryLost, match="on_history_lost"):
             shop.listener(lambda change: None).run()
         assert shop.store.read("orders").position == before  # type: ignore[union-attr]
@@ -261,6 +316,31 @@ def test_lost_history_ends_the_listener_unless_the_gap_is_accepted_and_written_d
         time_before = ResumeToken.parse(before["token"]).cluster_time  # type: ignore[index]
         assert [gap["from"] for gap in position["gaps"]] == [time_before.to_timestamp()]  # type: ignore[index]
         assert position["gaps"][0]["to"] > time_before.to_timestamp()  # type: ignore[index]
+
+
+def lanes_that_accept_gaps(shop: Shop, keys: range) -> None:
+    """They ended with "cannot tell where the oldest entry of LaneWatchable is"; and each lane keeps its own gap."""
+    seen: list[Any] = []
+
+    def handle(change: Change) -> None:
+        if change.operation_type == "insert":
+            seen.append((change.document_key or {})["_id"])
+
+    name = f"{shop.database.name}_gaps"
+    options: dict[str, Any] = {"store": shop.store, "partitions": 2, "lease_seconds": 10, "on_history_lost": "gap"}
+    first = keys[0] == 0
+    listener = Listener(shop.client[name]["things"], handle, resource="gaps", **options)
+    if first:
+        shop.client[name].things.insert_many([{"_id": key} for key in keys])
+    with listener:
+        if not first:
+            until(lambda: listener.statistics.gaps == 2 or listener._error)
+            shop.client[name].things.insert_many([{"_id": key} for key in keys])
+        until(lambda: set(seen) == set(keys) or listener._error)
+    assert sorted(seen) == [*keys]
+    for lane in range(2):
+        position = shop.store.read(f"gaps/1.{lane}").position  # type: ignore[union-attr]
+        assert len(position.get("gaps", [])) == (0 if first else 1)  # type: ignore[union-attr]
 
 
 def lanes_of_items(shop: Shop, seen: list[Any]) -> Listener:
@@ -322,6 +402,8 @@ def lanes_copy_again(shop: Shop, stale: Fence) -> None:
 
 
 def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_behind(shop: Shop) -> None:
+    shop.orders.insert_one({"_id": 0})
+    assert shop.handled(1) == [("insert", 0)]
     shop.orders.insert_one({"_id": 1})
     shop.orders.drop()
     seen: list[str] = []
@@ -330,6 +412,25 @@ def test_a_dropped_collection_ends_the_listener_and_the_next_run_goes_on_behind(
     assert seen == ["insert", "drop", "invalidate"]
     shop.orders.insert_one({"_id": 2})
     assert shop.handled(1) == [("insert", 2)]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_drop_from_before_the_listener_does_not_end_it_and_a_later_one_does(shop: Shop, partitions: int) -> None:
+    """With start="oldest" it ended at the first start with StreamInvalidated, for a collection that is there."""
+    for number in range(2):
+        shop.orders.insert_one({"_id": number})
+        shop.orders.drop()
+    shop.orders.insert_one({"_id": 2})
+    seen: list[str] = []
+    names = [("insert", 0), ("drop", None), ("invalidate", None), ("insert", 1), ("drop", None), ("invalidate", None)]
+    if partitions == 1:  # another lane may have gone on by the time that one has stopped
+        assert shop.handled(3) == names[:3]
+        names = names[3:]
+    assert shop.handled(len(names) + 1, partitions=partitions) == [*names, ("insert", 2)]
+    shop.orders.drop()
+    with pytest.raises(StreamInvalidated):
+        shop.listener(lambda change: seen.append(change.operation_type), partitions=partitions).run()
+    assert seen == ["drop", "invalidate"]
 
 
 def test_a_renamed_collection_is_watched_by_its_name_if_so_told(shop: Shop) -> None:
@@ -364,6 +465,7 @@ def is_high_water(record: Lease | None) -> bool:
 def test_a_quiet_stream_s_position_moves_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an event and behind it: the test took a position before it for one behind it."""
     monkeypatch.setattr("tailrace.consumer.rules.commit_policy.CommitPolicy.is_due_when_quiet", lambda *_: True)
+    monkeypatch.setattr("tailrace.consumer.rules.listener.ListenerLogic._may_mark", True)  # else once a minute
     seen: list[str] = []
 
     def handle(change: Change) -> None:

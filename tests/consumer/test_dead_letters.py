@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bson.raw_bson import RawBSONDocument
 
 import tailrace
+from tailrace import raw_bson
 from tailrace.cli.main import main
 from tailrace.consumer import Change, Fenced, HandlerFailed, Listener, MongoLeaseStore
 from tailrace.consumer.dead_letters import DeadLetters
-from tailrace.consumer.messages import MemoryPublisher, MessageRelay, Outbox
+from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageRelay, Outbox
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 
@@ -138,6 +140,36 @@ def test_a_broker_that_is_away_makes_no_dead_letter(shop: Any) -> None:
     assert [message.body for message in publisher.stored] == [b"one", b"three"]
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_listener_that_is_stopped_while_the_broker_is_away_ends_in_peace(shop: Any, partitions: int) -> None:
+    """It ended with HandlerFailed, as if its broker had been away for good."""
+    database, store = shop
+    database.outbox.insert_many([{"_id": number, "topic": "t", "payload": str(number)} for number in range(4)])
+    tried = threading.Event()
+
+    class Away(MemoryPublisher):
+        def publish(self, messages: Any) -> int:
+            try:
+                return super().publish(messages)
+            finally:
+                tried.set()
+
+    publisher = Away()
+    publisher.away = True
+    letters = DeadLetters(database.letters, tries=1)
+    options: dict[str, Any] = {"resource": "outbox", "store": store, "on_error": letters, "partitions": partitions}
+    with Listener(database.outbox, MessageRelay(publisher, Outbox()), **options):
+        assert tried.wait(300)
+    publisher.away = False
+    assert list(letters.letters()) == []
+    with Listener(database.outbox, MessageRelay(publisher, Outbox()), **options):
+        deadline = time.monotonic() + 300
+        while len(publisher.stored) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert sorted(message.body for message in publisher.stored) == [b"0", b"1", b"2", b"3"]
+
+
 def test_an_outbox_whose_messages_were_published_is_emptied(shop: Any) -> None:
     database, store = shop
     publisher = MemoryPublisher()
@@ -178,7 +210,7 @@ def test_a_letter_has_what_a_change_has_so_that_the_same_handler_takes_it(shop: 
     """Through the fence it writes under the token of its time: what a newer owner has written since stays."""
     database, _ = shop
     letters = fail_all(shop, 3)
-    database.copies.insert_many([{"_id": 1, "by": "a newer owner", "_fence": {"orders": 2}}, {"_id": 2}])
+    database.copies.insert_many([{"_id": 1, "by": "a newer owner", "_fence": {"orders": 9}}, {"_id": 2}])
 
     def handle(change: Any) -> None:
         change.check()
@@ -190,6 +222,74 @@ def test_a_letter_has_what_a_change_has_so_that_the_same_handler_takes_it(shop: 
     assert [letter.document_key for letter in letters.letters()] == [{"_id": 1}, {"_id": 2}]
     assert letters.replay(handle, change=list(letters.letters())[1].message_id) == 1
     assert [found.get("by") for found in database.copies.find(sort=[("_id", 1)])] == ["a newer owner", "a letter"]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_letter_does_not_undo_what_the_same_listener_has_written_since(shop: Any, partitions: int) -> None:
+    """Its token was the one that the later changes were handled under too. The test above has a newer owner's."""
+    database, store = shop
+    letters = DeadLetters(database.letters, tries=1)
+    done = threading.Event()
+
+    def handle(change: Any) -> None:
+        found = change.full_document
+        if found["_id"] == 1 and found["v"] == 2 and not done.is_set():
+            raise ValueError("not now")
+        change.fence.replace_one(database.copies, {"_id": found["_id"]}, found, upsert=True)
+        if found["_id"] == 9:
+            done.set()
+
+    for version in (1, 2, 3):
+        database.orders.replace_one({"_id": 1}, {"_id": 1, "v": version}, upsert=True)
+    database.orders.insert_one({"_id": 9, "v": 1})
+    options: dict[str, Any] = {"resource": "orders", "store": store, "on_error": letters, "partitions": partitions}
+    with Listener(database.orders, handle, **options):
+        assert done.wait(300)
+        deadline = time.monotonic() + 300
+        while (database.copies.find_one({"_id": 1}) or {}).get("v") != 3:
+            assert time.monotonic() < deadline
+    with pytest.raises(Fenced):
+        letters.replay(handle)
+    assert database.copies.find_one({"_id": 1})["v"] == 3
+    database.copies.delete_one({"_id": 1})
+    database.copies.insert_one({"_id": 1, "v": 1, "_fence": {"orders": 1}})
+    assert letters.replay(handle) == 1, "what was written before it is replaced"
+    assert database.copies.find_one({"_id": 1})["v"] == 2
+
+
+def test_strings_that_are_not_utf_8_reach_the_letters_whoever_put_them_at_the_top(shop: Any) -> None:
+    """A stage of the user can: the kind of the change could not be read then, and the letter not be written."""
+    database, store = shop
+    bad = raw_bson.encode_element(raw_bson.STRING, b"name", raw_bson.encode_string(b"M\xfcller"))
+    identity = raw_bson.encode_element(raw_bson.INT32, b"_id", raw_bson.encode_int32(1))
+    database.orders.insert_one(RawBSONDocument(raw_bson.encode_document(identity, bad)))
+    letters, publisher = DeadLetters(database.letters, tries=1), MemoryPublisher()
+    make = ChangeMessages("orders")
+
+    def fails(change: Change) -> None:
+        MessageRelay(publisher, make)(change)
+        listener.stop()
+        raise ValueError("not now")
+
+    pipeline = [{"$addFields": {"name": "$fullDocument.name"}}]
+    options: dict[str, Any] = {"resource": "orders", "store": store, "pipeline": pipeline, "on_error": letters}
+    listener = Listener(database.orders, fails, **options)
+    listener.run()
+    (letter,) = letters.letters()
+    assert (letter.operation_type, letter.shown_key) == ("insert", '{"_id": 1}')
+    assert letters.replay(MessageRelay(publisher, make)) == 1
+    bodies = {message.body for message in publisher.stored}
+    assert len(bodies) == 1
+    assert bodies.pop().count(b'"name": "M\xfcller"') == 2
+
+
+def test_a_resource_that_is_called_as_a_lane_is_none(shop: Any) -> None:
+    """``x/1`` was taken for lane 1 of ``x``: a letter of it stamped its targets with a token of ``x``."""
+    database, _ = shop
+    database.copies.insert_one({"_id": 0, "_fence": {"x": 5}})
+    letter = replace(next(fail_all(shop, 1).letters()), resource="x/1", version=3)
+    letter.fence.update_one(database.copies, {"_id": 0}, {"$set": {"by": "a letter"}})
+    assert database.copies.find_one() == {"_id": 0, "_fence": {"x": 5, "x/1": 3}, "by": "a letter"}
 
 
 def test_the_token_of_a_lane_s_letter_is_older_than_that_of_a_later_number_of_lanes(shop: Any) -> None:

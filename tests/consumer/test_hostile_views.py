@@ -23,6 +23,7 @@ from bson.timestamp import Timestamp
 import tailrace
 from tailrace.client.client import operation_time
 from tailrace.consumer.views import View, ViewUpkeep
+from tailrace.consumer.views.raw_value import RawValue
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
 from tests.consumer.test_views import Handed, Shop, Updates
@@ -319,6 +320,6 @@ def test_a_rebuild_does_not_take_a_keeper_s_version_for_one_that_is_ahead(shop: 
     shop.orders.insert_one({"_id": 0, "customer_id": "a", "_views": {"customer_id": Timestamp(0xFFFFFFFF, 1)}})
     (forged,) = shop.orders.find()
     now = operation_time(shop.client).to_timestamp()
-    query = shop.upkeep._one({"_id": 0}, "a", now, ahead=forged["_views"]["customer_id"])
+    query = shop.upkeep._one(bson.encode({"_id": 0}), RawValue.of("a"), now, ahead=forged["_views"]["customer_id"])
     shop.orders.update_one({"_id": 0}, {"$set": {"_views.customer_id": Timestamp(now.time + 1, 1)}})
     assert shop.orders.find_one(query) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 import tailrace
 from tailrace.consumer import Change, HandlerFailed, LeaseLost, Listener, MongoLeaseStore
 from tailrace.embedded import ReplicaSet
+from tailrace.errors import OtherHistoryError
 
 pytestmark = pytest.mark.mongod
 
@@ -117,3 +118,28 @@ def test_a_lease_that_is_taken_stops_the_handler_s_world(shop: Any) -> None:
     assert len(refused) == 1
     assert listener.statistics.leases_lost == 1
     assert store.read("orders").version == 2
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_position_is_not_continued_on_another_deployment_of_the_same_name(
+    shop: Any, start_replica_set: Callable[..., ReplicaSet], partitions: int
+) -> None:
+    """Leases may be kept elsewhere than what is watched, and a position alone says nothing of its deployment: one at a
+    time or a high-water mark was taken by any. No test had a second deployment."""
+    client, database, store = shop
+    other = start_replica_set()
+    database.orders.insert_one({"_id": 1})
+    seen: list[Any] = []
+    handle, ended = collect(seen, 1)
+    options: dict[str, Any] = {"resource": "orders", "store": store, "partitions": partitions, "lease_seconds": 2}
+    run_until(Listener(client[database.name]["orders"], handle, **options), ended)
+    with tailrace.connect(other.uri) as elsewhere:
+        elsewhere[database.name]["orders"].insert_one({"_id": 2})
+        listener = Listener(elsewhere[database.name]["orders"], handle, **options)
+        with pytest.raises(OtherHistoryError, match="the committed position is of another deployment"):
+            listener.run()
+    assert seen == [("insert", 1)]
+    database.orders.insert_one({"_id": 3})
+    handle, ended = collect(seen, 2)
+    run_until(Listener(client[database.name]["orders"], handle, **options), ended)
+    assert seen == [("insert", 1), ("insert", 3)]

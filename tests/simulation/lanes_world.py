@@ -23,7 +23,14 @@ from bson.timestamp import Timestamp
 from tailrace.consumer.lane_store import BeginningStore, LaneStore
 from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import Fenced, LaneHistoryLost, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.errors import (
+    Fenced,
+    LaneHistoryLost,
+    LeaseDocumentError,
+    LeaseLost,
+    LeaseStoreUnavailable,
+    OwnerNotUnique,
+)
 from tailrace.consumer.rules.keeper import keep
 from tailrace.consumer.rules.lane_group import LaneGroupLogic
 from tailrace.consumer.rules.lane_key import PlacedEvent
@@ -46,12 +53,14 @@ from tailrace.consumer.rules.need import (
     CommitPosition,
     HandleChange,
     KeepLease,
+    MarkEntries,
     OpenStream,
     Outcome,
     Pause,
     PullChange,
     RefreshLease,
     ReleaseLease,
+    RenewLease,
     TakeSnapshot,
 )
 from tailrace.consumer.rules.position import StreamPosition
@@ -77,6 +86,7 @@ class SimulatedEvent:
     token: Mapping[str, Any]
     order: bytes
     is_invalidate: bool = False
+    error: None = None
 
     @property
     def is_barrier(self) -> bool:
@@ -86,9 +96,9 @@ class SimulatedEvent:
     def event(self) -> SimulatedEvent:
         return self
 
-    @property
-    def placed(self) -> PlacedEvent:
-        return PlacedEvent(self.order, self.key)
+    def placed(self, key: str) -> PlacedEvent:
+        """By the key of a name: "path:half" puts two documents into one lane."""
+        return PlacedEvent(self.order, self.key // 2 if key and self.key is not None else self.key)
 
 
 def events_of(rng: random.Random, count: int, keys: int, barriers: int) -> list[SimulatedEvent]:
@@ -108,7 +118,7 @@ class Rules:
     """What a mutant replaces."""
 
     turn: type[LaneTurn] = LaneTurn
-    is_done: Callable[[LanePlan, PlacedEvent], bool] = LanePlan.is_done
+    is_done: Callable[[LanePlan, PlacedEvent, Callable[[str], PlacedEvent]], bool] = LanePlan.is_done
     fences_generations: bool = True
     group: type[LaneGroupLogic] = LaneGroupLogic
     #: Whether each lane hears what became of its own commit where several went in one request.
@@ -237,6 +247,8 @@ class Lane:
                 return self.store.acquire(RESOURCE, self.process.name, LEASE_S)
             case RefreshLease():
                 return self.store.refresh(need.lease, LEASE_S)
+            case RenewLease():
+                return self.store.renew(need.lease, LEASE_S)
             case CommitPosition():
                 return self.world.committed(self, need.lease, need.position)
             case ReleaseLease():
@@ -252,7 +264,7 @@ class Lane:
                 return self.handle(need)
             case TakeSnapshot():
                 raise LaneHistoryLost("the lane's history is lost")
-            case CloseStream() | Pause():
+            case CloseStream() | MarkEntries() | Pause():
                 return None
         raise InvariantBrokenError(f"unexpected: {need}")
 
@@ -284,9 +296,10 @@ class Lane:
         while not self.turn.is_waiting and self.next < self.world.written:
             event = self.world.events[self.next]
             self.next += 1
-            mine = event.is_barrier or event.key % self.plan.lanes == self.lane
+            placed = event.placed(self.plan.key)
+            mine = placed.hash is None or placed.hash % self.plan.lanes == self.lane
             is_open = event.is_barrier or event.order > self.done
-            if mine and is_open and not self.world.rules.is_done(self.plan, event.placed):
+            if mine and is_open and not self.world.rules.is_done(self.plan, placed, event.placed):
                 item = event
                 break
             if event.order > self.done:
@@ -315,8 +328,10 @@ class Process:
     frozen_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self.logic = self.world.rules.group(RESOURCE, self.name, self.lanes, LEASE_S)
-        self.actors.append(Actor(self.world, self.logic.steps(), self.perform))
+        key = self.world.key_rng.choice(("", "path:half")) if self.world.changes_keys else ""
+        self.logic = self.world.rules.group(RESOURCE, self.name, self.lanes, LEASE_S, key)
+        self.group = Actor(self.world, self.logic.steps(), self.perform)
+        self.actors.append(self.group)
 
     def perform(self, need: Any) -> Any:
         store = self.world.store
@@ -363,7 +378,7 @@ class Process:
     def run_lanes(self, need: RunLanes) -> frozenset[int]:
         for lane, work in list(self.works.items()):
             if work.actor.ended:
-                if isinstance(work.actor.error, LaneHistoryLost):
+                if isinstance(work.actor.error, LaneHistoryLost | OwnerNotUnique):
                     del self.works[lane]
                     raise work.actor.error
                 if work.actor.error is not None and not isinstance(work.actor.error, LeaseLost):
@@ -377,9 +392,11 @@ class Process:
 
 
 class World:
-    """``run()`` to the end, or InvariantBrokenError."""
+    """``run()`` to the end, or InvariantBrokenError. ``changes_keys``: processes wish for different lane keys too."""
 
-    def __init__(self, seed: int, *, in_transaction: bool, rules: Rules | None = None) -> None:
+    def __init__(
+        self, seed: int, *, in_transaction: bool, rules: Rules | None = None, changes_keys: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         #: Requests that nobody waits for any more, and when they arrive; drawn apart, so that a seed plays the run that
         #: it always played up to the first of them.
@@ -388,6 +405,8 @@ class World:
         #: Drawn apart too: whether a commit goes in one request with those of other lanes, and how often that was so.
         self.share_rng = random.Random(f"shared {seed}")
         self.shared = 0
+        self.key_rng = random.Random(f"keys {seed}")
+        self.changes_keys = changes_keys
         self.in_transaction = in_transaction
         self.rules = rules or Rules()
         self.commit_every = self.rng.choice((1, 1, 3))
@@ -517,6 +536,8 @@ class World:
             self.written += 1
 
     def _step(self) -> None:
+        # A process that takes itself for two ends, and a supervisor starts another one.
+        self.processes = [one for one in self.processes if not isinstance(one.group.error, OwnerNotUnique)]
         if not self.processes:
             self._start()
         self.now += self.rng.uniform(0, 0.02)

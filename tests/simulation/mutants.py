@@ -92,6 +92,13 @@ class DoesNotWriteItsStartDown(ListenerLogic):
         self._moved(StreamPosition(at=time))
 
 
+class KeepsItsToken(ListenerLogic):
+    """Behind a change that was left out it goes on under the same fencing token."""
+
+    def _renew(self, owned: Ownership) -> Steps:
+        yield from ()
+
+
 #: What each mutant is, and the options of a Simulation that plant it.
 MUTANTS: dict[str, dict[str, Any]] = {
     "the fence left out": {"new_servers": without_fence},
@@ -100,5 +107,6 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "a commit that does not look at the owner": {"new_servers": commit_without_looking_at_the_owner},
     "a commit that does not look at the position": {"new_servers": commit_without_looking_at_the_position},
     "the position not read back": {"new_logic": ForgetsToReadThePositionBack},
+    "the token kept behind a dead letter": {"new_logic": KeepsItsToken},
     "the start not written down": {"new_logic": DoesNotWriteItsStartDown},
 }

@@ -20,6 +20,7 @@ from tailrace.consumer.rules.need import (
     Handled,
     JudgeError,
     KeepLease,
+    MarkEntries,
     Need,
     OpenStream,
     Outcome,
@@ -27,6 +28,7 @@ from tailrace.consumer.rules.need import (
     PullChange,
     RefreshLease,
     ReleaseLease,
+    RenewLease,
 )
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.errors import SourceError
@@ -214,7 +216,10 @@ class Process:
             case HandleChanges(changes):
                 self._handle_one_of(changes, 0, answer)
             case JudgeError():
-                answer("retry", None)
+                answer(self.run.judge(need), None)
+            case RenewLease(lease):
+                change = self.run.left_out[-1]
+                self.call(lambda: servers.renew(lease, seconds, clock, change), answer, LeaseStoreUnavailable)
             case FindStart():
                 answer(self.run.start_time(need.start), None)
             case OpenStream(position):
@@ -223,6 +228,8 @@ class Process:
                 else:
                     self.stream = SimulatedStream(self.run.history, position)
                     answer(None, None)
+            case MarkEntries():
+                answer(None, None)
             case CloseStream():
                 self.stream = None
                 answer(None, None)
@@ -273,7 +280,7 @@ class Process:
 def fenced_handler(process: Process, need: HandleChange, answer: Answer) -> None:
     """Look at the lease, do something that takes its time, write."""
     run = process.run
-    if run.schedule.random.random() < run.faults.handler_error:
+    if run.schedule.random.random() < run.faults.handler_error or run.is_poison():
         answer(None, HandlerError("raises"))
         return
 

@@ -12,12 +12,13 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 class Schedule:
     """What is to be done, by virtual time in seconds; ``random`` is the only source of chance of a run, but
-    for requests that arrive late, which have ``late_random``: a seed plays the run that it played before there were any
-    up to the first of them."""
+    for requests that arrive late, which have ``late_random``, and for changes that are left out, which have
+    ``skip_random``: a seed plays the run that it played before there were any up to the first of them."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.late_random = Random(f"late {seed}")
+        self.skip_random = Random(f"skip {seed}")
         self.now = 0.0
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0

@@ -25,6 +25,7 @@ class Target:
     """A document that handlers write to."""
 
     fence: int = 0
+    newest: int = -1
 
 
 class Servers:
@@ -48,6 +49,8 @@ class Servers:
         self.next_change: dict[int, int] = {}
         self.first_after: Callable[[Mapping[str, Any]], int] = lambda position: 0
         self.fenced_writes = 0
+        #: Dead letters that were written, and those that came too late.
+        self.replayed = self.fenced_letters = 0
         #: Requests to the store that arrived after their time-out.
         self.late = 0
 
@@ -70,6 +73,13 @@ class Servers:
         if taken.position is not None:
             self.next_change[taken.version] = self.first_after(taken.position)
         return self.put(taken, seconds)
+
+    def renew(self, lease: Lease, seconds: float, client_time: Clock, change: RecordedEvent) -> Lease | None:
+        """Acquired once more by an owner that goes on behind ``change``."""
+        renewed = self.acquire(lease.resource, str(lease.owner), seconds, client_time)
+        if renewed is not None and renewed.version == lease.version + 1:
+            self.next_change[renewed.version] = change.number + 1
+        return renewed
 
     def time_of(self, client_time: Clock) -> datetime:
         """The clock that leases are judged by: the server's."""
@@ -155,7 +165,19 @@ class Servers:
             raise BrokenPromiseError(f"version {version} handles change {event.number} where {following} is next")
         self.next_change[version] = event.number + 1
         target.fence = version
+        target.newest = event.number
         self.handled[event.number] = self.handled.get(event.number, 0) + 1
+
+    def replay(self, event: RecordedEvent, version: int) -> None:
+        """A fenced write of a dead letter."""
+        target = self.targets.setdefault(event.key, Target())
+        if version < target.fence:
+            self.fenced_letters += 1
+            return
+        if event.number < target.newest:
+            raise BrokenPromiseError(f"the dead letter {event.number} has undone the change {target.newest}")
+        self.replayed += 1
+        target.fence, target.newest = version, event.number
 
 
 def check_forward(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

@@ -16,10 +16,11 @@ from tailrace.consumer.rules.commit_policy import CommitPolicy
 from tailrace.consumer.rules.errors import LeaseDocumentError
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
+from tailrace.consumer.rules.need import Decision, JudgeError
 from tailrace.consumer.rules.position import StreamPosition
 from tests.simulation.faults import NONE, Faults
 from tests.simulation.process import Process, fenced_handler, transactional_handler
-from tests.simulation.recorded import STREAMS, recorded
+from tests.simulation.recorded import STREAMS, RecordedEvent, recorded
 from tests.simulation.schedule import Schedule
 from tests.simulation.servers import BrokenPromiseError, Servers
 from tests.simulation.stream import History
@@ -62,6 +63,9 @@ class Simulation:
             batch=random.choice((0, every)),
         )
         self.must_handle: int | None = None
+        #: Changes that an error policy has left out, with their fencing tokens; they are handled later.
+        self.skips = self.schedule.skip_random.random() < 0.8
+        self.left_out: list[RecordedEvent] = []
         count = random.randint(1, 4)
         self.processes = [Process(self, f"p{number}", self.settings, new_logic) for number in range(count)]
 
@@ -125,6 +129,21 @@ class Simulation:
     def start_time(self, start: str) -> Timestamp:
         return self.history.oldest() if start == "oldest" else self.history.time().tick().to_timestamp()
 
+    def is_poison(self) -> bool:
+        """Whether a handler raises at the change in hand, in runs in which changes are left out."""
+        return self.skips and self.faults is not NONE and self.schedule.skip_random.random() < 0.2
+
+    def judge(self, need: JudgeError) -> Decision:
+        """What the error policy says. What it leaves out becomes a dead letter, which an operator replays later,
+        each time that it is left out."""
+        random = self.schedule.skip_random
+        if not self.skips or random.random() < 0.5:
+            return "retry"
+        event: RecordedEvent = need.change.event
+        self.left_out.append(event)
+        self.schedule.after(random.uniform(0, 40), lambda: self.servers.replay(event, need.change.lease.version))
+        return "skip"
+
     # What must have happened
 
     def _record(self) -> Lease | None:
@@ -156,7 +175,8 @@ class Simulation:
 
     def _missing(self) -> list[int]:
         first = 0 if self.must_handle is None else self.must_handle
-        return [event.number for event in self.history.events[first:] if event.number not in self.servers.handled]
+        done = self.servers.handled.keys() | {event.number for event in self.left_out}
+        return [event.number for event in self.history.events[first:] if event.number not in done]
 
 
 def simulate(seed: int, **options: Any) -> Simulation:

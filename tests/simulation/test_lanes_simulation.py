@@ -18,13 +18,17 @@ from tests.simulation.lanes_world import InvariantBrokenError, Rules, World
 
 
 def failing_seed(
-    seeds: range, rules: Rules | None = None, *, caught_by: type[Exception] = InvariantBrokenError
+    seeds: range,
+    rules: Rules | None = None,
+    *,
+    caught_by: type[Exception] = InvariantBrokenError,
+    changes_keys: bool = False,
 ) -> tuple[int, str] | None:
     """``caught_by``: an error that counts as finding the fault, beside a broken invariant."""
     for seed in seeds:
         for in_transaction in (False, True):
             try:
-                World(seed, in_transaction=in_transaction, rules=rules).run()
+                World(seed, in_transaction=in_transaction, rules=rules, changes_keys=changes_keys).run()
             except (InvariantBrokenError, caught_by) as error:
                 return seed, str(error)
     return None
@@ -34,9 +38,19 @@ def test_lanes_hold_their_promises() -> None:
     assert failing_seed(range(amount(12, 40))) is None
 
 
+def test_lanes_hold_their_promises_while_what_they_are_chosen_by_changes() -> None:
+    assert failing_seed(range(amount(6, 40)), changes_keys=True) is None
+
+
+def test_floors_that_are_judged_by_another_lane_key_are_found() -> None:
+    rules = Rules(is_done=lambda plan, event, _placed_by: plan.is_done(event))
+    assert failing_seed(range(1000), rules, changes_keys=True) is not None
+
+
 @pytest.mark.slow
-def test_lanes_hold_their_promises_over_many_seeds() -> None:
-    assert failing_seed(range(5000)) is None
+@pytest.mark.parametrize("changes_keys", [False, True])
+def test_lanes_hold_their_promises_over_many_seeds(changes_keys: bool) -> None:
+    assert failing_seed(range(5000), changes_keys=changes_keys) is None
 
 
 class NoBarriers(LaneTurn):
@@ -63,11 +77,17 @@ class OthersDoNotWait(LaneTurn):
     [
         (Rules(turn=NoBarriers), 0),
         (Rules(turn=OthersDoNotWait), 0),
-        (Rules(is_done=lambda plan, event: False), 0),
+        (Rules(is_done=lambda *_: False), 0),
         (Rules(fences_generations=False), 730),
         (Rules(answers_each=False), 105),
     ],
-    ids=["no barriers", "the others do not wait", "no floors", "no generation in the fence", "one answer for all"],
+    ids=[
+        "no barriers",
+        "the others do not wait",
+        "no floors",
+        "no generation in the fence",
+        "one answer for all",
+    ],
 )
 def test_a_planted_fault_is_found(rules: Rules, first: int) -> None:
     """A simulation that finds nothing shows nothing. ``first``: the search begins shortly before a seed that found the

@@ -30,6 +30,8 @@ def test_every_promise_holds_whatever_goes_wrong() -> None:
         seen["effects twice"] += sum(count > 1 for count in run.servers.handled.values())
         seen["fenced writes"] += run.servers.fenced_writes
         seen["late requests"] += run.servers.late
+        seen["dead letters replayed"] += run.servers.replayed
+        seen["dead letters that came too late"] += run.servers.fenced_letters
     # A simulation in which nothing goes wrong shows nothing.
     assert min(seen.values()) > 10, seen
 

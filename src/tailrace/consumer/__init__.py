@@ -10,8 +10,10 @@ from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer.mongo_lease_store import MongoLeaseStore
 from tailrace.consumer.rules.errors import (
     Fenced,
+    HandlerCancelled,
     HandlerFailed,
     HandlerForked,
+    HandlerNotRun,
     LeaseDocumentError,
     LeaseLost,
     LeaseStoreUnavailable,
@@ -25,8 +27,10 @@ __all__ = [
     "Change",
     "Fence",
     "Fenced",
+    "HandlerCancelled",
     "HandlerFailed",
     "HandlerForked",
+    "HandlerNotRun",
     "Lease",
     "LeaseDocumentError",
     "LeaseLost",

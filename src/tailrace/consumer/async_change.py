@@ -127,9 +127,7 @@ class AsyncChange(Change):
         self._begin_transaction()
         started = time.monotonic()
         try:
-            async with begin(
-                client, hands.ownership.lease, self._position.to_document(), hands.lease_seconds
-            ) as session:
+            async with begin(client, hands.lease, self._position.to_document(), hands.lease_seconds) as session:
                 yield session
             self._end_transaction(started)
         except LeaseLost as error:

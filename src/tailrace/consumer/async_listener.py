@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from tailrace.consumer.async_change import AsyncChange
-from tailrace.consumer.listener import Listener
-from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost
+from tailrace.consumer.listener import Listener, cancelled
+from tailrace.consumer.rules.errors import HandlerNotRun, LeaseDocumentError, LeaseLost
 from tailrace.consumer.rules.need import Decision, HandleChange, JudgeError, Need, Outcome, Pause
+from tailrace.consumer.rules.unrun import check_runs, refuse_unrun
 from tailrace.consumer.watching import Watched
 from tailrace.errors import InternalError, UsageError
 
@@ -155,24 +156,39 @@ class AsyncListener(Listener):
         """The handler in a task that is cancelled when the lease is lost."""
         if self._is_barrier(need):
             return False
-        hands, loop = self._hands, asyncio.get_running_loop()
-        if hands is None:
-            raise InternalError("a change without a lease")
-        change = AsyncChange(need.event, need.position, hands)
-        task: asyncio.Future[Any] = asyncio.ensure_future(cast(AsyncHandler, self._handler)(change))
+        hands, loop = self._hands_now(), asyncio.get_running_loop()
+        change = AsyncChange(need.event, need.position, hands, need.again)
+        task = asyncio.ensure_future(self._awaitable(change))
         hands.ownership.on_lost = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
-            await task
-        except asyncio.CancelledError:
-            if hands.ownership.lost is None or not task.cancelled():
+            refuse_unrun(await task, f"the handler of {self.resource!r}")
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if not task.cancelled() or (current is not None and current.cancelling()):
                 raise
-            raise LeaseLost(hands.ownership.lost.message, hint=hands.ownership.lost.hint) from None
+            if hands.ownership.lost is not None:
+                raise LeaseLost(hands.ownership.lost.message, hint=hands.ownership.lost.hint) from None
+            raise cancelled(self.resource) from error
         finally:
             hands.ownership.on_lost = None
             if not task.done():
                 task.cancel()
             self._refuse_fork()
         return change.is_committed
+
+    def _awaitable(self, change: AsyncChange) -> Awaitable[Any]:
+        given: Any = cast(AsyncHandler, self._handler)(change)
+        if inspect.isawaitable(given):
+            return given
+        what = f"the handler of {self.resource!r}"
+        refuse_unrun(given, what)
+        raise HandlerNotRun(
+            f"{what} gave back nothing to be awaited: what it did at this change may have been done",
+            hint="Give an AsyncListener async def, and a plain function to a Listener",
+        )
+
+    def _check_runs(self, handler: Any) -> None:
+        check_runs(handler, "the handler", awaited=True)
 
     async def _wait(self, need: Pause) -> None:
         seconds = need.seconds * random.uniform(0.75, 1.25)
@@ -183,9 +199,7 @@ class AsyncListener(Listener):
             await asyncio.wait_for(self._woken.wait(), seconds)
 
     def _new_change(self, need: HandleChange) -> Any:
-        if self._hands is None:
-            raise InternalError("a change without a lease")
-        return AsyncChange(need.event, need.position, self._hands)
+        return AsyncChange(need.event, need.position, self._hands_now(), need.again)
 
     def _checked_decision(self, decision: Any) -> Decision:
         if inspect.isawaitable(decision):

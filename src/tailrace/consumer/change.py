@@ -43,11 +43,12 @@ class Hands:
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ownership = ownership
+        self.lease = ownership.lease
         self.store = store
         self.lease_seconds = lease_seconds
         self.codec_options = codec_options
         self.is_stopping = is_stopping
-        lease = ownership.lease
+        lease = self.lease
         self.fence = Fence(
             fence_resource or lease.resource,
             lease.version,
@@ -73,10 +74,11 @@ class Change:
     Events are decoded when they are first looked at. A change is good for as long as its handler runs.
     """
 
-    __slots__ = ("_committed", "_event", "_hands", "_position", "_raw")
+    __slots__ = ("_again", "_committed", "_event", "_hands", "_position", "_raw")
 
-    def __init__(self, raw: RawBSONDocument, position: StreamPosition, hands: Hands) -> None:
+    def __init__(self, raw: RawBSONDocument, position: StreamPosition, hands: Hands, again: int = 0) -> None:
         self._raw = raw
+        self._again = again
         self._position = position
         self._hands = hands
         self._event: Mapping[str, Any] | None = None
@@ -99,13 +101,15 @@ class Change:
 
     @property
     def token(self) -> Mapping[str, Any]:
-        """The resume token. Its ``_data`` (``message_id``) names this change and no other."""
+        """The resume token. On a cluster, what several shards log at one time, such as a drop, may have one token."""
         return self._position.token or bson.decode(self._raw["_id"].raw)  # the second: of a snapshot's event
 
     @property
     def message_id(self) -> str:
-        """The token's ``_data``: the same for the same change whenever and by whomever it is handled."""
-        return str(self.token["_data"])
+        """Names this change and no other: the same whenever and by whomever it is handled. It is the token's ``_data``,
+        followed by ``-1``, ``-2``, ... where changes directly before this one have the same token."""
+        data = str(self.token["_data"])
+        return f"{data}-{self._again}" if self._again else data
 
     @property
     def cluster_time(self) -> ClusterTime:
@@ -119,8 +123,8 @@ class Change:
 
     @property
     def operation_type(self) -> str:
-        """``insert``, ``update``, ``replace``, ``delete``, ``invalidate``, ..."""
-        return str(self._raw["operationType"])
+        """``insert``, ``update``, ``replace``, ``delete``, ``invalidate``, ...; empty where a pipeline took it away."""
+        return str(self._raw.get("operationType", ""))
 
     @property
     def document_key(self) -> Mapping[str, Any] | None:
@@ -143,12 +147,12 @@ class Change:
     @property
     def version(self) -> int:
         """The fencing token: pass it to whatever has side effects, and let that refuse older ones."""
-        return self._hands.ownership.lease.version
+        return self._hands.lease.version
 
     @property
     def resource(self) -> str:
         """Whose lease ``version`` is of."""
-        return self._hands.ownership.lease.resource
+        return self._hands.lease.resource
 
     @property
     def fence(self) -> Fence:
@@ -184,7 +188,7 @@ class Change:
         self._begin_transaction()
         started = time.monotonic()
         try:
-            with hands.store.transaction(ownership.lease, self._position.to_document(), hands.lease_seconds) as session:
+            with hands.store.transaction(hands.lease, self._position.to_document(), hands.lease_seconds) as session:
                 yield session
             self._end_transaction(started)
         except LeaseLost as error:

@@ -24,6 +24,7 @@ from tailrace.consumer.fence import Fence
 from tailrace.consumer.messages.publisher import PublisherAway
 from tailrace.consumer.rules.lanes import generation_token
 from tailrace.consumer.rules.need import Decision
+from tailrace.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
@@ -38,6 +39,7 @@ _REASON_MAX: Final = 2_000
 _ANY_VALUE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
+_TO_SHOW: Final = _ANY_VALUE.with_options(unicode_decode_error_handler="backslashreplace")
 
 _log = logging.getLogger("tailrace.consumer")
 
@@ -86,7 +88,7 @@ class DeadLetters:
             "clusterTime": change.cluster_time.to_timestamp(),
             "namespace": change.namespace,
             "operationType": change.operation_type,
-            "documentKey": _shown(change.event.get("documentKey")),
+            "documentKey": _shown(bson.decode(raw, _TO_SHOW).get("documentKey")),
             "error": type(error).__name__,
             "reason": _reason(error),
             "tries": attempt,
@@ -121,7 +123,7 @@ class DeadLetters:
         since then have been handled already. ``resource`` and ``change`` choose as in ``letters``."""
         count = 0
         for letter in self.letters(resource, change):
-            handler(letter)
+            refuse_unrun(handler(letter), "the handler of dead letters")
             self._collection.delete_one(letter.key)
             count += 1
         return count
@@ -185,10 +187,11 @@ class DeadLetter:
 
     @property
     def fence(self) -> Fence:
-        """Writes under the fencing token that the change was handled under: what a newer owner has written since stays,
-        and ``Fenced`` is raised. (What the same owner has written since is overwritten: equal tokens pass.)"""
-        resource, _, lane = self.resource.rpartition("/")
-        above = {resource: generation_token(self.version)} if resource and lane.isdigit() else {}
+        """Writes under the fencing token that the change was handled under: what was written for a later change stays,
+        and ``Fenced`` is raised. A listener goes on under a newer token when it has left a change out. (Letters of
+        Tailrace before that: what the same owner has written since is overwritten.)"""
+        generation = generation_token(self.version)  # 0 without lanes, whatever the resource's name looks like
+        above = {self.resource.rpartition("/")[0]: generation} if generation else {}
         return Fence(self.resource, self.version, above=above)
 
     @contextmanager

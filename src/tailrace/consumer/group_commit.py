@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tailrace.consumer.lease import CommitsTogether, Lease, LeaseCommit, LeaseStore
+from tailrace.consumer.lease import CommitsTogether, Lease, LeaseCommit, LeaseStore, commits_together
 from tailrace.consumer.rules.gathering import Gathering
 from tailrace.errors import InternalError, SinkError, UsageError
 
@@ -52,7 +52,7 @@ class GroupCommit:
 
     def __init__(self, store: LeaseStore, *, requests_max: int = REQUESTS_MAX) -> None:
         self._store = store
-        self._together = store if isinstance(store, CommitsTogether) else None
+        self._together = commits_together(store)
         self._requests_left = requests_max
         self._lock = threading.Lock()
         self._waiting: list[_WaitingCommit] = []

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-import bson
-
 from tailrace import raw_bson
 from tailrace.consumer.rules.lanes import order_of
+from tailrace.consumer.rules.large_events import token_of
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import TailraceError
 
 #: So many events, and about so many bytes of them, wait for a lane's handler; one event at least.
 WINDOW_EVENTS: Final = 1000
@@ -26,6 +26,10 @@ class Item(NamedTuple):
     order: bytes
     event: bytes
     is_barrier: bool
+    #: Why the stream could not give it.
+    error: TailraceError | None = None
+    #: Whether the stream's event directly before it has its token.
+    repeats: bool = False
 
     @property
     def token(self) -> Mapping[str, Any]:
@@ -34,13 +38,6 @@ class Item(NamedTuple):
     @property
     def is_invalidate(self) -> bool:
         return self.is_barrier and operation_of(self.event) == b"invalidate"
-
-
-def token_of(event: bytes) -> Mapping[str, Any]:
-    """The resume token of an event."""
-    element = raw_bson.find(event, b"_id")
-    assert element is not None
-    return bson.decode(raw_bson.value(event, element))
 
 
 def operation_of(event: bytes) -> bytes:
@@ -57,7 +54,8 @@ class LaneQueue:
     ``begin``     where to begin to read for it: earlier than that, where a barrier between may not be done yet
 
     ``seen`` is the place up to which readers have looked for this lane's events: what comes again from before it was
-    put already.
+    put already. Several events may have one token: those after the first follow it only where the same reader has just
+    put that one, since no stream resumes between them.
     """
 
     def __init__(
@@ -77,6 +75,7 @@ class LaneQueue:
         self._closed = False
         self._error: BaseException | None = None
         self._reader: object = None
+        self._just_put = b""
         self._on_low: Callable[[], object] | None = None
         self._done = order_of(position)
         self.seen = order_of(begin or position)
@@ -85,7 +84,7 @@ class LaneQueue:
         """Take events from ``reader`` alone from now on; gives the place ``seen``, where it has to begin. ``on_low``
         is called whenever the queue begins to run low."""
         with self._changed:
-            self._reader, self._on_low = reader, on_low
+            self._reader, self._on_low, self._just_put = reader, on_low, b""
             seen = self._seen
         if isinstance(seen, StreamPosition):
             return seen
@@ -116,11 +115,13 @@ class LaneQueue:
         """Add an event; False where there is no room. One that was put before, or that another reader will put, is
         left out, and so is a change that the lane is done with."""
         with self._changed:
-            if item.order <= self.seen or self._reader is not reader:
+            is_new = item.order > self.seen or (item.repeats and item.order == self._just_put)
+            if not is_new or self._reader is not reader:
                 return True
             if self._items and (len(self._items) >= self._events_max or self._bytes >= self._bytes_max):
                 return False
             self._seen, self.seen, self._mark = item.event, item.order, None
+            self._just_put = item.order
             if item.order > self._done or item.is_barrier:
                 self._items.append(item)
                 self._bytes += len(item.event)

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from tailrace.client.change_stream import ChangeStream
 from tailrace.client.patience import try_next_patiently
-from tailrace.consumer.lane_queue import Item, LaneQueue
-from tailrace.consumer.rules.lane_key import outline
-from tailrace.consumer.rules.lanes import LanePlan, least
+from tailrace.consumer.event_stream import WholeEventStream
+from tailrace.consumer.lane_queue import Item, LaneQueue, operation_of
+from tailrace.consumer.rules.lane_key import BY_ID, LaneKeys, known_lane_key
+from tailrace.consumer.rules.lanes import BARRIER_LANE, LanePlan, least
+from tailrace.consumer.rules.large_events import Refused
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import TailraceError
 
 #: How long a reader that waits for room sleeps at most before it looks whether it should stop.
 _LOOK_S: Final = 0.1
@@ -25,22 +28,33 @@ _LOOK_S: Final = 0.1
 _REST_S: Final = 0.25
 
 #: Opens the stream at a position. Its events are raw.
-OpenStream = Callable[[StreamPosition], ChangeStream]
+OpenStream = Callable[[StreamPosition], WholeEventStream]
 
 
 class LaneReader(threading.Thread):
-    """Reads for ``queues`` until stopped, or until an error, which goes to them."""
+    """Reads for ``queues`` until stopped, or until an error, which goes to them. ``keys`` are the LaneKeys that
+    this process knows beside those that a plan's names tell."""
 
-    def __init__(self, open_stream: OpenStream, plan: LanePlan, queues: Mapping[int, LaneQueue], name: str) -> None:
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        plan: LanePlan,
+        queues: Mapping[int, LaneQueue],
+        name: str,
+        keys: LaneKeys = (BY_ID,),
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._open_stream = open_stream
         self._plan = plan
+        self._keys = partial(known_lane_key, own=keys)
+        self._key = self._keys(plan.key)
         self._queues = dict(queues)
         self._wanted = threading.Event()
         self._begin = least([queue.follow(self, self._wanted.set) for queue in self._queues.values()])
         self._floor_end = plan.floor_end
         self._stopping = threading.Event()
-        self._stream: ChangeStream | None = None
+        self._stream: WholeEventStream | None = None
+        self._last = b""
         #: Whether everything that there was has been read at least once.
         self.caught_up = False
 
@@ -73,15 +87,19 @@ class LaneReader(threading.Thread):
             self._stream = stream
             while stream.alive and self._queues:
                 event = try_next_patiently(stream)
+                if isinstance(event, Refused):
+                    self._dispatch(event.event, event.error)
+                    return StreamPosition(event.token, start_after=True)
                 if event is not None:
-                    self._dispatch(event.raw)
+                    self._dispatch(bytes(event.raw))
                 if self._stopping.is_set():
                     break  # the last event may not have been put
-                if not stream.has_next:
-                    self._mark(stream.resume_token)
+                if not stream.has_next and (mark := stream.resume_token) is not None:
+                    self._mark(mark)
                     self.caught_up = self.caught_up or event is None
                     self._rest()
-            return StreamPosition(stream.resume_token, start_after=True)
+            token = stream.resume_token
+            return begin if token is None else StreamPosition(token, start_after=True)
 
     def _rest(self) -> None:
         """Let the lanes work while each of them has enough to do.
@@ -99,20 +117,26 @@ class LaneReader(threading.Thread):
         for queue in self._queues.values():
             queue.mark(token, self)
 
-    def _dispatch(self, event: bytes) -> None:
-        outlined = outline(event)
+    def _dispatch(self, event: bytes, error: TailraceError | None = None) -> None:
+        outlined = self._key.place(event)
         plan = self._plan
-        if outlined.hash is None:
+        # What several shards log at one time may have one token.
+        repeats, self._last = outlined.order == self._last, outlined.order
+        if outlined.hash is None and repeats:
+            # All lanes wait at the first of these events; lane 0 handles those that follow it.
+            lanes = [BARRIER_LANE] if BARRIER_LANE in self._queues and operation_of(event) != b"invalidate" else []
+        elif outlined.hash is None:
             lanes = list(self._queues)
         else:
             lane = outlined.hash % plan.lanes
             if lane not in self._queues:
                 return
             lanes = [lane]
-        if outlined.order <= self._floor_end and plan.is_done(outlined):
+        if outlined.order <= self._floor_end and plan.is_done(outlined, lambda name: self._keys(name).place(event)):
             return
         for lane in lanes:
-            self._put(lane, Item(outlined.order, event, is_barrier=outlined.hash is None))
+            is_barrier = outlined.hash is None and not repeats
+            self._put(lane, Item(outlined.order, event, is_barrier=is_barrier, error=error, repeats=repeats))
 
     def _put(self, lane: int, item: Item) -> None:
         queue = self._queues[lane]
@@ -132,7 +156,10 @@ class LaneReaders:
     one reader again.
     """
 
-    def __init__(self, open_stream: OpenStream, plan: LanePlan, name: str) -> None:
+    def __init__(self, open_stream: OpenStream, plan: LanePlan, name: str, keys: LaneKeys = (BY_ID,)) -> None:
+        for named in (plan.key, *(floor.key for floor in plan.floors)):
+            known_lane_key(named, keys)
+        self._keys = keys
         self._open_stream = open_stream
         self._plan = plan
         self._name = name
@@ -191,7 +218,8 @@ class LaneReaders:
 
     def _started(self, lanes: set[int], role: str) -> LaneReader:
         queues = {lane: self._queues[lane] for lane in lanes}
-        reader = LaneReader(self._open_stream, self._plan, queues, f"{self._name}-{role}")
+        name = f"{self._name}-{role}"
+        reader = LaneReader(self._open_stream, self._plan, queues, name, self._keys)
         reader.start()
         return reader
 

@@ -60,6 +60,14 @@ class LaneStore:
             lease = replace(lease, position=self._plan.start.to_document())
         return self._outer(lease)
 
+    def renew(self, lease: Lease, seconds: float) -> Lease | None:
+        """The lease that is held, with a newer fencing token."""
+        renewed = self._store.acquire(self._name, str(lease.owner), seconds)
+        if renewed is not None and is_sealed(renewed.position):
+            self._store.release(renewed)
+            return None
+        return None if renewed is None else self._outer(renewed)
+
     def refresh(self, lease: Lease, seconds: float) -> Lease:
         """See LeaseStore."""
         return self._outer(self._store.refresh(self._inner(lease), seconds))

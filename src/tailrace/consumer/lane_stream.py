@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from bson.codec_options import DEFAULT_CODEC_OPTIONS, CodecOptions
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from tailrace.consumer.lane_queue import Item, LaneQueue
-from tailrace.consumer.rules.errors import LaneHistoryLost
+from tailrace.consumer.rules.errors import LaneHistoryLost, LeaseStoreUnavailable
 from tailrace.consumer.rules.lane_turn import LaneTurn
 from tailrace.consumer.rules.lanes import order_of
+from tailrace.consumer.rules.large_events import Refused, as_raw
 from tailrace.consumer.rules.position import StreamPosition
 
 #: How long one look at a quiet lane waits, and one at the other lanes' places before a barrier.
@@ -32,7 +32,7 @@ class LaneWatchable:
     ``watchable``    what is watched in truth
     ``begin``        from a lane's position, the place to begin to read at
     ``places``       the committed places of all lanes
-    ``ends``         called at an invalidation that lane 0 has handled
+    ``ends``         called with the token at an invalidation that lane 0 has handled
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LaneWatchable:
         *,
         begin: Callable[[StreamPosition], StreamPosition],
         places: Callable[[], Sequence[bytes]],
-        ends: Callable[[], None],
+        ends: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._watchable = watchable
         self._lane = lane
@@ -59,8 +59,9 @@ class LaneWatchable:
         return chosen
 
     @property
-    def _client(self) -> Any:
-        return getattr(self._watchable, "_client", None)
+    def watched(self) -> Any:
+        """What is watched in truth: a client, a database or a collection."""
+        return self._watchable
 
     def take_snapshot(self, _before: StreamPosition | None) -> StreamPosition:
         """Raises LaneHistoryLost: a lane is not copied by itself."""
@@ -85,14 +86,14 @@ class LaneWatchable:
 
 
 class LaneStream:
-    """The part of a ChangeStream that a listener uses."""
-
-    alive: Final = True
+    """The part of a ChangeStream that a listener uses. What it raises ends it, ``alive`` is false then: whoever waits
+    patiently for a stream to resume itself would wait for ever. Only a store that does not answer is asked again."""
 
     def __init__(self, queue: LaneQueue, turn: LaneTurn, close: Callable[[], None]) -> None:
         self._queue = queue
         self._turn = turn
         self.close = close
+        self.alive = True
         self._mark: Mapping[str, Any] | None = None
         self._asleep = threading.Event()
 
@@ -109,10 +110,18 @@ class LaneStream:
     def try_next(self) -> Any | None:
         """The lane's next event, raw; ``None`` while there is none, or while the lane waits at a barrier."""
         item: Item | None = None
-        if self._turn.is_waiting:
-            self._asleep.wait(_BARRIER_LOOK_S)
-        else:
-            item = self._queue.take(_AWAIT_S)
-        pulled = self._turn.pull(item, self._queue.take_mark)
+        try:
+            if self._turn.is_waiting:
+                self._asleep.wait(_BARRIER_LOOK_S)
+            else:
+                item = self._queue.take(_AWAIT_S)
+            pulled = self._turn.pull(item, self._queue.take_mark)
+        except LeaseStoreUnavailable:
+            raise
+        except BaseException:
+            self.alive = False
+            raise
         self._mark = pulled.token
-        return RawBSONDocument(pulled.event) if isinstance(pulled.event, bytes) else pulled.event
+        if pulled.error is not None and pulled.token is not None:
+            return Refused(pulled.token, pulled.event, pulled.error)
+        return as_raw(pulled.event) if isinstance(pulled.event, bytes) else pulled.event

@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
-from bson.raw_bson import RawBSONDocument
-
-from tailrace.client.change_stream import ChangeStream
+from tailrace.consumer.event_stream import WholeEventStream
 from tailrace.consumer.group_commit import GroupCommit
 from tailrace.consumer.lane_group import LaneGroup
 from tailrace.consumer.lane_reader import LaneReaders
@@ -22,6 +21,7 @@ from tailrace.consumer.lane_store import BeginningStore, LaneStore
 from tailrace.consumer.lane_stream import LaneWatchable
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules.lane_group import LaneGroupLogic
+from tailrace.consumer.rules.lane_key import LaneKeys
 from tailrace.consumer.rules.lanes import BARRIER_LANE, LanePlan, lane_position, lane_resource, least, order_of
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.errors import StreamInvalidated
@@ -77,6 +77,7 @@ class Lanes:
 
     ``lanes``          how many there should be; the last process to begin settles it for all;
                        ``None``: as many as there are
+    ``keys``           what lanes are chosen by, and further keys that are known
     ``watch_options``  those of ``watch()``
     ``make_listener``  makes the listener of a lane, and the one that settles where the first lanes begin
     ``resumes``        whether lanes go on behind an invalidation
@@ -91,6 +92,7 @@ class Lanes:
         owner: str,
         lanes: int | None,
         lease_seconds: float,
+        keys: LaneKeys,
         watch_options: Mapping[str, Any],
         make_listener: MakeListener,
         resumes: bool,
@@ -99,7 +101,7 @@ class Lanes:
         self._resource = resource
         self._store = store
         self._commits = GroupCommit(store)
-        self._options = {"max_await_time_ms": _AWAIT_MS, **watch_options, "document_class": RawBSONDocument}
+        self._options = {"max_await_time_ms": _AWAIT_MS, **watch_options}
         self._make_listener = make_listener
         self._resumes = resumes
         self._readers: LaneReaders | None = None
@@ -108,7 +110,8 @@ class Lanes:
         self._places: dict[int, bytes] = {}
         self._places_at = 0.0
         self._places_lock = threading.Lock()
-        self._logic = LaneGroupLogic(resource, owner, lanes, lease_seconds)
+        self._keys = keys
+        self._logic = LaneGroupLogic(resource, owner, lanes, lease_seconds, keys[0].name)
         self._group = LaneGroup(
             self._logic,
             store,
@@ -162,7 +165,7 @@ class Lanes:
         if readers is None or self._readers_plan is not plan:
             if readers is not None:
                 readers.close()
-            readers = LaneReaders(self._open, plan, f"lanes {self._resource}")
+            readers = LaneReaders(self._open, plan, f"lanes {self._resource}", self._keys)
             self._readers, self._readers_plan, self._places = readers, plan, {}
         name = f"{self._resource}/{lane}"
         thread = _LaneThread(f"lane {name}")
@@ -181,19 +184,19 @@ class Lanes:
             readers,
             begin=lambda position: self._begin(plan, lane, position),
             places=lambda: self._look_at_places(plan),
-            ends=self._ends,
+            ends=partial(self._ends, plan),
         )
         thread.listener = self._make_listener(watchable, resource=name, store=store, plan=plan)
         thread.start()
         return thread
 
-    def _open(self, position: StreamPosition) -> ChangeStream:
-        where = {"start_at_operation_time": position.at} if position.token is None else {"start_after": position.token}
-        stream: ChangeStream = self._watchable.watch(**self._options, **where)
-        return stream
+    def _open(self, position: StreamPosition) -> WholeEventStream:
+        begin = position if position.token is None else StreamPosition(position.token, start_after=True)
+        return WholeEventStream(self._watchable, self._options, begin)
 
-    def _ends(self) -> None:
-        if not self._resumes:
+    def _ends(self, plan: LanePlan, token: Mapping[str, Any]) -> None:
+        is_history = plan.start.began is not None and plan.start.moved_to(token).began is not None
+        if not self._resumes and not is_history:
             raise StreamInvalidated(
                 f"what the listener on {self._resource!r} watched was dropped or renamed",
                 hint='The position is kept behind it: start the listener again to go on, or use on_invalidate="resume"',

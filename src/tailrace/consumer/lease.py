@@ -81,3 +81,12 @@ class CommitsTogether(Protocol):
     def commit_together(self, commits: Sequence[LeaseCommit]) -> Sequence[TailraceError | None]:
         """Do each commit separately, as ``commit`` does: for each ``None``, or what ``commit`` would have raised. No
         two are of one resource. Raises LeaseStoreUnavailable if it is not known which of them were done."""
+
+
+def commits_together(store: LeaseStore) -> CommitsTogether | None:
+    """The store, if its commits go that way. A class that changes ``commit`` alone wants to see each of them."""
+    if not isinstance(store, CommitsTogether):
+        return None
+    kinds = (vars(kind) for kind in type(store).__mro__)
+    first: Mapping[str, Any] = next((kind for kind in kinds if "commit_together" in kind or "commit" in kind), {})
+    return None if "commit" in first and "commit_together" not in first else store

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import uuid
+from asyncio import CancelledError
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -18,21 +19,21 @@ from pymongo.errors import PyMongoError
 from tailrace.consumer.change import Change, Hands
 from tailrace.consumer.fence import FENCE_FIELD, Fence
 from tailrace.consumer.lanes import Lanes
-from tailrace.consumer.lease import LeaseStore
+from tailrace.consumer.lease import Lease, LeaseCommit, LeaseStore, commits_together
 from tailrace.consumer.rules import lease as lease_rules
 from tailrace.consumer.rules.commit_policy import CommitPolicy
-from tailrace.consumer.rules.errors import HandlerForked, LeaseDocumentError, LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.errors import (
+    HandlerCancelled,
+    HandlerForked,
+    LeaseDocumentError,
+    LeaseLost,
+    LeaseStoreUnavailable,
+)
 from tailrace.consumer.rules.keeper import keep
+from tailrace.consumer.rules.lane_key import LaneKeyChoice, lane_keys
 from tailrace.consumer.rules.lane_turn import BarrierReached
 from tailrace.consumer.rules.lanes import LanePlan, check_lanes
-from tailrace.consumer.rules.listener import (
-    ListenerLogic,
-    ListenerSettings,
-    ListenerStatistics,
-    OnHistoryLost,
-    OnInvalidate,
-    together,
-)
+from tailrace.consumer.rules.listener import ListenerLogic
 from tailrace.consumer.rules.need import (
     AcquireLease,
     CommitPosition,
@@ -47,8 +48,19 @@ from tailrace.consumer.rules.need import (
     Pause,
     RefreshLease,
     ReleaseLease,
+    RenewLease,
     Start,
+    TellGap,
 )
+from tailrace.consumer.rules.ownership import Ownership
+from tailrace.consumer.rules.settings import (
+    ListenerSettings,
+    ListenerStatistics,
+    OnHistoryLost,
+    OnInvalidate,
+    together,
+)
+from tailrace.consumer.rules.unrun import check_runs, refuse_unrun
 from tailrace.consumer.watching import Watched, Watching
 from tailrace.errors import InternalError, TailraceError, UsageError
 
@@ -59,6 +71,14 @@ _log = logging.getLogger("tailrace.consumer")
 _TRANSIENT: Final = "TransientTransactionError"
 #: A transaction that another writer got in the way of is tried again so often before the error policy hears of it.
 _TRANSIENT_TRIES: Final = 100
+
+
+def cancelled(resource: str) -> HandlerCancelled:
+    """The error of a handler that has ended with CancelledError by itself."""
+    return HandlerCancelled(
+        f"the handler of {resource!r} ended with CancelledError, and nobody has cancelled the listener",
+        hint="Something that it waited for was cancelled: let it catch that where it is meant",
+    )
 
 
 def new_owner() -> str:
@@ -77,6 +97,10 @@ class Listener:
     ``partitions``       lanes: so many changes are handled at a time, in order for each document, by hash of its
                          ``_id``. All listeners with the same resource share them; the last one to begin settles how
                          many there are. Each lane has a lease, a position and a fencing token of its own
+    ``lane_key``         with partitions, what is in order instead of a document: a path in the event, such as
+                         ``"fullDocument.customer"``, or a function of the event (a dict) that gives a value. All lanes
+                         wait for a change that has none. Without it: the handler's own ``lane_key`` if it has one, such
+                         as that of an ``Outbox``. ``(new, old)`` where another function chose until now
     ``commit_every``     commit after so many changes. With n, up to n - 1 handled changes are handled again after a
                          crash, and the effects of each must bear it
     ``commit_interval``  commit after so many seconds too
@@ -104,6 +128,7 @@ class Listener:
         resource: str,
         store: LeaseStore,
         partitions: int = 1,
+        lane_key: LaneKeyChoice | Sequence[LaneKeyChoice] = None,
         commit_every: int = 1,
         commit_interval: float | None = None,
         start: Start = "oldest",
@@ -126,6 +151,7 @@ class Listener:
             raise UsageError(f"retries must be a whole number, 0 or more, not {retries!r}")
         if not callable(handler):
             raise UsageError(f"the handler must be a function of one change, not {type(handler).__name__}")
+        self._check_runs(handler)
         self.owner = new_owner() if owner is None else owner
         lease_rules.check_arguments(resource, self.owner, lease_seconds)
         Fence(resource, 0, field=fence_field)  # refuses a field that cannot be
@@ -146,15 +172,16 @@ class Listener:
         self._watch = watch
         self._watchable = watchable
         self._partitions = partitions
+        self._lane_keys = lane_keys(getattr(handler, "lane_key", None) if lane_key is None else lane_key)
         self._lanes: Lanes | None = None
         self._lane_statistics: list[ListenerStatistics] = []
         #: Tokens that targets are marked with beside the lease's own version: those of a lane's resource.
         self._fence_above: Mapping[str, int] = {}
         self._handler = handler
         self._store = store
+        self._commits_together = commits_together(store)
         self._on_error = on_error
-        self._retries = retries
-        self._handler_timeout = handler_timeout
+        self._retries, self._handler_timeout = retries, handler_timeout
         self._lease_seconds = lease_seconds
         self._fence_field = fence_field
         self._hands: Hands | None = None
@@ -208,6 +235,7 @@ class Listener:
             owner=self.owner,
             lanes=lanes,
             lease_seconds=self._lease_seconds,
+            keys=self._lane_keys,
             watch_options=self._watch,
             make_listener=self._lane_listener,
             resumes=self._logic.settings.on_invalidate == "resume",
@@ -318,10 +346,17 @@ class Listener:
                 return self._store.acquire(self.resource, self.owner, self._lease_seconds)
             case RefreshLease():
                 return self._store.refresh(need.lease, self._lease_seconds)
+            case RenewLease():
+                return self._renew(need)
             case CommitPosition():
-                return self._store.commit(need.lease, need.position.to_document(), self._lease_seconds)
+                return self._commit(LeaseCommit(need.lease, need.position.to_document(), self._lease_seconds))
             case ReleaseLease():
                 return self._release(need)
+            case TellGap():
+                said = (
+                    "%s: history is lost: changes from %s to %s were not handled, and are kept on record as a gap: %s"
+                )
+                return _log.warning(said, self.resource, need.begin, need.end, need.why)
             case _:
                 return self._watching.perform(need)
 
@@ -337,10 +372,17 @@ class Listener:
             return False
         change = self._new_change(need)
         try:
-            self._handler(change)
+            refuse_unrun(self._handler(change), f"the handler of {self.resource!r}")
+        except CancelledError as error:
+            raise cancelled(self.resource) from error
         finally:
             self._refuse_fork()
         return change.is_committed
+
+    def _check_runs(self, handler: Any) -> None:
+        check_runs(handler, "the handler")
+        if self._takes_batches(handler):
+            check_runs(handler.handle_batch, "handle_batch")
 
     @staticmethod
     def _takes_batches(handler: Any) -> bool:
@@ -353,8 +395,11 @@ class Listener:
         batch_handler: Any = self._handler
         try:
             count = batch_handler.handle_batch(changes)
+        except CancelledError as error:
+            raise cancelled(self.resource) from error
         finally:
             self._refuse_fork()
+        refuse_unrun(count, f"handle_batch of {self.resource!r}")
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(changes):
             of = f"its {len(changes)} changes are done, from the first"
             raise UsageError(f"handle_batch must return how many of {of}, not {count!r}")
@@ -386,11 +431,34 @@ class Listener:
         return self._checked_decision(self._on_error(self._new_change(need.change), need.error, need.attempt))
 
     def _new_change(self, need: HandleChange) -> Change:
+        return Change(need.event, need.position, self._hands_now(), need.again)
+
+    def _hands_now(self) -> Hands:
         if self._hands is None:
             raise InternalError("a change without a lease")
-        return Change(need.event, need.position, self._hands)
+        if self._hands.lease is not self._hands.ownership.lease:
+            self._hands = self._new_hands(self._hands.ownership)  # with a newer fencing token
+        return self._hands
+
+    def _commit(self, commit: LeaseCommit) -> None:
+        if not self._commits_together:
+            self._store.commit(*commit)
+            return
+        # A command without what the server records for retryable writes: it costs 0.6 of the other. The logic tries
+        # again by itself.
+        (error,) = self._commits_together.commit_together([commit])
+        if error is not None:
+            raise error
+
+    def _renew(self, need: RenewLease) -> Lease | None:
+        renew = getattr(self._store, "renew", None)  # of a lane
+        if renew is None:
+            return self._store.acquire(self.resource, self.owner, self._lease_seconds)
+        lease: Lease | None = renew(need.lease, self._lease_seconds)
+        return lease
 
     def _checked_decision(self, decision: Any) -> Decision:
+        refuse_unrun(decision, "on_error")
         if decision not in ("retry", "skip", "stop"):
             raise UsageError(f'on_error must return "retry", "skip" or "stop", not {decision!r}')
         chosen: Decision = decision
@@ -399,7 +467,16 @@ class Listener:
     def _keep(self, need: KeepLease) -> None:
         """A thread that keeps the lease, however long the handler takes."""
         owned = need.ownership
-        self._hands = Hands(
+        self._hands = self._new_hands(owned)
+        threading.Thread(
+            target=self._keep_quietly,
+            args=(keep(owned, self._lease_seconds, self._handler_timeout), owned),
+            name=f"lease {self.resource}",
+            daemon=True,
+        ).start()
+
+    def _new_hands(self, owned: Ownership) -> Hands:
+        return Hands(
             owned,
             self._store,
             self._lease_seconds,
@@ -408,12 +485,6 @@ class Listener:
             codec_options=self._watching.codec_options,
             is_stopping=lambda: self._logic.stopping,
         )
-        threading.Thread(
-            target=self._keep_quietly,
-            args=(keep(owned, self._lease_seconds, self._handler_timeout), owned),
-            name=f"lease {self.resource}",
-            daemon=True,
-        ).start()
 
     def _keep_quietly(self, steps: Generator[Need, Outcome, Any], owned: Any) -> None:
         try:

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from tailrace.metrics_server import Families
 
 _COUNTERS: Final = {
     "handled": ("changes_handled", "Changes that the handler has returned from"),
@@ -28,25 +30,11 @@ class ListenerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """One family for each statistic."""
-        rows = [([listener.resource], listener.statistics) for listener in self._listeners]
+        families = Families("tailrace_listener", "resource")
+        rows = [(listener.resource, listener.statistics) for listener in self._listeners]
         for attribute, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"tailrace_listener_{name}", text, labels=["resource"])
-            for labels, statistics in rows:
-                counter.add_metric(labels, getattr(statistics, attribute))
-            yield counter
-        version = GaugeMetricFamily(
-            "tailrace_listener_lease_version",
-            "Fencing token of the lease that is held; 0 while none is",
-            labels=["resource"],
-        )
-        lag = GaugeMetricFamily(
-            "tailrace_listener_lag_seconds",
-            "Now minus the cluster time that everything was handled up to",
-            labels=["resource"],
-        )
-        for labels, statistics in rows:
-            version.add_metric(labels, statistics.lease_version)
-            if statistics.position_time:
-                lag.add_metric(labels, max(0.0, time.time() - statistics.position_time))
-        yield version
-        yield lag
+            yield families.counter(name, text, *((resource, getattr(one, attribute)) for resource, one in rows))
+        versions = ((resource, one.lease_version) for resource, one in rows)
+        yield families.gauge("lease_version", "Fencing token of the lease that is held; 0 while none is", *versions)
+        lags = [(resource, max(0.0, time.time() - one.position_time)) for resource, one in rows if one.position_time]
+        yield families.gauge("lag_seconds", "Now minus the cluster time that everything was handled up to", *lags)

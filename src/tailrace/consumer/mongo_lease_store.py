@@ -269,6 +269,11 @@ class MongoLeaseStore:
                 f"{self!r} is on a standalone server, which cannot write with majority write concern",
                 hint="Keep leases in a replica set or a sharded cluster: a lease that can be lost protects nothing",
             )
+        if hello.get("hidden"):
+            raise UsageError(
+                f"{self!r} is on a hidden member, which takes no writes",
+                hint="Keep leases in the replica set itself, or in another one, and watch the hidden member",
+            )
         self._checked = True
 
     @contextmanager

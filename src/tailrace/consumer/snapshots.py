@@ -13,12 +13,11 @@ from bson.timestamp import Timestamp
 from pymongo.collation import Collation as DriversCollation
 from pymongo.errors import PyMongoError
 
-from tailrace.client.client import Client, client_of, operation_time, readers_of
+from tailrace.client.client import Client, client_of, compiled_as_watched, operation_time, readers_of
 from tailrace.consumer.rules.need import Pulled
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.errors import ChangeStreamHistoryLost, UsageError
-from tailrace.expression.stages.pipeline import CompiledPipeline, compile_stages
-from tailrace.expression.values.collation import parse_collation
+from tailrace.expression.stages.pipeline import CompiledPipeline
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader, SnapshotState, begin
@@ -47,7 +46,8 @@ def take_snapshot(watchable: Any, before: StreamPosition | None) -> StreamPositi
     _, deployment, scope = _watched(watchable)
     state = begin(deployment, scope)
     gaps = () if before is None else before.gaps
-    return StreamPosition(at=state.start.to_timestamp(), gaps=gaps, snapshot=state.to_document())
+    deployment = None if before is None else before.deployment
+    return StreamPosition(at=state.start.to_timestamp(), gaps=gaps, snapshot=state.to_document(), deployment=deployment)
 
 
 class Copying:
@@ -68,8 +68,8 @@ class Copying:
             collation = options.get("collation")
             if isinstance(collation, DriversCollation):
                 collation = collation.document
-            order = None if collation is None else parse_collation(bson.encode(collation))
-            self._pipeline = compile_stages(stages, collation=order)
+            order = None if collation is None else bson.encode(collation)
+            self._pipeline = compiled_as_watched(watchable, stages, collation=order)
         self._looked = time.monotonic()
         self._events = self._pulled()
 
@@ -95,7 +95,9 @@ class Copying:
             self._position = replace(self._position, snapshot=state)
             if waiting is not None:
                 yield self._of(waiting)
-        yield Pulled(None, None, position=replace(self._position, snapshot=None))
+        witness = self._reader.state.witness
+        entries = {} if witness is None else witness.entries
+        yield Pulled(None, None, position=replace(self._position, snapshot=None, entries=entries))
 
     def _of(self, event: RawBSONDocument) -> Pulled:
         return Pulled(event, event["_id"], position=self._position, size=len(event.raw))

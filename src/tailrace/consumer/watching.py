@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
-import bson
 from bson.codec_options import DEFAULT_CODEC_OPTIONS, CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
+from pymongo import MongoClient
 
-from tailrace import raw_bson
 from tailrace.client.change_stream import ChangeStream
-from tailrace.client.client import client_of, operation_time
+from tailrace.client.client import Client, client_of, deployment_of, operation_time
 from tailrace.client.patience import try_next_patiently
+from tailrace.consumer.event_stream import WholeEventStream
+from tailrace.consumer.lane_stream import LaneStream, LaneWatchable
 from tailrace.consumer.lease import LeaseStore
-from tailrace.consumer.rules.need import CloseStream, FindStart, Need, OpenStream, PullChange, Pulled, TakeSnapshot
+from tailrace.consumer.rules.large_events import Refused, as_raw, operation_and_token
+from tailrace.consumer.rules.need import (
+    CloseStream,
+    FindStart,
+    MarkEntries,
+    Need,
+    OpenStream,
+    PullChange,
+    Pulled,
+    TakeSnapshot,
+)
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.consumer.snapshots import Copying, oldest_time, take_snapshot
-from tailrace.errors import InternalError, InvalidResumeToken, UsageError
+from tailrace.errors import (
+    InternalError,
+    InvalidResumeToken,
+    OtherHistoryError,
+    SourceError,
+    UsageError,
+)
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
+from tailrace.source.mongod import MongodSource
+from tailrace.source.topology import Cluster
+from tailrace.source.witness import check_witness, identity_if_allowed
 
 #: How long one look at a quiet stream waits: a listener that is stopped ends after that at the latest.
 _AWAIT_MS: Final = 500
+_UNAUTHORIZED: Final = 13
+#: So far before a position an entry is looked for that stands for it.
+_LOOKS_BACK_S: Final = (1, 4, 12)
 _POSITIONS: Final = {"resume_after", "start_after", "start_at_operation_time"}
 
 
@@ -53,8 +79,13 @@ class Watching:
         self._watchable = watchable
         self._store = store
         self._options = {"max_await_time_ms": _AWAIT_MS, **options}
-        self._stream: ChangeStream | None = None
+        self._stream: WholeEventStream | LaneStream | None = None
         self._copy: Copying | None = None
+
+    @property
+    def _client(self) -> Client[Any] | None:
+        watchable = self._watchable.watched if isinstance(self._watchable, LaneWatchable) else self._watchable
+        return client_of(watchable)
 
     @property
     def codec_options(self) -> CodecOptions[Any]:
@@ -69,6 +100,8 @@ class Watching:
                 return self._pull(need.wait)
             case OpenStream():
                 return self._open(need.position)
+            case MarkEntries():
+                return self._mark_entries(need)
             case CloseStream():
                 return self._close()
             case FindStart():
@@ -80,21 +113,71 @@ class Watching:
             case _:
                 raise InternalError(f"nobody answers {type(need).__name__}")
 
-    def _open(self, position: StreamPosition) -> None:
+    def _open(self, position: StreamPosition) -> str | None:
         self._close()
+        deployment = self._checked_deployment(position)
         if position.snapshot is not None:
-            self._copy = Copying(self._watchable, position, self._options)
-            return
+            # The positions of a copy are made of this one: they know the deployment too.
+            known = replace(position, deployment=deployment or position.deployment)
+            self._copy = Copying(self._watchable, known, self._options)
+            return deployment
         try:
-            self._stream = self._watchable.watch(
-                document_class=RawBSONDocument, **self._options, **position.watch_arguments()
-            )
+            if isinstance(self._watchable, LaneWatchable):
+                self._stream = self._watchable.watch(**position.watch_arguments())
+            else:
+                self._stream = WholeEventStream(self._watchable, self._options, position)
         except InvalidResumeToken as error:
             raise InvalidResumeToken(
                 f"the committed position does not fit what is watched: {error.message}",
                 code=error.code,
                 hint="Was the lease used for another collection or pipeline? Use a resource of its own",
             ) from error
+        return deployment
+
+    def _checked_deployment(self, position: StreamPosition) -> str | None:
+        """What is watched now, if it is what the position is of. A position says nothing of its deployment otherwise:
+        a time or a high-water mark of one is taken by all."""
+        client = self._client
+        deployment = None if client is None else deployment_of(client)
+        if deployment is None:
+            return None
+        found = identity_if_allowed(deployment, waits=False).name_and_id
+        before = position.deployment
+        if before is not None and found is not None and before != found and _kind(before) == _kind(found):
+            raise OtherHistoryError(
+                f"the committed position is of another deployment: it was read from {before}, and this is {found}",
+                hint="Connect to the deployment that the listener has followed, or give this one a resource of its own",
+            )
+        self._check_entries(position, deployment)
+        return found
+
+    def _check_entries(self, position: StreamPosition, deployment: MongoClient[Any] | Cluster) -> None:
+        """Raise OtherHistoryError where the deployment has another history than the one that the position is of."""
+        if not position.entries:
+            return
+        nobody = DeploymentIdentity()
+        check_witness(
+            Witness(nobody, position.entries),
+            nobody,
+            {name: source for name, source in _oplogs(deployment).items() if name in position.entries},
+            what="the changes before the committed position",
+            hint="The effects of changes that the restore has undone are still there. Put the targets right, and give "
+            "the listener a resource of its own",
+        )
+
+    def _mark_entries(self, need: MarkEntries) -> Mapping[str, EntryMark] | None:
+        client = self._client
+        deployment = None if client is None else deployment_of(client)
+        if deployment is None:
+            return None
+        until = need.position.cluster_time
+        try:
+            found = {name: _newest_mark(source, need.after, until) for name, source in _oplogs(deployment).items()}
+        except SourceError as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            return None
+        return {name: mark for name, mark in found.items() if mark is not None}
 
     def _pull(self, wait: bool) -> Pulled:
         if self._copy is not None:
@@ -110,8 +193,11 @@ class Watching:
         event = try_next_patiently(stream)
         if event is None:
             return Pulled(None, stream.resume_token, alive=stream.alive)
-        token, kind = _token_and_operation(event)
-        size = len(event.raw) if isinstance(event, RawBSONDocument) else 0
+        if isinstance(event, Refused):
+            return Pulled(as_raw(event.event), event.token, alone=True, error=event.error)
+        if not isinstance(event, RawBSONDocument):  # of a lane at a barrier
+            return Pulled(event, event["_id"], alone=True)
+        (token, kind), size = operation_and_token(bytes(event.raw)), len(event.raw)
         return Pulled(event, token, kind == "invalidate", size=size, alone=kind in ("invalidate", "barrier"))
 
     def _close(self) -> None:
@@ -120,7 +206,7 @@ class Watching:
             stream.close()
 
     def _find_start(self, need: FindStart) -> Timestamp:
-        client = client_of(self._watchable)
+        client = self._client
         if client is None:
             raise UsageError(f"cannot tell where the {need.start} entry of {type(self._watchable).__name__} is")
         if need.start == "now":
@@ -129,16 +215,26 @@ class Watching:
         return oldest_time(client)
 
 
-def _token_and_operation(event: Any) -> tuple[Mapping[str, Any], str]:
-    """Those of an event, or of what a lane is given at a barrier. In a raw event they are at the beginning: decoding
-    all fields would take three times as long."""
-    if not isinstance(event, RawBSONDocument):
-        return event["_id"], event["operationType"]
-    raw = bytes(event.raw)
-    token: Mapping[str, Any] | None = None
-    for element in raw_bson.elements(raw):
-        if element.name == b"_id":
-            token = bson.decode(raw_bson.value(raw, element))
-        elif element.name == b"operationType" and token is not None:
-            return token, raw_bson.value(raw, element)[4:-1].decode()
-    return event["_id"], event["operationType"]  # a user's stages have put them elsewhere
+def _newest_mark(source: MongodSource, after: ClusterTime, until: ClusterTime) -> EntryMark | None:
+    """The entry at ``until``. Where there is none, as on a shard that others were ahead of, one that is not much older:
+    an idle primary writes every ten seconds. (The last one before a time cannot be found by a seek.)"""
+    for seconds in _LOOKS_BACK_S:
+        begin = max(after, ClusterTime(max(0, until - (seconds << 32))))
+        found = source.mark_between(begin, until)
+        if found is not None:
+            return found
+    return source.mark_between(after, until)
+
+
+def _oplogs(deployment: MongoClient[Any] | Cluster) -> dict[str, MongodSource]:
+    """The deployment's oplogs by name. A member that is away is not waited for: the listener tries again by itself."""
+    if isinstance(deployment, Cluster):
+        clients = {shard.name: deployment.client(shard.name) for shard in deployment.shards()}
+        return {name: MongodSource(client, retry_seconds=0, waits=False) for name, client in clients.items()}
+    source = MongodSource(deployment, retry_seconds=0, waits=False)
+    return {source.name: source}
+
+
+def _kind(deployment: str) -> bool:
+    """Whether it is a cluster. A replica set may become one, and its history goes on."""
+    return deployment.startswith("cluster/")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from math import isnan
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
+from zlib import crc32
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -17,15 +18,21 @@ from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 from tailrace import raw_bson
 from tailrace.consumer.messages.publisher import Message, MessageRefused
+from tailrace.consumer.rules.lane_key import BY_ID, LaneKey, value_in
+from tailrace.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import UsageError
 from tailrace.event.keystring import encode
 
 CloudEvents = Literal["structured", "binary"]
 
 _JSON: Final = "application/json"
+_RAW: Final = "surrogateescape"
 _BSON: Final = "application/bson"
 _ANY_DATE: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
-    tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+    tz_aware=True,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    # Strings that are not UTF-8 are carried as the bytes that they are (``_encoded``).
+    unicode_decode_error_handler=_RAW,
 )
 #: Types that have more than one way to write an equal value.
 _NUMBERS: Final = frozenset({raw_bson.INT32, raw_bson.INT64, raw_bson.DOUBLE, raw_bson.DECIMAL128})
@@ -62,7 +69,7 @@ def ordering_key(event: bytes) -> str | None:
     if element.type in _NUMBERS or element.type in (raw_bson.OBJECT, raw_bson.SYMBOL):
         whole = _whole(element.type, value)
         return f"keystring:{encode(element.type, value)[0].hex()}" if whole is None else str(whole)
-    return to_json(bson.decode(raw_bson.encode_document(event[element.start : element.end]), _ANY_DATE)["_id"])
+    return _valid(to_json(bson.decode(raw_bson.encode_document(event[element.start : element.end]), _ANY_DATE)["_id"]))
 
 
 def _whole(type_: int, value: bytes) -> int | None:
@@ -76,6 +83,15 @@ def _whole(type_: int, value: bytes) -> int | None:
     if isnan(exact) or abs(exact) >= 1 << 63 or exact != int(exact):
         return None
     return int(exact)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", _RAW)
+
+
+def _valid(text: str) -> str:
+    """For a key, a header or a topic, which are text: bytes that are not UTF-8 are shown as ``\\xff``."""
+    return _encoded(text).decode("utf-8", "backslashreplace")
 
 
 def to_json(value: Any) -> str:
@@ -114,9 +130,10 @@ class ChangeMessages:
         topic = self._topic if isinstance(self._topic, str) else self._topic(event)
         if topic is None:
             return None
-        payload = _Payload(change.raw, _BSON) if self._body == "bson" else _Payload(to_json(event).encode(), _JSON)
-        kind = f"tailrace.change.{event['operationType']}"
-        about = _attributes(event, kind, self._source)
+        refuse_unrun(topic, "the topic's function")
+        payload = _Payload(change.raw, _BSON) if self._body == "bson" else _Payload(_encoded(to_json(event)), _JSON)
+        kind = f"tailrace.change.{event.get('operationType', 'unknown')}"
+        about = _attributes(change, event, kind, self._source)
         return _sealed(
             topic, ordering_key(change.raw), payload, headers={}, about=about, cloud_events=self._cloud_events
         )
@@ -128,8 +145,10 @@ class Outbox:
 
     The parameters name the fields of an outbox document, with dots into what is nested: ``topic``, ``payload`` (text,
     bytes, or any value: relaxed Extended JSON), ``key`` and ``headers`` (both may be missing from a document), ``type``
-    of the CloudEvent. ``fixed_topic`` is for an outbox whose documents name none. The message id is the resume token,
+    of the CloudEvent. ``fixed_topic`` is for an outbox whose documents name none. The message id is the change's,
     and the document's ``_id`` stands in the header ``outbox-id``. Other changes than inserts give no message.
+
+    ``lane_key``: in a listener with partitions the messages of one key stay in one lane, and so in order.
     """
 
     def __init__(
@@ -148,11 +167,24 @@ class Outbox:
         self._fixed_topic = fixed_topic
         self._cloud_events = _checked(cloud_events)
         self._source = source
+        self.lane_key = LaneKey(f"outbox:{key}", self._lane_hash)
+
+    def _lane_hash(self, event: bytes) -> int | None:
+        """By the key of the message; of a change that makes none, by the document's ``_id``."""
+        kind = raw_bson.find(event, b"operationType")
+        if kind is None or raw_bson.value(event, kind)[4:-1] != b"insert":
+            return BY_ID.hash_of(event)
+        found = value_in(event, [b"fullDocument", *self._paths["key"].encode().split(b".")])
+        if found is not None and found[0] == raw_bson.STRING:
+            return crc32(_valid(found[1][4:-1].decode("utf-8", _RAW)).encode())
+        key = None if found is None else self._value(_decoded(event)["fullDocument"], "key")
+        chosen = ordering_key(event) if key is None else _text(key)
+        return None if chosen is None else crc32(chosen.encode())
 
     def __call__(self, change: RawChange) -> Message | None:
         """The message of a change. Raises MessageRefused where the document lacks what makes one."""
         event = _decoded(change.raw)
-        if event["operationType"] != "insert":
+        if event.get("operationType") != "insert":
             return None
         document = event["fullDocument"]
         topic = self._fixed_topic or self._value(document, "topic")
@@ -165,9 +197,11 @@ class Outbox:
         headers = self._value(document, "headers")
         if not isinstance(headers, (dict, type(None))):
             raise self._unfit(document, f"its field {self._paths['headers']!r} is no document")
-        shown = {name: item if isinstance(item, str) else to_json(item) for name, item in (headers or {}).items()}
+        shown = {_valid(name): _text(item) for name, item in (headers or {}).items()}
         shown["outbox-id"] = _text(document["_id"])
-        about = _attributes(event, str(self._value(document, "type") or "tailrace.outbox"), self._source)
+        about = _attributes(
+            change, event, _valid(str(self._value(document, "type") or "tailrace.outbox")), self._source
+        )
         chosen = ordering_key(change.raw) if key is None else _text(key)
         return _sealed(topic, chosen, _payload(value), headers=shown, about=about, cloud_events=self._cloud_events)
 
@@ -197,19 +231,20 @@ def _decoded(event: bytes) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else to_json(value)
+    return _valid(value if isinstance(value, str) else to_json(value))
 
 
 def _payload(value: Any) -> _Payload:
     if isinstance(value, bytes):
         return _Payload(bytes(value), "application/octet-stream")
     if isinstance(value, str):
-        return _Payload(value.encode(), "text/plain; charset=utf-8")
-    return _Payload(to_json(value).encode(), _JSON)
+        return _Payload(_encoded(value), "text/plain; charset=utf-8")
+    return _Payload(_encoded(to_json(value)), _JSON)
 
 
-def _attributes(event: Mapping[str, Any], kind: str, source: str | None) -> dict[str, str]:
+def _attributes(change: RawChange, event: Mapping[str, Any], kind: str, source: str | None) -> dict[str, str]:
     """The CloudEvent's attributes that say what happened."""
+    identifier = str(getattr(change, "message_id", event["_id"]["_data"]))
     namespace = event.get("ns") or {}
     names = [quote(str(namespace[part]), safe="") for part in ("db", "coll") if part in namespace]
     time = event.get("wallTime")
@@ -218,7 +253,7 @@ def _attributes(event: Mapping[str, Any], kind: str, source: str | None) -> dict
         time = None if stamp is None else datetime.fromtimestamp(stamp.time, UTC)
     found = {
         "specversion": "1.0",
-        "id": str(event["_id"]["_data"]),
+        "id": identifier,
         "source": source or "/" + "/".join(names),
         "type": kind,
     }
@@ -246,10 +281,10 @@ def _sealed(
     outside = {**attributes, "datacontenttype": payload.content_type}
     if payload.content_type == _JSON:
         # The payload is JSON already.
-        text = f'{json.dumps(outside, ensure_ascii=False)[:-1]}, "data": {payload.body.decode()}}}'
+        text = f'{json.dumps(outside, ensure_ascii=False)[:-1]}, "data": {payload.body.decode("utf-8", _RAW)}}}'
     elif payload.content_type.startswith("text/"):
-        text = json.dumps({**outside, "data": payload.body.decode()}, ensure_ascii=False)
+        text = json.dumps({**outside, "data": payload.body.decode("utf-8", _RAW)}, ensure_ascii=False)
     else:
         text = json.dumps({**outside, "data_base64": base64.b64encode(payload.body).decode()}, ensure_ascii=False)
     content_type = "application/cloudevents+json; charset=utf-8"
-    return Message(identifier, topic, text.encode(), key, {"content-type": content_type, **headers})
+    return Message(identifier, topic, _encoded(text), key, {"content-type": content_type, **headers})

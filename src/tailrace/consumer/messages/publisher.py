@@ -14,8 +14,9 @@ from tailrace.errors import SinkError
 class Message:
     """One message for a broker.
 
-    ``id``       the resume token's ``_data``: the same change gives the same id however often it is published, and the
-                 ids of one stream sort as its changes do
+    ``id``       the change's ``message_id``, which is its resume token's ``_data`` but for changes that share a token:
+                 the same change gives the same id however often it is published, and the ids of one stream sort as its
+                 changes do
     ``topic``    the Redis stream, the NATS subject or the Kafka topic
     ``body``     what the message carries
     ``key``      what must stay in order among itself: of a change, its document; ``None`` where it concerns no document

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tailrace.consumer.messages.publisher import Message, MessageRefused, PublisherAway
+from tailrace.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import UsageError
 from tailrace.source.uri import redact_uri
 
@@ -120,7 +121,7 @@ class SeenMessages:
             if pipeline.exists(mark):
                 return False
             pipeline.multi()
-            effect(pipeline)
+            refuse_unrun(effect(pipeline), "the effect")
             pipeline.set(mark, 1, ex=self._seconds)
             pipeline.execute()
         return True

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bson.raw_bson import RawBSONDocument
 from pymongo.collection import Collection
 from pymongo.write_concern import WriteConcern
 
 from tailrace.consumer.messages.making import RawChange
 from tailrace.consumer.messages.publisher import Message, MessageRefused, Publisher, PublisherAway, runs
+from tailrace.consumer.rules.errors import HandlerInterrupted
+from tailrace.consumer.rules.lane_key import LaneKey
+from tailrace.consumer.rules.unrun import refuse_unrun
 from tailrace.errors import UsageError
 from tailrace.source.failure import Backoff
 
@@ -50,6 +54,8 @@ class MessageRelay:
         self._make = make
         self._retry_seconds = retry_seconds
         self._delete_from = None
+        #: What lanes are chosen by (``Listener``).
+        self.lane_key: LaneKey | None = getattr(make, "lane_key", None)
         if delete_from is not None:
             self._delete_from = delete_from.with_options(write_concern=WriteConcern("majority"))
 
@@ -66,6 +72,7 @@ class MessageRelay:
         for place, change in enumerate(changes):
             try:
                 message = self._make(change)
+                refuse_unrun(message, "what makes the message")
             except Exception:
                 if place == 0:
                     raise
@@ -84,13 +91,25 @@ class MessageRelay:
         if published.count < len(messages):
             done = owners[published.count]
             if done == 0 and published.error is not None:
-                raise published.error
+                raise self._judged(published.error, changes[0])
         self._delete(changes[place] for place in owners[: published.count])
         return done
 
+    @staticmethod
+    def _judged(error: Exception, change: Any) -> Exception:
+        """A server that is away is no reason for a listener that is stopped to end with an error."""
+        if isinstance(error, PublisherAway) and getattr(change, "is_stopping", False):
+            return HandlerInterrupted(f"the listener is stopping while {error.message}")
+        return error
+
     def _delete(self, published: Iterable[Any]) -> None:
-        if self._delete_from is not None and (keys := [change.document_key["_id"] for change in published]):
+        if self._delete_from is not None and (keys := [_document_id(change) for change in published]):
             self._delete_from.delete_many({"_id": {"$in": keys}})
+
+
+def _document_id(change: RawChange) -> Any:
+    """From the event's bytes: other strings of the event need not be UTF-8."""
+    return RawBSONDocument(change.raw)["documentKey"]["_id"]
 
 
 @dataclass(frozen=True)
@@ -139,11 +158,12 @@ def publish_first(
             check()
             try:
                 stored = publisher.publish(waiting)
+                refuse_unrun(stored, "the publisher's publish()")
             except PublisherAway as error:
                 if backoff.exhausted or stopped():
                     return Published(count, error)
                 outage.goes_on(error, len(waiting))
-                backoff.wait()
+                backoff.wait(stopped)
             except MessageRefused as error:
                 return Published(count, error)
             else:

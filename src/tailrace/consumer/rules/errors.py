@@ -38,5 +38,21 @@ class HandlerFailed(TailraceError):
     the next run begins with it; ``__cause__`` is the handler's error."""
 
 
+class HandlerNotRun(UsageError):
+    """A handler, or another function that a listener was given, has returned a coroutine, a generator or a future: what
+    it should do has not been done. The listener ends with nothing of that change committed, whatever the error policy:
+    the same would happen at every change."""
+
+
+class HandlerInterrupted(TailraceError):
+    """A handler that waited for something has left off because the listener is stopping. Its change is not handled: the
+    listener ends, and the next one begins with it. No error policy hears of it."""
+
+
+class HandlerCancelled(TailraceError):
+    """The handler ended with CancelledError, though neither the listener nor its lease was the cause: something that it
+    waited for was cancelled. An error of the handler as any other."""
+
+
 class HandlerForked(UsageError):
     """A child process that the handler forked came back into the listener, where it has no business."""

@@ -51,12 +51,13 @@ def _wait(wait: float, handler_timeout: float | None) -> float:
 
 def _refresh(ownership: Ownership, lease_seconds: float) -> Generator[Need, Outcome, float]:
     """Refresh once; how long to wait before the next time."""
-    outcome = yield RefreshLease(ownership.lease)
+    lease = ownership.lease
+    outcome = yield RefreshLease(lease)
     if outcome.error is None:
         ownership.extended(outcome.asked + lease_seconds)
         return lease_seconds / _REFRESHES
     if isinstance(outcome.error, LeaseLost):
-        if not ownership.in_transaction:
+        if not ownership.in_transaction and ownership.is_current(lease):
             ownership.lose(outcome.error)
     elif not isinstance(outcome.error, LeaseStoreUnavailable):
         raise outcome.error

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, Final
 
-from tailrace.consumer.rules.errors import LaneHistoryLost, LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.errors import LaneHistoryLost, LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
 from tailrace.consumer.rules.lane_need import (
     FindBeginning,
     GiveLease,
@@ -45,6 +45,11 @@ _LOOK_MAX_S: Final = 2.0
 #: The same while something is about to change.
 _SOON_S: Final = 0.1
 
+#: So often a lease is taken under a process's own id before it says that another has that id too; forgotten after so
+#: many rounds in which nothing was to be done.
+_STOLEN_MAX: Final = 3
+_CALM_ROUNDS: Final = 10
+
 GroupSteps = Generator[GroupNeed, Outcome, Any]
 
 
@@ -54,10 +59,10 @@ class LaneGroupLogic:
 
     A process asks for its number of ``lanes`` once, when it begins. From then on it follows the plan, so that
     processes that were started with different numbers do not undo each other's wish for ever: the last one counts.
-    With ``None`` it asks for nothing.
+    With ``None`` it asks for nothing. ``key`` names the LaneKey that it asks for.
     """
 
-    def __init__(self, resource: str, owner: str, lanes: int | None, lease_seconds: float) -> None:
+    def __init__(self, resource: str, owner: str, lanes: int | None, lease_seconds: float, key: str = "") -> None:
         if lanes is not None:
             check_lanes(lanes)
         self.stopping = False
@@ -65,9 +70,13 @@ class LaneGroupLogic:
         self._resource = resource
         self._owner = owner
         self._wanted = lanes
+        self._key = key
         self._look_s = min(lease_seconds / _LOOKS, _LOOK_MAX_S)
         self._member: Lease | None = None
         self._slot = 0
+        #: How often a lease was taken under this process's own id, and how long nothing has happened since. A request
+        #: of its own that arrives late does that too; another process with the same id does it again and again.
+        self._stolen = self._calm_rounds = 0
         #: The generation whose lanes found their history lost: it is to be followed by a copy.
         self._lost: int | None = None
 
@@ -87,8 +96,16 @@ class LaneGroupLogic:
                 # Not asked for under a later plan: another process may have copied everything by then.
                 self._lost = None if self.plan is None else self.plan.generation
                 calm = False
+            except OwnerNotUnique:
+                self._stolen += 1
+                if self._stolen >= _STOLEN_MAX:
+                    raise
+                calm = False
             except (LeaseStoreUnavailable, LeaseLost):
                 calm = True
+            self._calm_rounds = self._calm_rounds + 1 if calm else 0
+            if self._calm_rounds > _CALM_ROUNDS:
+                self._stolen = 0
             yield Pause(self._look_s if calm else min(_SOON_S, self._look_s), "until the next look at the leases")
         yield from self.leave()
 
@@ -105,20 +122,22 @@ class LaneGroupLogic:
         (record,) = yield from self._ask(ReadRecords((self._resource,)))
         if record is not None and LanePlan.is_plan(record.lease.position):
             plan = LanePlan.from_document(record.lease.position, self._resource)
-            if self._wanted is None or plan == plan.asked_for(self._wanted):
+            if self._wanted is None or plan == plan.asked_for(self._wanted, self._key):
                 return plan
         lease = yield from self._ask(TakeLease(self._resource))
         if lease is None:
             return None  # another process changes it, or a listener without lanes is at work
         position: Mapping[str, Any] | None = lease.position
         if LanePlan.is_plan(position):
-            plan = LanePlan.from_document(position or {}, self._resource).asked_for(self._wanted or 1)
+            plan = LanePlan.from_document(position or {}, self._resource)
+            plan = plan.asked_for(self._wanted or 1, self._key)
         elif position is None or "snapshot" in position:
             yield from self._ask(GiveLease(lease))
             yield from self._ask(FindBeginning())
             return None
         else:
-            plan = LanePlan(self._wanted or 1, StreamPosition.from_document(position, self._resource))
+            start = StreamPosition.from_document(position, self._resource)
+            plan = LanePlan(self._wanted or 1, start, key=self._key)
         yield from self._ask(WriteRecord(lease, plan.to_document()))
         yield from self._ask(GiveLease(lease))
         return plan
@@ -194,8 +213,10 @@ class LaneGroupLogic:
         if self._member is not None and self._slot < plan.lanes:
             try:
                 yield from self._ask(HoldLease(self._member))
-            except LeaseLost:
+            except LeaseLost as error:
                 self._member = None
+                if isinstance(error, OwnerNotUnique):
+                    raise
             else:
                 return True
         if self._member is not None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tailrace.consumer.rules.lanes import BARRIER_LANE, all_at
 from tailrace.consumer.rules.need import Pulled
+from tailrace.errors import TailraceError
 
 
 class LaneItem(Protocol):
@@ -22,6 +23,8 @@ class LaneItem(Protocol):
     def is_barrier(self) -> bool: ...
     @property
     def is_invalidate(self) -> bool: ...
+    @property
+    def error(self) -> TailraceError | None: ...
 
 
 class BarrierReached:
@@ -38,11 +41,16 @@ class LaneTurn:
     """One lane's turns from one position on.
 
     ``places``  gives the committed places of all lanes, lane 0 first. They may be old: places only grow.
-    ``ends``    called where this lane, which is not lane 0, is past an invalidation that lane 0 has handled
+    ``ends``    called with its token where this lane, which is not lane 0, is past an invalidation that lane 0 has
+                handled
     """
 
     def __init__(
-        self, lane: int, done: bytes, places: Callable[[], Sequence[bytes]], ends: Callable[[], None] | None = None
+        self,
+        lane: int,
+        done: bytes,
+        places: Callable[[], Sequence[bytes]],
+        ends: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._lane = lane
         self._places = places
@@ -64,7 +72,7 @@ class LaneTurn:
             if item is None:
                 return Pulled(None, mark())
             if not item.is_barrier:
-                return Pulled(item.event, item.token)
+                return Pulled(item.event, item.token, error=item.error)
             self._barrier, self._reached = item, item.order <= self._done
         return self._at_barrier(self._barrier) if self._lane != BARRIER_LANE else self._before_barrier(self._barrier)
 
@@ -72,7 +80,7 @@ class LaneTurn:
         if not all_at(barrier.order, self._places()[1:]):
             return Pulled(None, None)
         self._barrier = None
-        return Pulled(barrier.event, barrier.token, invalidate=barrier.is_invalidate)
+        return Pulled(barrier.event, barrier.token, invalidate=barrier.is_invalidate, error=barrier.error)
 
     def _at_barrier(self, barrier: LaneItem) -> Pulled:
         if not self._reached:
@@ -81,5 +89,5 @@ class LaneTurn:
         if self._places()[0] >= barrier.order:
             self._barrier = None
             if barrier.is_invalidate and self._ends is not None:
-                self._ends()
+                self._ends(barrier.token)
         return Pulled(None, None)

@@ -15,13 +15,13 @@ further. When all have, lane 0 handles it; the others go on once they see lane 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tailrace.consumer.rules.errors import LeaseDocumentError
 from tailrace.consumer.rules.lane_key import PlacedEvent
-from tailrace.consumer.rules.position import StreamPosition
+from tailrace.consumer.rules.position import StreamPosition, joined_gaps
 from tailrace.errors import UsageError
 
 #: The lane that handles barriers.
@@ -46,13 +46,27 @@ def least(positions: Sequence[StreamPosition]) -> StreamPosition:
 
 @dataclass(frozen=True)
 class Floor:
-    """Where the lanes of an earlier generation were stopped: what they had done need not be done again."""
+    """Where the lanes of an earlier generation were stopped: what they had done need not be done again. ``key`` names
+    the LaneKey that they were chosen by."""
 
     orders: tuple[bytes, ...]
+    key: str = ""
 
     def is_below(self, event: PlacedEvent) -> bool:
         lane = BARRIER_LANE if event.hash is None else event.hash % len(self.orders)
         return event.order <= self.orders[lane]
+
+    def to_document(self) -> Any:
+        """As a plan holds it."""
+        orders = [order.decode() for order in self.orders]
+        return {"orders": orders, "key": self.key} if self.key else orders
+
+    @classmethod
+    def from_document(cls, document: Any) -> Floor:
+        """Read what a plan holds. Raises KeyError, TypeError or ValueError where it is none."""
+        if isinstance(document, Mapping):
+            return cls(tuple(map(_order, document["orders"])), _text(document["key"]))
+        return cls(tuple(map(_order, document)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,7 @@ class LanePlan:
     ``beginning``  everything is copied before lanes begin again: the position of that copy, empty while there is none.
                    No lane runs in such a generation. The copy has its fencing tokens, and the lanes behind it, of the
                    next one, have newer ones
+    ``key``        names the LaneKey that lanes are chosen by; ``next_key`` is that of the next generation
     """
 
     lanes: int
@@ -75,6 +90,8 @@ class LanePlan:
     #: Whether the next generation begins with a copy.
     copies: bool = False
     beginning: Mapping[str, Any] | None = None
+    key: str = ""
+    next_key: str | None = None
 
     def __post_init__(self) -> None:
         check_lanes(self.lanes)
@@ -84,18 +101,24 @@ class LanePlan:
         """Behind this place nothing is below a floor."""
         return max((order for floor in self.floors for order in floor.orders), default=b"")
 
-    def is_done(self, event: PlacedEvent) -> bool:
-        """Whether an earlier generation handled the event."""
-        return any(floor.is_below(event) for floor in self.floors)
+    def is_done(self, event: PlacedEvent, placed_by: Callable[[str], PlacedEvent] | None = None) -> bool:
+        """Whether an earlier generation handled the event. ``placed_by`` places it by the key of a name."""
+        return any(
+            floor.is_below(event if floor.key == self.key or placed_by is None else placed_by(floor.key))
+            for floor in self.floors
+        )
 
     def fencing_token(self, version: int) -> int:
         """The fencing token of the ``version``-th owner of a lane: it grows over generations too."""
         return (self.generation << _GENERATION_SHIFT) + version
 
-    def asked_for(self, lanes: int) -> LanePlan:
-        """The plan with a change to ``lanes`` begun. One that has begun is not called off: some lanes may be sealed."""
+    def asked_for(self, lanes: int, key: str = "") -> LanePlan:
+        """The plan with a change to ``lanes``, chosen by ``key``, begun. One that has begun is not called off: some
+        lanes may be sealed."""
         check_lanes(lanes)
-        return self if self.next_lanes is None and lanes == self.lanes else replace(self, next_lanes=lanes)
+        if self.next_lanes is None and (lanes, key) == (self.lanes, self.key):
+            return self
+        return replace(self, next_lanes=lanes, next_key=key)
 
     def asked_for_copy(self) -> LanePlan:
         """The plan in which the change to a copy has begun."""
@@ -105,7 +128,7 @@ class LanePlan:
         """The plan with the copy at ``position``; if the copy ends there, the next generation."""
         if "snapshot" in position:
             return replace(self, beginning=position)
-        return LanePlan(self.lanes, StreamPosition.from_document(position, resource), self.generation + 1)
+        return LanePlan(self.lanes, StreamPosition.from_document(position, resource), self.generation + 1, key=self.key)
 
     def changed(self, stopped: Sequence[StreamPosition | None]) -> LanePlan:
         """The next generation. ``stopped`` is what each lane of this one had committed when it could no longer go on;
@@ -113,26 +136,31 @@ class LanePlan:
         if self.next_lanes is None or len(stopped) != self.lanes:
             raise UsageError(f"{len(stopped)} positions do not stop {self.lanes} lanes")
         positions = [position or self.start for position in stopped]
-        start = least(positions)
+        key = self.key if self.next_key is None else self.next_key
+        start = replace(least(positions), gaps=joined_gaps(*(position.gaps for position in positions)))
         if self.copies or self.beginning is not None:
-            return LanePlan(self.next_lanes, start, self.generation + 1, beginning=self.beginning or {})
-        floors = [*self.floors, Floor(tuple(map(order_of, positions)))]
+            return LanePlan(self.next_lanes, start, self.generation + 1, beginning=self.beginning or {}, key=key)
+        floors = [*self.floors, Floor(tuple(map(order_of, positions)), self.key)]
         left = tuple(floor for floor in floors if max(floor.orders) > order_of(start))
-        return LanePlan(self.next_lanes, start, self.generation + 1, left)
+        return LanePlan(self.next_lanes, start, self.generation + 1, left, key=key)
 
     def to_document(self) -> dict[str, Any]:
         """The document to commit."""
-        document = {
+        document: dict[str, Any] = {
             "lanes": self.lanes,
             "generation": self.generation,
             "start": self.start.to_document(),
-            "floors": [[order.decode() for order in floor.orders] for floor in self.floors],
+            "floors": [floor.to_document() for floor in self.floors],
             "nextLanes": self.next_lanes,
         }
         if self.copies:
             document["copies"] = True
         if self.beginning is not None:
             document["beginning"] = dict(self.beginning)
+        if self.key:
+            document["key"] = self.key
+        if self.next_key is not None:
+            document["nextKey"] = self.next_key
         return document
 
     @classmethod
@@ -148,10 +176,12 @@ class LanePlan:
                 lanes=_whole(document["lanes"]),
                 start=StreamPosition.from_document(document["start"], resource),
                 generation=_whole(document["generation"]),
-                floors=tuple(Floor(tuple(map(_order, orders))) for orders in document["floors"]),
+                floors=tuple(map(Floor.from_document, document["floors"])),
                 next_lanes=None if document["nextLanes"] is None else _whole(document["nextLanes"]),
                 copies=bool(document.get("copies", False)),
                 beginning=_document(document.get("beginning")),
+                key=_text(document.get("key", "")),
+                next_key=None if document.get("nextKey") is None else _text(document["nextKey"]),
             )
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise LeaseDocumentError(
@@ -163,6 +193,12 @@ class LanePlan:
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
     return value
 
 

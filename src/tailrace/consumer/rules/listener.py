@@ -7,21 +7,23 @@ committed, before the next one is handled; nothing is begun on a lease that is k
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.rules.commit_policy import CommitPolicy
 from tailrace.consumer.rules.errors import (
     Fenced,
     HandlerFailed,
     HandlerForked,
+    HandlerInterrupted,
+    HandlerNotRun,
     LeaseLost,
     LeaseStoreUnavailable,
     OwnerNotUnique,
 )
+from tailrace.consumer.rules.handler_failure import handler_failed
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.need import (
     AcquireLease,
@@ -33,6 +35,7 @@ from tailrace.consumer.rules.need import (
     Handled,
     JudgeError,
     KeepLease,
+    MarkEntries,
     Need,
     OpenStream,
     Outcome,
@@ -41,15 +44,23 @@ from tailrace.consumer.rules.need import (
     Pulled,
     RefreshLease,
     ReleaseLease,
-    Start,
+    RenewLease,
     TakeSnapshot,
+    TellGap,
 )
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.position import StreamPosition
-from tailrace.errors import ChangeStreamHistoryLost, InternalError, SourceError, StreamInvalidated, UsageError
-
-OnHistoryLost = Literal["fail", "snapshot", "gap"]
-OnInvalidate = Literal["fail", "resume"]
+from tailrace.consumer.rules.settings import ListenerSettings, ListenerStatistics
+from tailrace.errors import (
+    ChangeStreamHistoryLost,
+    InternalError,
+    OtherHistoryError,
+    SourceError,
+    StreamInvalidated,
+    TailraceError,
+)
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.witness import EntryMark
 
 #: A source that cannot be read is tried again for so long; then the listener ends with its error.
 _SOURCE_RETRY_S: Final = 300.0
@@ -58,62 +69,6 @@ _BACKOFF_S: Final = (0.05, 5.0)
 _BATCH_BYTES: Final = 16 << 20
 
 Steps = Generator[Need, Outcome, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerSettings:
-    """What a listener was asked to do; see ``tailrace.consumer.Listener``."""
-
-    resource: str
-    lease_seconds: float = 30.0
-    start: Start = "oldest"
-    on_history_lost: OnHistoryLost = "fail"
-    on_invalidate: OnInvalidate = "fail"
-    commits: CommitPolicy = field(default_factory=CommitPolicy)
-    #: How many changes the handler is given at a time at most; 0: it takes one.
-    batch: int = 0
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("start", ("oldest", "now", "snapshot")),
-            ("on_history_lost", ("fail", "snapshot", "gap")),
-            ("on_invalidate", ("fail", "resume")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-
-
-@dataclass(slots=True)
-class ListenerStatistics:
-    """Counted since the listener was made.
-
-    ``handled``        changes that the handler has returned from; ``skipped`` those that the error policy passed over
-    ``commits``        positions written, those inside transactions included
-    ``failures``       times that the handler raised
-    ``leases_lost``    times that a lease was lost or given up
-    ``lease_version``  the fencing token of the lease that is held; 0 while none is
-    ``position_time``  seconds since 1970 of the cluster time up to which everything was handled; 0 while unknown
-    ``gaps``           times that lost history was accepted
-    """
-
-    handled: int = 0
-    skipped: int = 0
-    commits: int = 0
-    failures: int = 0
-    leases_lost: int = 0
-    lease_version: int = 0
-    position_time: int = 0
-    gaps: int = 0
-
-
-def together(parts: Sequence[ListenerStatistics]) -> ListenerStatistics:
-    """The statistics of several listeners as those of one: the least position, the newest lease."""
-    whole = ListenerStatistics()
-    for name in ("handled", "skipped", "commits", "failures", "leases_lost", "gaps"):
-        setattr(whole, name, sum(getattr(part, name) for part in parts))
-    whole.lease_version = max(part.lease_version for part in parts)
-    whole.position_time = min((part.position_time for part in parts if part.lease_version), default=0)
-    return whole
 
 
 class ListenerLogic:
@@ -126,11 +81,21 @@ class ListenerLogic:
         self.statistics = ListenerStatistics()
         self.ownership: Ownership | None = None
         self._position: StreamPosition | None = None
+        self._again = 0
         self._committed: StreamPosition | None = None
         self._committed_at = 0.0
         self._uncommitted = 0
+        #: When entries were marked, and the position's time then.
+        self._marked_at = 0.0
+        self._marked_to = ZERO
         #: Pulled, and kept for the next time.
         self._held: Pulled | None = None
+        #: How often history was lost, and how often and since when the stream could not be read, since it has given
+        #: something.
+        self._losses = self._failed_pulls = 0
+        self._away_since: float | None = None
+        #: The change that the stream could not give last, and how often it could not.
+        self._refused: tuple[Any, int] = None, 0
         self._now = 0.0
         self._asked = 0.0
 
@@ -228,6 +193,26 @@ class ListenerLogic:
             self._note_commit(position)
             return
 
+    def _renew(self, owned: Ownership) -> Steps:
+        """Go on under a newer fencing token: a change that was left out and is handled later, under the token that it
+        had, must not undo what is written from now on. Raises LeaseLost."""
+        lease, failures = owned.lease, 0
+        owned.renewing = True
+        while True:
+            owned.check(self._now)
+            try:
+                renewed: Lease | None = yield from self._ask(RenewLease(lease))
+            except LeaseStoreUnavailable as error:
+                failures += 1
+                yield from self._pause(_backoff(failures), error.message, always=True)
+                continue
+            break
+        if renewed is None or renewed.version != lease.version + 1:
+            # Another owner may have been there; the position is read back.
+            raise LeaseLost(f"the lease on {lease.resource!r}, version {lease.version}, could not be renewed")
+        owned.renewed(renewed, self._asked + self.settings.lease_seconds)
+        self.statistics.lease_version = renewed.version
+
     def _note_commit(self, position: StreamPosition) -> None:
         self._committed, self._committed_at, self._uncommitted = position, self._now, 0
         self.statistics.commits += 1
@@ -242,11 +227,18 @@ class ListenerLogic:
         position = None if stored is None else StreamPosition.from_document(stored, self.settings.resource)
         self._position = self._committed = position
         self._committed_at, self._uncommitted = self._now, 0
+        self._marked_at, self._marked_to = self._now, ZERO if position is None else position.cluster_time
         if position is None:
             yield from self._begin(owned)
         else:
             yield from self._open(owned)
         yield from self._listen(owned)
+
+    def _wait_for_source(self, error: SourceError, failures: int, since: float) -> Steps:
+        """Wait before the next try. Raises ``error`` where there is none."""
+        if isinstance(error, OtherHistoryError) or self._now - since > _SOURCE_RETRY_S:
+            raise error  # the first does not go away by waiting
+        yield from self._pause(_backoff(failures), error.message)
 
     def _begin(self, owned: Ownership) -> Steps:
         """No token yet: settle where to begin and write it down before anything is handled, so that a crash between
@@ -254,56 +246,79 @@ class ListenerLogic:
         start = self.settings.start
         if start == "snapshot":
             yield from self._take_snapshot(owned, None)
+            yield from self._open(owned)
             return
-        while self._position is None:
-            time: Timestamp = yield from self._ask(FindStart(start))
+        failures, since = 0, self._now
+        while self._position is None and not self.stopping:
+            owned.check(self._now)
             try:
-                yield from self._ask(OpenStream(StreamPosition(at=time)))
-            except ChangeStreamHistoryLost:
-                continue  # the oldest entry has just gone; there is another one
-            self._moved(StreamPosition(at=time))
-            yield from self._commit(owned)
+                began: Timestamp | None = None
+                if start == "oldest":
+                    began = yield from self._ask(FindStart("now"))
+                time: Timestamp = yield from self._ask(FindStart(start))
+                deployment: str | None = yield from self._ask(OpenStream(StreamPosition(at=time)))
+            except ChangeStreamHistoryLost as error:  # the oldest entry has just gone; there is another one
+                failures += 1
+                yield from self._pause(_backoff(failures), error.message)
+            except SourceError as error:
+                failures += 1
+                yield from self._wait_for_source(error, failures, since)
+            else:
+                self._moved(StreamPosition(at=time, deployment=deployment, began=began))
+                yield from self._commit(owned)
 
     def _take_snapshot(self, owned: Ownership, position: StreamPosition | None) -> Steps:
         self._moved((yield from self._ask(TakeSnapshot(owned.lease, position))))
         yield from self._commit(owned)
-        yield from self._open(owned)
 
     def _open(self, owned: Ownership) -> Steps:
-        """Open the stream at the position, in spite of a source that is away, and by the policy on lost history."""
+        """Open the stream at the position, in spite of a source that is away, and by the policy on lost history. A
+        listener that is stopped meanwhile has none."""
         failures, since = 0, self._now
         self._held = None
-        while True:
+        while not self.stopping:
             owned.check(self._now)
-            if self._position is None:
-                raise InternalError("a stream is opened without a position")
             try:
-                yield from self._ask(OpenStream(self._position))
-            except ChangeStreamHistoryLost as error:
-                yield from self._history_lost(owned, error)
-                return
+                if (yield from self._is_opened(owned)):
+                    return
             except SourceError as error:
                 failures += 1
-                if self.stopping or self._now - since > _SOURCE_RETRY_S:
-                    raise
-                yield from self._pause(_backoff(failures), error.message)
-                continue
-            return
+                yield from self._wait_for_source(error, failures, since)
+
+    def _is_opened(self, owned: Ownership) -> Steps:
+        if self._position is None:
+            raise InternalError("a stream is opened without a position")
+        try:
+            deployment: str | None = yield from self._ask(OpenStream(self._position))
+        except ChangeStreamHistoryLost as error:
+            yield from self._history_lost(owned, error)
+            return False
+        if deployment is not None and self._position.deployment is None:
+            self._position = replace(self._position, deployment=deployment)
+        return True
 
     def _history_lost(self, owned: Ownership, error: ChangeStreamHistoryLost) -> Steps:
+        """Move the position by the policy; the stream is to be opened there. Raises ``error`` with "fail"."""
         policy = self.settings.on_history_lost
         position = self._position
         if policy == "fail" or position is None:
             hint = 'on_history_lost="snapshot" copies the documents again; "gap" goes on behind the gap and notes it'
             raise ChangeStreamHistoryLost(error.message, hint=f"{error.hint}. {hint}" if error.hint else hint)
-        if policy == "snapshot":
-            yield from self._take_snapshot(owned, None)
+        self._losses += 1
+        if self._losses > 1:  # the oplog is being truncated, or another lane's place is lost too
+            yield from self._pause(_backoff(self._losses - 1), error.message)
+            if self.stopping:
+                return
+        if policy == "snapshot" or position.snapshot is not None:
+            yield from self._take_snapshot(owned, position)
             return
-        self.statistics.gaps += 1
         time: Timestamp = yield from self._ask(FindStart("oldest"))
+        if ClusterTime.from_timestamp(time) <= position.cluster_time:
+            return  # what is lost is another lane's
+        self.statistics.gaps += 1
         self._moved(position.jumped_to(time))
+        yield from self._ask(TellGap(position.cluster_time.to_timestamp(), time, error.message))
         yield from self._commit(owned)
-        yield from self._open(owned)
 
     def _moved(self, position: StreamPosition) -> None:
         self._position = position
@@ -325,11 +340,15 @@ class ListenerLogic:
                     continue
                 yield from self._quiet(owned, pulled)
                 continue
+            if pulled.error is not None:
+                yield from self._pass_over(owned, pulled, pulled.error)
+                continue
             batch = yield from self._gather(owned, pulled)
             if batch is None:
                 continue
             if not (yield from self._handle(owned, batch)):
                 return
+            yield from self._mark()
             # Inside a chunk of a snapshot the position stays what it is.
             if commits.is_due(self._uncommitted, self._committed_at, self._now) and self._position != self._committed:
                 yield from self._commit(owned)
@@ -343,17 +362,28 @@ class ListenerLogic:
             return held
         try:
             pulled: Pulled = yield from self._ask(PullChange(wait))
-        except ChangeStreamHistoryLost as error:
-            yield from self._history_lost(owned, error)
-            return None
-        except SourceError as error:
-            yield from self._pause(_BACKOFF_S[0], error.message)
+        except (ChangeStreamHistoryLost, SourceError) as error:
+            yield from self._pull_failed(owned, error)
             yield from self._open(owned)
             return None
+        if pulled.event is not None or pulled.token is not None:
+            self._losses, self._failed_pulls, self._away_since = 0, 0, None
         if pulled.event is None and not pulled.alive:
             yield from self._open(owned)
             return None
         return pulled
+
+    def _pull_failed(self, owned: Ownership, error: ChangeStreamHistoryLost | SourceError) -> Steps:
+        """Wait, or move by the policy on lost history. A stream that can be opened and not read, as a lane's whose
+        reader fails, is not waited for any longer than one that cannot be opened."""
+        try:
+            if isinstance(error, SourceError):
+                raise error
+            yield from self._history_lost(owned, error)
+        except SourceError as away:
+            self._failed_pulls += 1
+            self._away_since = self._now if self._away_since is None else self._away_since
+            yield from self._wait_for_source(away, self._failed_pulls, self._away_since)
 
     def _quiet(self, owned: Ownership, pulled: Pulled) -> Steps:
         """Nothing to give: commit what is left, and now and then how far the stream has come, so that a quiet one does
@@ -363,14 +393,41 @@ class ListenerLogic:
             self._uncommitted, self._committed_at, self._now
         ):
             return
-        if pulled.token is not None:
+        if pulled.token is not None and self._may_mark:
             further = position.moved_to(pulled.token)
             if further.cluster_time > position.cluster_time:
-                self._moved(further)
+                yield from self._mark(further)
+        else:
+            yield from self._mark()
         if self._position != self._committed:
             yield from self._commit(owned)
         else:
             self._committed_at = self._now
+
+    @property
+    def _may_mark(self) -> bool:
+        """Entries are marked as seldom as a quiet stream's position is committed: it costs a read of each oplog."""
+        return self._now - self._marked_at >= self.settings.commits.idle_seconds
+
+    def _mark(self, further: StreamPosition | None = None) -> Steps:
+        """Let the position, or the one ``further`` on to which it moves then, know the entries that stand there: on a
+        deployment that was restored from an older backup they are not there, and it is not gone on with.
+
+        The token of a change names an entry itself, so that its stream finds it or fails; a high-water mark does not.
+        So the position moves to one only with its entries, and stays where it is when they cannot be read now.
+        """
+        position = further or self._position
+        if position is None or position.token is None or position.snapshot is not None or not self._may_mark:
+            return
+        self._marked_at = self._now
+        try:
+            found: Mapping[str, EntryMark] | None = yield from self._ask(MarkEntries(position, self._marked_to))
+        except SourceError:
+            return  # the stream will say what is wrong
+        self._marked_to = position.cluster_time
+        if found:
+            position = replace(position, entries={**position.entries, **found})
+        self._moved(position)
 
     def _gather(self, owned: Ownership, first: Pulled) -> Steps:
         """``first``, and with a handler that takes several changes what is at hand behind it; ``None`` when the stream
@@ -400,33 +457,63 @@ class ListenerLogic:
             done = Handled(1)
             try:
                 done = yield from self._run_handler(changes)
-            except (HandlerForked, Fenced, LeaseLost, LeaseStoreUnavailable) as error:
+            except (HandlerForked, HandlerNotRun, Fenced, LeaseLost, LeaseStoreUnavailable) as error:
                 yield from self._doubt(owned, error)
+            except HandlerInterrupted as error:
+                owned.busy_since = None
+                if not self.stopping:
+                    raise handler_failed(self.settings.resource, batch[-len(changes)], error) from error
+                return False
             except Exception as error:
                 owned.busy_since = None
                 self.statistics.failures += 1
                 decision = yield from self._ask(JudgeError(changes[0], error, attempt))
                 if decision == "stop":
-                    raise _handler_failed(self.settings.resource, batch[-len(changes)], error) from error
+                    raise handler_failed(self.settings.resource, batch[-len(changes)], error) from error
                 if decision == "retry":
                     yield from self._pause(_backoff(attempt), f"the handler raised {type(error).__name__}")
                     if self.stopping:
                         return False
                     continue
                 self.statistics.skipped += 1
+                yield from self._renew(owned)
             else:
                 self.statistics.handled += done.count
             self._done(owned, changes[done.count - 1].position, done)
-            changes, attempt = changes[done.count :], 0
+            changes, attempt = [replace(left, lease=owned.lease) for left in changes[done.count :]], 0
         return True
+
+    def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
+        """The stream has ended at a change that it cannot give. The error policy is asked, as for a handler's error:
+        try again, leave the change out, or end with the stream's own error."""
+        (change,) = self._changes(owned, [pulled])
+        if self._position is not None and self._position.token == change.position.token:
+            raise error  # it was left out, and the stream cannot go on behind it either
+        self._refused = (pulled.token, self._refused[1] + 1 if self._refused[0] == pulled.token else 1)
+        self.statistics.failures += 1
+        decision = yield from self._ask(JudgeError(change, error, self._refused[1]))
+        if decision == "stop":
+            raise error
+        if decision == "retry":
+            yield from self._pause(_backoff(self._refused[1]), error.message)
+            if self.stopping:
+                return
+        else:
+            self.statistics.skipped += 1
+            yield from self._renew(owned)
+            self._moved(change.position)
+            yield from self._commit(owned)
+        yield from self._open(owned)
 
     def _changes(self, owned: Ownership, batch: Sequence[Pulled]) -> list[HandleChange]:
         position, changes = self._position, []
         for pulled in batch:
             if position is None or pulled.token is None:
                 raise InternalError("a change without a token")
+            # What several shards log at one time may have one token, and no stream resumes between such changes.
+            self._again = self._again + 1 if position.token == pulled.token else 0
             position = pulled.position or position.moved_to(pulled.token, start_after=pulled.invalidate)
-            changes.append(HandleChange(owned.lease, pulled.event, position))
+            changes.append(HandleChange(owned.lease, pulled.event, position, self._again))
         return changes
 
     def _run_handler(self, changes: Sequence[HandleChange]) -> Steps:
@@ -444,7 +531,7 @@ class ListenerLogic:
             self._uncommitted += done.count
 
     def _doubt(self, owned: Ownership, error: Exception) -> Steps:
-        """The handler ended with an error that concerns the lease. Raises."""
+        """The handler ended with an error that is no matter of its change. Raises."""
         owned.busy_since = None
         if isinstance(error, LeaseStoreUnavailable):
             # The transaction may have been committed or not: only the store knows, so the position is read back.
@@ -465,7 +552,8 @@ class ListenerLogic:
         """The stream has ended with an invalidate, which was handled as any other change."""
         if self._position != self._committed:
             yield from self._commit(owned)
-        if self.settings.on_invalidate == "fail":
+        is_history = self._position is not None and self._position.began is not None
+        if self.settings.on_invalidate == "fail" and not is_history:
             raise StreamInvalidated(
                 f"what the listener on {self.settings.resource!r} watched was dropped or renamed",
                 hint='The position is kept behind it: start the listener again to go on, or use on_invalidate="resume"',
@@ -476,23 +564,3 @@ class ListenerLogic:
 def _backoff(failures: int) -> float:
     shortest, longest = _BACKOFF_S
     return min(longest, shortest * 2.0 ** min(failures - 1, 20))
-
-
-def _handler_failed(resource: str, pulled: Pulled, error: Exception) -> HandlerFailed:
-    token = "" if pulled.token is None else str(pulled.token.get("_data", ""))
-    return HandlerFailed(
-        f"the handler of {resource!r} raised {type(error).__name__}{_where(error)} at the change with token {token}: "
-        f"{error}".rstrip(": "),
-        hint="The position stands before this change: the next run begins with it",
-    )
-
-
-def _where(error: Exception) -> str:
-    """The handler's own line that raised, or called what did."""
-    frame, place = error.__traceback__, ""
-    while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        if "site-packages" not in name and "/tailrace/" not in name:
-            place = f" in {name.rpartition('/')[2]}, line {frame.tb_lineno},"
-        frame = frame.tb_next
-    return place

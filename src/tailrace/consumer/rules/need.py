@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from bson.timestamp import Timestamp
+
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.errors import TailraceError
+from tailrace.oplog.cluster_time import ClusterTime
 
 Start = Literal["oldest", "now", "snapshot"]
 Decision = Literal["retry", "skip", "stop"]
@@ -24,6 +28,14 @@ class KeepLease:
     """Begin to keep the lease alive beside everything else (``rules.keeper``); answered at once with anything."""
 
     ownership: Ownership
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """Acquire the lease that is held once more, for a newer fencing token. Answered with the Lease, or ``None`` where
+    somebody holds it."""
+
+    lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +78,20 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Open the stream at the position; one that is open is closed first."""
+    """Open the stream at the position; one that is open is closed first. Answered with the deployment that it is read
+    from (``DeploymentIdentity.name_and_id``), or ``None``; raises OtherHistoryError where the position is another's."""
 
     position: StreamPosition
+
+
+@dataclass(frozen=True, slots=True)
+class MarkEntries:
+    """Read which entries stand at the position, so that it can be compared later. Answered with an EntryMark of each
+    oplog, by its name: of the entry at the position, or of another between ``after`` and it; without those that have
+    none. ``None`` where the oplogs cannot be asked."""
+
+    position: StreamPosition
+    after: ClusterTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +117,7 @@ class Pulled:
     ``alive``       false where the stream has ended without an event
     ``position``    of a snapshot: where it stands after this event, or without one when all is copied
     ``size``        bytes of the event
+    ``error``       the stream cannot give the event, and says why; ``event`` is what is known of it
     ``alone``       the event is handled by itself, even by a handler that takes several
     """
 
@@ -104,15 +128,18 @@ class Pulled:
     position: StreamPosition | None = None
     size: int = 0
     alone: bool = False
+    error: TailraceError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HandleChange:
-    """Run the handler. Answered with true where ``position`` was committed together with its writes."""
+    """Run the handler. Answered with true where ``position`` was committed together with its writes. ``again`` counts
+    the changes directly before this one that have its token (``Change.message_id``)."""
 
     lease: Lease
     event: Any
     position: StreamPosition
+    again: int = 0
 
 
 class BatchHandler(Protocol):
@@ -161,21 +188,33 @@ class Pause:
     always: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TellGap:
+    """Changes were lost, and the listener goes on after them: let the operator know. Answered with anything."""
+
+    begin: Timestamp
+    end: Timestamp
+    why: str
+
+
 Need = (
     AcquireLease
     | KeepLease
     | RefreshLease
+    | RenewLease
     | CommitPosition
     | ReleaseLease
     | FindStart
     | TakeSnapshot
     | OpenStream
+    | MarkEntries
     | CloseStream
     | PullChange
     | HandleChange
     | HandleChanges
     | JudgeError
     | Pause
+    | TellGap
 )
 
 

@@ -20,10 +20,11 @@ class Ownership:
     ``ended``           the listener has given it up; the keeper ends
     ``busy_since``      since when the handler has been at work, on the same clock; ``None`` while it is not
     ``on_lost``         called, by whichever thread notices, when the lease is found to be lost
+    ``renewing``        a newer fencing token is asked for: what the store says of the one before counts for nothing
     ``in_transaction``  a transaction holds the lease's record: nobody can take it, and a refresh would only wait
     """
 
-    __slots__ = ("_lost", "busy_since", "deadline", "ended", "in_transaction", "lease", "on_lost")
+    __slots__ = ("_lost", "busy_since", "deadline", "ended", "in_transaction", "lease", "on_lost", "renewing")
 
     def __init__(self, lease: Lease, deadline: float) -> None:
         self.lease = lease
@@ -31,6 +32,7 @@ class Ownership:
         self.ended = False
         self.busy_since: float | None = None
         self.in_transaction = False
+        self.renewing = False
         self.on_lost: Callable[[], object] | None = None
         self._lost: LeaseLost | None = None
 
@@ -50,6 +52,16 @@ class Ownership:
     def extended(self, until: float) -> None:
         """The store has said that it is held until ``until``."""
         self.deadline = max(self.deadline, until)
+
+    def renewed(self, lease: Lease, until: float) -> None:
+        """The lease has a newer fencing token, and is held until ``until``."""
+        self.lease = lease
+        self.renewing = False
+        self.extended(until)
+
+    def is_current(self, lease: Lease) -> bool:
+        """Whether an answer about ``lease`` is one about the ownership."""
+        return self.lease is lease and not self.renewing
 
     def check(self, now: float) -> None:
         """Raises LeaseLost where the lease is lost, or has not been refreshed in time."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
@@ -12,10 +13,34 @@ from tailrace.consumer.rules.errors import LeaseDocumentError
 from tailrace.errors import InvalidResumeToken
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import EntryMark, marks_from_json, marks_to_json
 
-#: So many gaps are kept in the position; older ones make room.
+#: So many gaps are kept in the position; of more, those that are nearest to each other become one.
 GAPS_MAX: Final = 20
-_FIELDS: Final = {"token", "startAfter", "at", "gaps", "snapshot"}
+_FIELDS: Final = {"token", "startAfter", "at", "gaps", "snapshot", "deployment", "entries", "began"}
+
+
+def joined_gaps(*several: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Gaps of several positions as those of one, oldest first: what adjoins or overlaps is one gap, and nothing that
+    one of them covers is left out."""
+    gaps: list[dict[str, Any]] = []
+    for gap in sorted(chain(*several), key=lambda one: (one["from"], one["to"])):
+        if gaps and gap["from"] <= gaps[-1]["to"]:
+            gaps[-1]["to"] = max(gaps[-1]["to"], gap["to"])
+        else:
+            gaps.append({"from": gap["from"], "to": gap["to"]})
+    while len(gaps) > GAPS_MAX:
+        at = min(range(1, len(gaps)), key=lambda n: _ticks(gaps[n]["from"]) - _ticks(gaps[n - 1]["to"]))
+        gaps[at - 1]["to"] = gaps.pop(at)["to"]
+    return tuple(gaps)
+
+
+def _ticks(time: Timestamp) -> int:
+    return int(ClusterTime.from_timestamp(time))
+
+
+def _is_gap(gap: object) -> bool:
+    return isinstance(gap, Mapping) and all(isinstance(gap.get(name), Timestamp) for name in ("from", "to"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +52,11 @@ class StreamPosition:
     ``at``           before the first token: the cluster time that the listener starts at, that time included
     ``gaps``         the times that were given up after history was lost: ``{"from", "to"}``, oldest first
     ``snapshot``     how far a snapshot has come, where one is under way: a document of ``tailrace.snapshot``
+    ``deployment``   what the stream was read from (``DeploymentIdentity.name_and_id``); ``None`` where that is unknown
+    ``entries``      marks of oplog entries at or before the position, by the oplog's name: whether the deployment still
+                     has the history that the position is of
+    ``began``        when the listener began, as long as the position is before that: a drop from before then does not
+                     end it
     """
 
     token: Mapping[str, Any] | None = None
@@ -34,6 +64,9 @@ class StreamPosition:
     at: Timestamp | None = None
     gaps: tuple[Mapping[str, Any], ...] = ()
     snapshot: Mapping[str, Any] | None = None
+    deployment: str | None = None
+    entries: Mapping[str, EntryMark] = field(default_factory=dict)
+    began: Timestamp | None = None
 
     @property
     def cluster_time(self) -> ClusterTime:
@@ -45,12 +78,15 @@ class StreamPosition:
 
     def moved_to(self, token: Mapping[str, Any], *, start_after: bool = False) -> StreamPosition:
         """The position after the change with ``token``; gaps stay written down."""
-        return StreamPosition(token, start_after, None, self.gaps, self.snapshot)
+        moved = StreamPosition(token, start_after, None, self.gaps, self.snapshot, self.deployment, self.entries)
+        if self.began is None or moved.cluster_time > ClusterTime.from_timestamp(self.began):
+            return moved
+        return replace(moved, began=self.began)
 
     def jumped_to(self, time: Timestamp) -> StreamPosition:
         """The position at ``time``, with what lies between written down as a gap."""
         gap = {"from": self.cluster_time.to_timestamp(), "to": time}
-        return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=(*self.gaps, gap)[-GAPS_MAX:])
+        return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=joined_gaps(self.gaps, [gap]))
 
     def watch_arguments(self) -> dict[str, Any]:
         """The arguments of ``watch()`` that a stream is opened with."""
@@ -67,6 +103,12 @@ class StreamPosition:
             document["gaps"] = [dict(gap) for gap in self.gaps]
         if self.snapshot is not None:
             document["snapshot"] = dict(self.snapshot)
+        if self.deployment is not None:
+            document["deployment"] = self.deployment
+        if self.entries:
+            document["entries"] = marks_to_json(self.entries)
+        if self.began is not None:
+            document["began"] = self.began
         return document
 
     @classmethod
@@ -83,10 +125,17 @@ class StreamPosition:
             elif not isinstance(at, Timestamp):
                 raise ValueError("at is not a timestamp")
             snapshot, gaps = document.get("snapshot"), document.get("gaps", [])
-            if not isinstance(gaps, (list, tuple)) or not all(isinstance(gap, Mapping) for gap in gaps):
-                raise ValueError("gaps is not a list of documents")
-            return cls(token, bool(document.get("startAfter", False)), at, tuple(gaps), snapshot)
-        except (ValueError, TypeError, InvalidResumeToken) as error:
+            deployment = document.get("deployment")
+            if deployment is not None and not isinstance(deployment, str):
+                raise ValueError("deployment is not a text")
+            if not isinstance(gaps, (list, tuple)) or not all(map(_is_gap, gaps)):
+                raise ValueError("gaps is not a list of documents with two times")
+            entries, began = marks_from_json(document.get("entries", {})), document.get("began")
+            if began is not None and not isinstance(began, Timestamp):
+                raise ValueError("began is not a timestamp")
+            start_after = bool(document.get("startAfter", False))
+            return cls(token, start_after, at, tuple(gaps), snapshot, deployment, entries, began)
+        except (ValueError, TypeError, LookupError, AttributeError, InvalidResumeToken) as error:
             raise LeaseDocumentError(
                 f"the position in the lease on {resource!r} cannot be read: {error}",
                 hint="Put the token of the last handled change there, {token: {_data: ...}}, or use another resource",

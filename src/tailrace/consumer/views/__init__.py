@@ -1,7 +1,8 @@
 """Denormalised views: fields of one collection carried in the documents of another, kept by listeners."""
 
 from tailrace.consumer.views.keeper import ViewKeeper
+from tailrace.consumer.views.raw_value import MISSING
 from tailrace.consumer.views.upkeep import ViewDifference, ViewUpkeep
-from tailrace.consumer.views.view import MISSING, View
+from tailrace.consumer.views.view import View
 
 __all__ = ["MISSING", "View", "ViewDifference", "ViewKeeper", "ViewUpkeep"]

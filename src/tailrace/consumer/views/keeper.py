@@ -5,20 +5,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from tailrace.client.client import Client
+from tailrace.consumer.change import Change
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.listener import Listener
 from tailrace.consumer.views.upkeep import BATCH, ViewUpkeep
 from tailrace.consumer.views.view import View
 from tailrace.errors import UsageError
 
+#: Changes of targets that are handled together. To handle one again does no harm.
+COMMIT_EVERY: Final = 1_000
 _BEGIN_S: Final = 120.0
 _STEP_S: Final = 0.05
 
 _log = logging.getLogger("tailrace.consumer")
+
+
+class _Targets:
+    """The handler for changes of the target."""
+
+    def __init__(self, upkeep: ViewUpkeep) -> None:
+        self._upkeep = upkeep
+
+    def __call__(self, change: Change) -> None:
+        self._upkeep.target_changed(change)
+
+    def handle_batch(self, changes: Sequence[Change]) -> int:
+        return self._upkeep.targets_changed(changes)
 
 
 class ViewKeeper:
@@ -53,7 +70,7 @@ class ViewKeeper:
                 "a view cannot recover from lost history with a copy of its source (on_history_lost='snapshot')",
                 hint="After error 286, start it under another resource: the fields of all targets are written again",
             )
-        shared: dict[str, Any] = {"store": store, "on_invalidate": "resume", "commit_every": 100, **options}
+        shared: dict[str, Any] = {"store": store, "on_invalidate": "resume", "commit_every": COMMIT_EVERY, **options}
         shared.setdefault("commit_interval", 1.0)
         self._source = Listener(
             _collection(client, view.source),
@@ -64,7 +81,7 @@ class ViewKeeper:
         )
         self._target = Listener(
             _collection(client, view.target),
-            self.upkeep.target_changed,
+            _Targets(self.upkeep),
             resource=f"{name}/target",
             start="snapshot",
             full_document="updateLookup",

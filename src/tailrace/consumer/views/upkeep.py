@@ -13,8 +13,9 @@ from math import isfinite
 from typing import Any, Final, TypeVar
 
 import bson
-from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.codec_options import CodecOptions
 from bson.decimal128 import Decimal128
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, UpdateOne
 from pymongo.client_session import ClientSession
@@ -24,19 +25,23 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
+from tailrace import raw_bson
 from tailrace.client.client import Client, operation_time, readers_of
 from tailrace.consumer.change import Change
+from tailrace.consumer.views.raw_value import SHOWN, RawValue, fields_of, one_of, value_at
 from tailrace.consumer.views.view import VERSIONS_FIELD, View, overlaps, parents
 from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.snapshot import SnapshotReader
+from tailrace.source.connection import clock_session
 from tailrace.source.failure import Backoff, is_transient, source_error
 
 #: So many targets of one source are updated at a time.
 BATCH: Final = 1_000
 _RETRY_S: Final = 120.0
-_CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
-    tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+#: Documents are read and written as the bytes that they are.
+_RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
+    document_class=RawBSONDocument, unicode_decode_error_handler="backslashreplace"
 )
 
 _log = logging.getLogger("tailrace.consumer")
@@ -73,31 +78,36 @@ class ViewUpkeep:
         self._target = self._collection(view.target)
         self._source = self._collection(view.source).with_options(read_concern=ReadConcern("majority"))
 
-    def _collection(self, namespace: str) -> Collection[dict[str, Any]]:
+    def _collection(self, namespace: str) -> Collection[RawBSONDocument]:
         database, _, name = namespace.partition(".")
         client: MongoClient[Any] = self._client
         return client.get_database(
             database,
-            codec_options=_CODEC,
+            codec_options=_RAW,
             read_preference=ReadPreference.PRIMARY,
             write_concern=WriteConcern("majority"),
         ).get_collection(name)
 
     def check_deployment(self) -> None:
-        """Raises UsageError if the view cannot be written: a cluster that is not reached through a mongos, or a
-        field of the view that is part of the target's shard key."""
+        """Raises UsageError if the view cannot be written: a cluster that is not reached through a mongos, a
+        hidden member, or a field of the view that is part of the target's shard key."""
         self._is_sharded = readers_of(self._client).cluster is not None
+        hello = self._retried(lambda: self._client.admin.command("hello"))
+        if hello.get("hidden"):
+            raise UsageError(
+                "a view is written, and this is a hidden member, which takes no writes",
+                hint="Connect to the replica set",
+            )
         if not self._is_sharded:
             return
-        hello = self._retried(lambda: self._client.admin.command("hello"))
         if hello.get("msg") != "isdbgrid":
             raise UsageError(
                 "a view of a sharded cluster is written through a mongos, and this is its config server or a shard",
                 hint="Connect to a mongos",
             )
         collections = self._collection("config.collections")
-        found = self._retried(lambda: collections.find_one({"_id": self.view.target, "dropped": {"$ne": True}})) or {}
-        for path in found.get("key") or ():
+        found = self._retried(lambda: collections.find_one({"_id": self.view.target, "dropped": {"$ne": True}}))
+        for path in () if found is None else bson.decode(found.raw).get("key") or ():
             for field in (*self.view.fields, VERSIONS_FIELD):
                 if overlaps(path, field):
                     raise UsageError(
@@ -108,17 +118,35 @@ class ViewUpkeep:
     # The two directions
 
     def source_changed(self, change: Change) -> None:
-        """The handler for changes of the source: all targets that name it get its fields, in batches."""
-        if not self.view.concerns_source(change.event):
+        """The handler for changes of the source: all targets that name it get its fields, in batches. Where the source
+        was dropped, renamed or replaced, all targets do."""
+        event = bson.decode(change.raw, SHOWN)
+        if self._is_replaced(change, event, self.view.source) or not self.view.concerns_source(event):
             return
-        key = change.event["documentKey"]["_id"]
-        if key is None:
+        key = value_at(change.raw, "documentKey._id")
+        if key is None or key.is_null:
             return  # nobody can name it: null stands for none
-        version = change.event["clusterTime"]
+        version = event["clusterTime"]
         self.refresh(key, version, check=change.check)
 
+    def _is_replaced(self, change: Change, event: Mapping[str, Any], namespace: str) -> bool:
+        """Whether the change ends a collection, as a drop, a rename and $out do; then the view is rebuilt. What takes
+        its place has no events of its own, and what is gone has none either."""
+        if event.get("operationType") != "invalidate":
+            return False
+        _log.warning(
+            "%s was dropped, renamed or replaced: the view %s of %s is written anew from what is there now",
+            namespace,
+            self.view.name,
+            self.view.target,
+        )
+        self.rebuild(check=change.check)
+        return True
+
     def refresh(self, key: Any, version: Timestamp, *, check: Callable[[], None] = lambda: None) -> int:
-        """Give all targets that name the source ``key`` its fields as of ``version`` or later; how many were older."""
+        """Give all targets that name the source ``key`` (a value of Python, or a RawValue) its fields as of ``version``
+        or later; how many were older."""
+        key = key if isinstance(key, RawValue) else RawValue.of(key)
         update = self.view.update(self._look_up(key, version), version)
         outdated = self.view.outdated(key, version)
         count = 0
@@ -130,7 +158,7 @@ class ViewUpkeep:
                 committed = self._target.with_options(read_concern=ReadConcern("majority"))
                 found = self._retried(
                     lambda: [
-                        one["_id"]
+                        id_of(bytes(one.raw))
                         for one in committed.find(outdated, {"_id": 1}, limit=self._batch, session=session)  # noqa: B023
                     ]
                 )
@@ -142,12 +170,12 @@ class ViewUpkeep:
                 if matched == len(found) < self._batch and not self._is_sharded:
                     return count
 
-    def _update(self, outdated: dict[str, Any], keys: list[Any], update: Any, session: ClientSession) -> int:
+    def _update(self, outdated: dict[str, Any], keys: list[RawValue], update: Any, session: ClientSession) -> int:
         """Update the targets with these ``_id``s; how many matched. One that the server refuses does not hold up the
         others; then SinkError is raised."""
 
-        def update_many(some: list[Any]) -> int:
-            query = {"$and": [outdated, {"_id": {"$in": some}}]}
+        def update_many(some: list[RawValue]) -> int:
+            query = {"$and": [outdated, {"_id": one_of(some)}]}
             return self._retried(lambda: self._target.update_many(query, update, session=session).matched_count)
 
         try:
@@ -158,7 +186,7 @@ class ViewUpkeep:
             try:
                 matched += update_many([key])
             except WriteError as error:
-                refused.append((key, str((error.details or {}).get("errmsg", error))))
+                refused.append((key.shown, str((error.details or {}).get("errmsg", error))))
         if refused:
             raise self._refused(refused)
         return matched
@@ -172,32 +200,71 @@ class ViewUpkeep:
         )
 
     def target_changed(self, change: Change) -> None:
-        """The handler for changes of the target: the document gets the fields of the source that it names."""
-        event = change.event
-        if not self.view.concerns_target(event):
+        """The handler for changes of the target: the document gets the fields of the source that it names. Where the
+        target was dropped, renamed or replaced, all documents that are there now do."""
+        found = self._target_of(change)
+        if found is None:
             return
-        document = event.get("fullDocument")
-        if document is None:
-            return  # it is gone, and its deletion needs nothing
+        identity, document, version = found
         key = self.view.key_of(document)
         if key is None and not any(self.view.differences(document, None)):
             return
-        version = event["clusterTime"]
-        found = None if key is None else self._look_up(key, version)
-        query = self._one(event["documentKey"], key, version)
+        source = None if key is None else self._look_up(key, version)
+        query = self._one(identity, key, version)
         change.check()
         try:
-            self._retried(lambda: self._target.update_one(query, self.view.update(found, version)))
+            self._retried(lambda: self._target.update_one(query, self.view.update(source, version)))
         except WriteError as error:
             said = str((error.details or {}).get("errmsg", error))
-            raise self._refused([(event["documentKey"]["_id"], said)]) from None
+            raise self._refused([(id_of(identity).shown, said)]) from None
+
+    def targets_changed(self, changes: Sequence[Change]) -> int:
+        """As ``target_changed``, for several changes: their sources are read together, and their targets written
+        together. How many are done, from the first; raises what is wrong with the first."""
+        wanted = [found for change in changes if (found := self._target_of(change)) is not None]
+        if not wanted:
+            return len(changes)
+        newest = max(version for _, _, version in wanted)
+        writes = []
+        found_sources = self._with_sources([document for _, document, _ in wanted], newest)
+        for (identity, _, version), (document, source) in zip(wanted, found_sources, strict=True):
+            key = self.view.key_of(document)
+            if key is not None or any(self.view.differences(document, None)):
+                writes.append(UpdateOne(self._one(identity, key, version), self.view.update(source, version)))
+        changes[0].check()
+        try:
+            if writes:
+                self._retried(lambda: self._target.bulk_write(writes, ordered=False))
+        except BulkWriteError:
+            return self._one_by_one(changes)
+        return len(changes)
+
+    def _one_by_one(self, changes: Sequence[Change]) -> int:
+        for place, change in enumerate(changes):
+            try:
+                self.target_changed(change)
+            except SinkError:
+                if place == 0:
+                    raise
+                return place  # then it comes first, and is judged
+        return len(changes)
+
+    def _target_of(self, change: Change) -> tuple[bytes, bytes, Timestamp] | None:
+        """The document key, the document and the version for a change of a target that asks for its fields."""
+        event = bson.decode(change.raw, SHOWN)
+        if self._is_replaced(change, event, self.view.target) or not self.view.concerns_target(event):
+            return None
+        whole, identity = value_at(change.raw, "fullDocument"), value_at(change.raw, "documentKey")
+        if whole is None or whole.is_null or identity is None:
+            return None  # it is gone, and its deletion needs nothing
+        return identity.data, whole.data, event["clusterTime"]
 
     def _one(
-        self, document_key: Mapping[str, Any], key: Any, version: Timestamp, ahead: Timestamp | None = None
+        self, document_key: bytes, key: RawValue | None, version: Timestamp, ahead: Timestamp | None = None
     ) -> dict[str, Any]:
         """The filter of one target that names ``key`` and has an older version, or the version ``ahead``.
         ``document_key`` holds the shard key too, and the field ``on`` may be part of it."""
-        exactly = {path: {"$eq": value} for path, value in document_key.items()}
+        exactly = {path: value.condition() for path, value in fields_of(document_key).items()}
         return {"$and": [exactly, self.view.outdated(key, version, ahead=ahead)]}
 
     @contextmanager
@@ -224,19 +291,19 @@ class ViewUpkeep:
             client = next(servers, None)
             if client is None:
                 return False
-            with client.start_session(causal_consistency=False) as session:
+            with clock_session(client) as session:
                 self._retried(lambda: client.admin.command("ping", session=session))  # noqa: B023
                 told = session.cluster_time
             if told is not None and (self._clock is None or told["clusterTime"] > self._clock["clusterTime"]):
                 self._clock = told
         return True
 
-    def _ahead(self, target: Mapping[str, Any], now: Timestamp) -> Timestamp | None:
+    def _ahead(self, target: bytes, now: Timestamp) -> Timestamp | None:
         """The version of a target if no keeper can have written it. ``now``: a time after the target was read."""
         found = self.view.version_of(target)
         return found if found is not None and found > now and not self._is_reached(found) else None
 
-    def _look_up(self, key: Any, version: Timestamp) -> dict[str, Any] | None:
+    def _look_up(self, key: RawValue, version: Timestamp) -> bytes | None:
         """The source as it was at ``version`` or later, majority-committed."""
         # One after the other: in one list, equal values of two types count as one.
         for spelled in _spellings(key) if self._is_sharded else [key]:
@@ -244,14 +311,14 @@ class ViewUpkeep:
                 return found
         return None
 
-    def _sources(self, keys: Sequence[Any], version: Timestamp) -> list[dict[str, Any]]:
+    def _sources(self, keys: Sequence[RawValue], version: Timestamp) -> list[bytes]:
         wanted = set(self.view.fields.values())
         projection = {path: 1 for path in wanted if wanted.isdisjoint(parents(path))}
-        query = {"_id": {"$eq": keys[0]} if len(keys) == 1 else {"$in": list(keys)}}
+        query = {"_id": keys[0].condition() if len(keys) == 1 else one_of(keys)}
 
-        def read() -> list[dict[str, Any]]:
+        def read() -> list[bytes]:
             with self._session(version) as session:
-                return list(self._source.find(query, projection, session=session))
+                return [bytes(one.raw) for one in self._source.find(query, projection, session=session)]
 
         return self._retried(read)
 
@@ -271,29 +338,28 @@ class ViewUpkeep:
 
     # All of it
 
-    def _chunks(self) -> Iterator[list[dict[str, Any]]]:
-        """All targets, decoded."""
+    def _chunks(self) -> Iterator[list[bytes]]:
+        """All targets."""
         readers = readers_of(self._client)
         reader = SnapshotReader(readers.cluster or readers.client, Scope.parse(self.view.target))
         for chunk in reader:
-            yield [bson.decode(document, _CODEC) for document in chunk.documents]
+            yield [bytes(document) for document in chunk.documents]
             reader.done(chunk)
 
-    def _with_sources(
-        self, targets: Sequence[dict[str, Any]], version: Timestamp
-    ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def _with_sources(self, targets: Sequence[bytes], version: Timestamp) -> Iterator[tuple[bytes, bytes | None]]:
         """Targets beside their sources, read at ``version`` or later."""
-        keys = {repr(key): key for key in map(self.view.key_of, targets) if key is not None}
-        found: dict[str, dict[str, Any] | None] = {}
+        named = [self.view.key_of(target) for target in targets]
+        keys = {key.identity: key for key in named if key is not None}
+        found: dict[RawValue | int, bytes | None] = {}
         waiting = iter(keys.items())
         while part := dict(islice(waiting, self._batch)):
             for source in self._sources(list(part.values()), version):
-                found[repr(source["_id"])] = source
-        for text, key in keys.items():
-            if text not in found:  # there is none, or it is equal in another type or under a collation
-                found[text] = self._look_up(key, version)
-        for target in targets:
-            yield target, found.get(repr(self.view.key_of(target)))
+                found[id_of(source).identity] = source
+        for identity, key in keys.items():
+            if identity not in found:  # there is none, or it is equal in another type or under a collation
+                found[identity] = self._look_up(key, version)
+        for target, named_key in zip(targets, named, strict=True):
+            yield target, None if named_key is None else found.get(named_key.identity)
 
     def _now(self) -> Timestamp:
         return operation_time(self._client).to_timestamp()
@@ -311,9 +377,10 @@ class ViewUpkeep:
             for target, source in self._with_sources(targets, version):
                 ahead = self._ahead(target, version)
                 if ahead is not None or any(self.view.differences(target, source)):
-                    query = self._one({"_id": target["_id"]}, self.view.key_of(target), version, ahead)
+                    key = id_of(target)
+                    query = self._one(key.under("_id"), self.view.key_of(target), version, ahead)
                     writes.append(UpdateOne(query, self.view.update(source, version)))
-                    keys.append(target["_id"])
+                    keys.append(key.shown)
             if writes:
                 try:
                     changed += self._retried(lambda: self._target.bulk_write(writes, ordered=False).matched_count)  # noqa: B023
@@ -331,29 +398,32 @@ class ViewUpkeep:
         """Recompute the view and give what differs. A target that differs is looked at again after ``grace_s``, for the
         listeners may not have come to it yet."""
         self.check_deployment()
-        waiting: list[tuple[float, Any]] = []
+        waiting: list[tuple[float, RawValue]] = []
         for targets in self._chunks():
             version = self._now()
             for target, source in self._with_sources(targets, version):
                 if self._ahead(target, version) is not None or any(self.view.differences(target, source)):
-                    waiting.append((time.monotonic() + grace_s, target["_id"]))
+                    waiting.append((time.monotonic() + grace_s, id_of(target)))
         for until, key in waiting:
             time.sleep(max(0.0, until - time.monotonic()))
             yield from self._differences(key)
 
-    def _differences(self, key: Any) -> list[ViewDifference]:
+    def _differences(self, key: RawValue) -> list[ViewDifference]:
+        def read() -> bytes | None:
+            document = self._target.find_one({"_id": key.condition()})
+            return None if document is None else bytes(document.raw)
+
         for _ in range(3):
-            found = self._retried(lambda: self._target.find_one({"_id": {"$eq": key}}))
+            found = self._retried(read)
             if found is None:
                 return []
             now = self._now()
             ((target, source),) = self._with_sources([found], now)
-            differences = [ViewDifference(key, *one) for one in self.view.differences(target, source)]
+            differences = [ViewDifference(key.shown, *one) for one in self.view.differences(target, source)]
             ahead = self._ahead(target, now)
             if ahead is not None:
-                differences.append(ViewDifference(key, self.view.version_path, ahead, now))
-            again = self._retried(lambda: self._target.find_one({"_id": {"$eq": key}}))
-            if again == found:
+                differences.append(ViewDifference(key.shown, self.view.version_path, ahead, now))
+            if self._retried(read) == found:
                 return differences
         return []  # it changes all the time: whoever writes it is followed by the listeners
 
@@ -367,14 +437,24 @@ class ViewUpkeep:
         return any(index["key"][0][0] == self.view.on for index in indexes.values() if index.get("key"))
 
 
-def _spellings(key: Any) -> list[Any]:
+def id_of(document: bytes) -> RawValue:
+    """The ``_id`` of a document."""
+    found = value_at(document, "_id")
+    assert found is not None
+    return found
+
+
+def _spellings(raw: RawValue) -> list[RawValue]:
     """A number with a fraction as the types in which it can be stored: a hashed shard key has one hash for a double and
     another for the equal decimal, so a mongos asks the one shard or the other."""
+    if raw.type not in (raw_bson.DOUBLE, raw_bson.DECIMAL128):
+        return [raw]
+    key = raw.shown
     with suppress(Inexact, InvalidOperation, OverflowError):
         if isinstance(key, Decimal128):
             exact = key.to_decimal()
             if exact.is_finite() and exact % 1 and Decimal(float(exact)) == exact:
-                return [key, float(exact)]
-        elif isinstance(key, float) and isfinite(key) and key % 1:
-            return [key, Decimal128(Decimal(key))]
-    return [key]
+                return [raw, RawValue.of(float(exact))]
+        elif isfinite(key) and key % 1:
+            return [raw, RawValue.of(Decimal128(Decimal(key)))]
+    return [raw]

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
+from tailrace import raw_bson
+from tailrace.consumer.views.raw_value import RawValue, shown, value_at
 from tailrace.errors import UsageError
 
 #: Where targets keep the versions of their views, by the views' names.
 VERSIONS_FIELD: Final = "_views"
-
-MISSING: Final = object()
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class View:
         """Where a target carries the view's version."""
         return f"{VERSIONS_FIELD}.{self.name}"
 
-    def update(self, source: Mapping[str, Any] | None, version: Timestamp) -> list[dict[str, Any]]:
+    def update(self, source: bytes | None, version: Timestamp) -> list[dict[str, Any]]:
         """The update that gives a target the fields of ``source``, or takes them away where there is none."""
         values = {path: value_at(source, of) for path, of in self.fields.items()}
-        present = {path: {"$literal": value} for path, value in values.items() if value is not MISSING}
-        absent = [path for path, value in values.items() if value is MISSING]
+        present = {path: value.condition("$literal") for path, value in values.items() if value is not None}
+        absent = [path for path, value in values.items() if value is None]
         # $set would write into each element of an array that stands in the way, and nothing into an empty one.
         ways = sorted({way for path in (self.version_path, *self.fields) for way in parents(path)}, key=len)
         update: list[dict[str, Any]] = [
@@ -92,7 +92,7 @@ class View:
         update.append({"$set": {**present, self.version_path: {"$literal": version}}})
         return [*update, {"$unset": absent}] if absent else update
 
-    def outdated(self, key: Any, version: Timestamp, *, ahead: Timestamp | None = None) -> dict[str, Any]:
+    def outdated(self, key: RawValue | None, version: Timestamp, *, ahead: Timestamp | None = None) -> dict[str, Any]:
         """The filter of the targets that name the source ``key`` and have an older version, or exactly the version
         ``ahead``, which no keeper can have written. With ``None`` as the key: the targets that name no source."""
         if ahead is not None:
@@ -102,29 +102,27 @@ class View:
         older = {"$or": [{self.version_path: {"$not": {"$gte": version}}}, *no_version]}
         return {"$and": [self._names(key), older]}
 
-    def _names(self, key: Any) -> dict[str, Any]:
+    def _names(self, key: RawValue | None) -> dict[str, Any]:
         arrays = [{path: {"$type": "array"}} for path in (*parents(self.on), self.on)]
-        return {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: {"$eq": key}, "$nor": arrays}
+        return {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: key.condition(), "$nor": arrays}
 
-    def version_of(self, target: Mapping[str, Any]) -> Timestamp | None:
+    def version_of(self, target: bytes) -> Timestamp | None:
         """The version of a target; ``None`` if it has none, or a value that is not a version."""
         found = value_at(target, self.version_path)
-        return found if isinstance(found, Timestamp) else None
+        return found.shown if found is not None and found.type == raw_bson.TIMESTAMP else None
 
-    def key_of(self, target: Mapping[str, Any]) -> Any:
+    def key_of(self, target: bytes) -> RawValue | None:
         """The ``_id`` that a target names; ``None`` where it names none: an array is no ``_id``."""
         value = value_at(target, self.on)
-        return None if value is MISSING or isinstance(value, list) else value
+        return None if value is None or value.is_null or value.type == raw_bson.ARRAY else value
 
-    def differences(
-        self, target: Mapping[str, Any], source: Mapping[str, Any] | None
-    ) -> Iterator[tuple[str, Any, Any]]:
-        """The fields of a target that are not those of its source: path, what is there, what ought to be. A value that
-        is missing is ``MISSING``."""
+    def differences(self, target: bytes, source: bytes | None) -> Iterator[tuple[str, Any, Any]]:
+        """The fields of a target that are not those of its source, byte for byte: path, what is there, what ought to
+        be. A value that is missing is ``MISSING``."""
         for path, of in self.fields.items():
             found, wanted = value_at(target, path), value_at(source, of)
-            if not _same(found, wanted):
-                yield path, found, wanted
+            if found != wanted:
+                yield path, shown(found), shown(wanted)
 
     def concerns_source(self, event: Mapping[str, Any]) -> bool:
         """Whether a change of the source can change a target."""
@@ -164,25 +162,3 @@ def parents(path: str) -> list[str]:
     """The paths that lead to a path: ``a`` and ``a.b`` for ``a.b.c``."""
     names = path.split(".")
     return [".".join(names[:count]) for count in range(1, len(names))]
-
-
-def value_at(document: Mapping[str, Any] | None, path: str) -> Any:
-    """The value at a path of names, ``MISSING`` where there is none. No array is entered."""
-    value: Any = document
-    for name in path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            return MISSING
-        value = value[name]
-    return value
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is MISSING or other is MISSING:
-        return one is other
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return repr(one) == repr(other)  # NaN is NaN, and -0.0 is not 0.0
-    return type(one) is type(other) and bool(one == other)

@@ -1,0 +1,125 @@
+"""Positions that are kept elsewhere than in their deployment, when that is restored from an older backup.
+
+They were taken by any history: the token of a change was looked for, but a high-water mark, which is what a quiet
+stream stands at, names no change. No test had put back a deployment's data under a listener.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.consumer import Change, Listener, MongoLeaseStore, listener
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import OtherHistoryError
+from tailrace.event.resume_token import ResumeToken
+from tests.consumer.test_lanes import eventually
+
+pytestmark = pytest.mark.mongod
+
+LANES = {"alone": 1, "lanes": 2}
+#: A listener that should be refused, and is not, is given up after this time.
+WAIT_S = 60
+
+
+class Shop:
+    """Listeners on ``shop.orders`` of the deployment at ``uri``, with leases in another."""
+
+    def __init__(self, uri: str, store: MongoLeaseStore) -> None:
+        self.uri = uri
+        self.store = store
+        self.seen: dict[str, list[Any]] = {name: [] for name in LANES}
+
+    def listen(self, name: str, client: Any) -> Listener:
+        def handle(change: Change) -> None:
+            if change.operation_type == "insert":
+                self.seen[name].append((change.document_key or {})["_id"])
+
+        options: dict[str, Any] = {"resource": name, "store": self.store, "partitions": LANES[name]}
+        return Listener(client["shop"]["orders"], handle, lease_seconds=2, **options)
+
+    def positions(self) -> list[Mapping[str, Any]]:
+        """Those of the one listener and of the lanes of the other."""
+        of_streams = [one for one in self.store.leases() if one.resource == "alone" or "/1." in one.resource]
+        return [one.position for one in of_streams if one.position is not None]
+
+    def run_to_a_high_water_mark(self, seen: list[int]) -> None:
+        """Both listeners, until every position stands after all that there is at this moment, at no change."""
+
+        def all_there() -> bool:
+            tokens = [ResumeToken.parse(one["token"]) for one in self.positions() if "token" in one]
+            return len(tokens) == 3 and all(token.is_high_water_mark and token.cluster_time >= now for token in tokens)
+
+        with tailrace.connect(self.uri) as client:
+            now = client._deployment.operation_time(client)
+            with self.listen("alone", client), self.listen("lanes", client):
+                eventually(all_there, "the positions of a quiet stream")
+        assert {name: sorted(found) for name, found in self.seen.items()} == dict.fromkeys(LANES, seen)
+
+    def refuse(self) -> None:
+        """Neither listener goes on, and nothing is committed or handled."""
+        committed, seen = self.positions(), {name: list(found) for name, found in self.seen.items()}
+        with tailrace.connect(self.uri) as client:
+            for name in LANES:
+                said = r"the changes before the committed position were read from another history"
+                with pytest.raises(OtherHistoryError, match=said), self.listen(name, client) as running:
+                    running.join(WAIT_S)
+        assert self.positions() == committed
+        assert self.seen == seen
+
+
+def insert(uri: str, collection: str, number: int) -> None:
+    with tailrace.connect(uri) as client:
+        client["shop"][collection].insert_one({"_id": number})
+
+
+@pytest.fixture
+def leases(replica_set: ReplicaSet) -> Iterator[Any]:
+    """The collection of leases, in the deployment of all tests, which is not the one that is watched."""
+    with tailrace.connect(replica_set.uri) as client:
+        yield client["consumer_restored"]["leases"]
+        client.drop_database("consumer_restored")
+
+
+@pytest.mark.parametrize(
+    "version", ["6.0.27", *(pytest.param(one, marks=pytest.mark.slow) for one in ("5.0.4", "4.4.2"))]
+)
+def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
+    start_replica_set: Callable[..., ReplicaSet],
+    leases: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+) -> None:
+    monkeypatch.setattr(listener, "CommitPolicy", partial(listener.CommitPolicy, idle_seconds=0.2))
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    watched = start_replica_set(data_dir=data, version=version)
+    shop = Shop(watched.uri, MongoLeaseStore(leases))
+    insert(watched.uri, "orders", 1)
+    shop.run_to_a_high_water_mark([1])
+    watched.stop(0)
+    shutil.copytree(data, backup)
+    watched.restart(0)
+    # Honest: the same history goes on, after a restart.
+    insert(watched.uri, "orders", 2)
+    shop.run_to_a_high_water_mark([1, 2])
+    insert(watched.uri, "others", 3)
+    shop.run_to_a_high_water_mark([1, 2])
+
+    watched.stop(0)
+    shutil.rmtree(data)
+    shutil.copytree(backup, data)
+    watched.restart(0)
+    insert(watched.uri, "orders", 4)
+    shop.refuse()
+    with tailrace.connect(watched.uri) as client:
+        # An earlier version's positions know no entry.
+        leases.update_many({}, {"$unset": {"position.entries": 1}})
+        with shop.listen("alone", client), shop.listen("lanes", client):
+            eventually(lambda: shop.seen == {name: [1, 2, 4] for name in LANES}, "what came after the restore")
