@@ -25,7 +25,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import InternalError, UsageError
 from tailrace.gateway import command, commands, compression, connection, exchange, upstream
 from tailrace.gateway.command import opens_stream
-from tailrace.gateway.engine import Engine, _cursor_of
+from tailrace.gateway.engine import Engine
 from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
 from tailrace.gateway.generic_fields import is_ordinary
 from tailrace.gateway.metrics import GatewayMetrics
@@ -282,5 +282,5 @@ def test_a_fault_of_a_stream_is_counted_once() -> None:
     engine = object.__new__(Engine)
     engine.metrics, engine.streams, engine.version = GatewayMetrics(), {}, (6, 0)
     reply = asyncio.run(engine._carried_out(failing(), object.__new__(OplogReading), 0))
-    engine._count(reply, _cursor_of(reply))
+    engine._count(reply, facts_of_reply(reply))
     assert sum(engine.metrics.errors.values()) == 1

@@ -16,12 +16,13 @@ import pytest
 
 from tailrace.gateway import connection
 from tailrace.gateway.command import ClientCommand
-from tailrace.gateway.connection import ClientConnection, Surroundings
+from tailrace.gateway.connection import ClientConnection
 from tailrace.gateway.frame import HEADER_SIZE, OpMsg, op_msg, parse_header
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.replies import ServerClock
+from tailrace.gateway.surroundings import Surroundings
 from tailrace.gateway.upstream import Address, Channel
 
 _LIMIT_S = 300.0
@@ -107,6 +108,7 @@ async def _parked(client: Peer, servers: Servers, may_connect: Callable[[], bool
         ServerClock(),
         frozenset((b"getMore",)),
         _answer,
+        MemoryBudget(1 << 20),
         MemoryBudget(1 << 20),
         MemoryBudget(1 << 20),
         may_connect,

@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 from tailrace.cli.stream_arguments import address_of
 from tailrace.embedded import Mongod, ReplicaSet, find_mongod
 from tailrace.errors import SinkError, UsageError
-from tailrace.gateway import connection
+from tailrace.gateway import connection, memory
 from tailrace.gateway.frame import MESSAGE_SIZE_MAX, op_msg
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
@@ -134,7 +134,7 @@ def test_who_takes_a_large_reply_too_slowly_is_closed_if_others_wait(
 ) -> None:
     """Slow readers had held the memory for replies for as long as they took a little now and then, and the large
     replies of all others had waited. No test had two clients with large replies."""
-    monkeypatch.setattr(connection, "_SLOW_S", 0.3)
+    monkeypatch.setattr(connection, "SLOW_S", 0.3)
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri) as client:
         before = client.admin.command("ping")["operationTime"]
         client[DATABASE].wide.insert_many([{"text": "x" * 1_000_000} for _ in range(14)])
@@ -150,6 +150,33 @@ def test_who_takes_a_large_reply_too_slowly_is_closed_if_others_wait(
             reply = bson.decode(other.exchange(bson.encode(stream)))
             assert len(reply["cursor"]["firstBatch"]) == 14
         until(lambda: running.call(lambda: running.gateway.metrics.connections) == 0)
+
+
+def large_read(size: int) -> dict[str, Any]:
+    """A command of which the gateway looks at the whole."""
+    return {"aggregate": "c", "pipeline": [{"$match": {"text": "x" * size}}], "cursor": {}}
+
+
+def begun(running: RunningGateway, size: int) -> socket.socket:
+    """A connection on which only the beginning of a message of ``size`` bytes was sent."""
+    client = connected(running)
+    client.sendall(op_msg(bson.encode({**large_read(size), "$db": DATABASE}), request_id=1)[:100_000])
+    return client
+
+
+def test_who_sends_a_large_message_too_slowly_is_closed_if_others_wait(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for replies: the memory was held for as long as a message may take, whoever waited for it. Slow messages had
+    been tried only by themselves."""
+    monkeypatch.setattr(memory, "SLOW_S", 0.3)
+    with running_gateway(replica_set.uri, memory_bytes=2, stall_seconds=3600.0) as running:
+        with begun(running, 300_000) as slow:
+            until(lambda: running.call(lambda: running.gateway._surroundings.memory._held))
+            with Wire.to(running.uri()) as other:
+                assert other.run(DATABASE, large_read(300_000))["ok"] == 1
+            assert is_closed(slow)
+        assert not running.call(lambda: running.gateway._surroundings.memory._held)
 
 
 def test_an_address_that_is_taken_is_an_error(replica_set: ReplicaSet) -> None:
@@ -227,6 +254,42 @@ def test_tls_to_clients_and_to_the_server(certificates: Path, encrypted: str) ->
             assert next(stream)["documentKey"] == {"_id": 1}
         for refused in (running.uri(), running.uri(f"tls=true&tlsCAFile={certificates / 'other.pem'}")):
             assert_refused(refused)
+
+
+def test_clients_count_before_their_handshake_and_have_to_end_it(certificates: Path, replica_set: ReplicaSet) -> None:
+    """asyncio told of clients after it, and gave them a minute: any number could wait. No test had stopped there."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem")
+    with running_gateway(replica_set.uri, tls=context, connections_max=2, handshake_seconds=3.0) as running:
+        with connected(running) as first, connected(running) as second:
+            until(lambda: running.call(lambda: len(running.gateway._arriving)) == 2)
+            with connected(running) as third:
+                assert is_closed(third)
+            assert is_closed(first)
+            assert is_closed(second)
+        assert running.gateway.metrics.connections_refused == 1
+        until(lambda: running.gateway.metrics.handshakes_failed == 2)
+        trusting = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+        ping = op_msg(bson.encode({"ping": 1, "$db": "admin"}), request_id=1)
+        with (
+            trusting.wrap_socket(connected(running), server_hostname="127.0.0.1") as one,
+            trusting.wrap_socket(connected(running), server_hostname="127.0.0.1") as other,
+        ):
+            for client in (one, other):
+                client.sendall(ping)
+                assert len(client.recv(16)) == 16
+
+
+def test_a_stop_does_not_wait_for_handshakes(certificates: Path, replica_set: ReplicaSet) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem")
+    with (
+        running_gateway(replica_set.uri, tls=context, handshake_seconds=3600.0, stop_seconds=3600.0) as running,
+        connected(running) as silent,
+    ):
+        until(lambda: running.call(lambda: running.gateway._arriving))
+        running.stop()
+        assert is_closed(silent)
 
 
 def test_clients_may_have_to_show_a_certificate(certificates: Path, replica_set: ReplicaSet) -> None:

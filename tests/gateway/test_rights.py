@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bson
 import pymongo
 import pytest
 from bson.binary import Binary
@@ -16,6 +19,7 @@ from bson.int64 import Int64
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import Mongod
+from tailrace.gateway.frame import op_msg
 from tests.differential.auth import PASSWORD, ROOT, add_user, mongod_with_users, uri_of
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.gateway.side_by_side import OLDER_ARE_SLOW
@@ -36,6 +40,10 @@ ROLES: dict[str, list[Any]] = {
     "joined": [],
     "named": [],
     "nobody": [],
+    "killsCluster": [],
+    "killsDatabase": [],
+    "killsCollection": [],
+    "killsAnother": [],
 }
 PRIVILEGES: dict[str, list[Any]] = {
     "one": [_ONE],
@@ -45,7 +53,12 @@ PRIVILEGES: dict[str, list[Any]] = {
         {"resource": {"db": "", "collection": ""}, "actions": ["changeStream"]},
     ],
     "named": [{"resource": {"db": "", "collection": "orders"}, "actions": ["changeStream", "find"]}],
+    "killsCluster": [{"resource": {"cluster": True}, "actions": ["killAnyCursor"]}],
+    "killsDatabase": [{"resource": {"db": "shop", "collection": ""}, "actions": ["killAnyCursor"]}],
+    "killsCollection": [{"resource": {"db": "shop", "collection": "orders"}, "actions": ["killAnyCursor"]}],
+    "killsAnother": [{"resource": {"db": "blog", "collection": ""}, "actions": ["killAnyCursor"]}],
 }
+KILLERS = [name for name in PRIVILEGES if name.startswith("kills")]
 SCOPES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("shop", "orders", {}),
     ("shop", "items", {}),
@@ -222,6 +235,72 @@ def test_who_loses_a_right_loses_the_stream(guarded: Guarded) -> None:
                 back = raw(client, read)
                 found.append((lost["code"], lost["errmsg"].replace(str(int(cursor.id)), "<id>"), back["ok"]))
     assert found[1] == found[0] == (13, "not authorized for getMore with cursor id <id>", 1.0)
+
+
+@pytest.mark.parametrize("collection", ["orders", 1])
+def test_whose_cursors_may_be_killed_is_as_on_the_server(guarded: Guarded, collection: Any) -> None:
+    """A right on a database or a collection alone was not known: only rights on the cluster had been tried."""
+    found = []
+    for connect in (guarded.at_server, guarded.at_gateway):
+        outcomes = {}
+        for killer in KILLERS:
+            with connect("reader") as owner, connect(killer) as client:
+                opened = raw(owner, {"aggregate": collection, "pipeline": [{"$changeStream": {}}], "cursor": {}})
+                namespace = opened["cursor"]["ns"].partition(".")[2]
+                reply = raw(client, {"killCursors": namespace, "cursors": [opened["cursor"]["id"]]})
+                outcomes[killer] = reply.get("code", reply.get("cursorsKilled") == [opened["cursor"]["id"]])
+        found.append(outcomes)
+    assert found[1] == found[0]
+    assert set(found[0].values()) == {True, 13}
+
+
+def test_one_user_does_not_take_all_streams(guarded: Guarded) -> None:
+    """There was one limit for all. No test had two users at it."""
+    with running_gateway(uri_of(guarded.mongod, ROOT, PASSWORD), cursors_max=5) as running:
+        limited = guarded._replace(running=running)
+        with limited.at_gateway("reader") as greedy, limited.at_gateway("second") as other:
+            cursors = [Cursor(greedy, None) for _ in range(4)]
+            assert outcome(greedy, "shop", "orders") == (
+                146,
+                "this gateway has 4 change streams of this user open, which is the limit for one user",
+            )
+            assert outcome(other, "shop", "orders") == "opened"
+            raw(greedy, {"killCursors": "orders", "cursors": [cursors[0].id]})
+            assert outcome(greedy, "shop", "orders") == "opened"
+
+
+def test_who_has_not_logged_in_takes_no_memory_from_those_who_have(guarded: Guarded) -> None:
+    """All large messages shared one room. Only clients that might send them had been tried."""
+    with running_gateway(uri_of(guarded.mongod, ROOT, PASSWORD), memory_bytes=2, stall_seconds=3600.0) as running:
+        limited = guarded._replace(running=running)
+        large: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$match": {"x": "x" * 300_000}}], "cursor": {}}
+        with socket.create_connection((running.host, running.port)) as stranger:
+            stranger.sendall(op_msg(bson.encode({**large, "$db": "shop"}), request_id=1)[:100_000])
+            deadline = time.monotonic() + _LIMIT_S
+            while not running.call(lambda: running.gateway._surroundings.strangers._held):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with limited.at_gateway("writer") as client:
+                assert raw(client, large)["ok"] == 1
+            assert running.call(lambda: running.gateway._surroundings.strangers._held)
+
+
+def test_who_loses_a_right_while_he_waits_gets_no_further_event(guarded: Guarded) -> None:
+    """Rights were looked at when a getMore came, and its event could come much later. The tests had no wait between."""
+    with guarded.at_server(ROOT) as root, guarded.at_gateway("one") as client:
+        cursor = Cursor(client, None)
+        read = {"getMore": cursor.id, "collection": "orders", "maxTimeMS": 600_000}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(raw, client, read)
+            while not guarded.running.call(lambda: guarded.running.gateway.engine.streams[cursor.id].is_busy):
+                time.sleep(0.01)
+            root.admin.command("revokePrivilegesFromRole", "oneRole", privileges=[_ONE])
+            try:
+                root.shop.orders.insert_one({})
+                assert waiting.result(_LIMIT_S)["code"] == 13
+            finally:
+                root.admin.command("grantPrivilegesToRole", "oneRole", privileges=[_ONE])
+        assert raw(client, {**read, "maxTimeMS": 1})["code"] == 43
 
 
 def test_who_logs_out_or_is_dropped_has_lost_everything(guarded: Guarded) -> None:

@@ -33,6 +33,7 @@ from tailrace.source.topology import Cluster, OpenView, ShardAddress
 from tailrace.tail.shard_tails import ScopedReads, ShardTails
 from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.tailed_source import TailedSource
+from tailrace.threads import told
 
 #: A shard is asked for a promise this often at most.
 _PROMISE_S: Final = 0.02
@@ -46,6 +47,7 @@ class _Part:
     def __init__(self, name: str, client: MongoClient[Any], reads: ScopedReads) -> None:
         self.client = client
         self.source: TailedSource = reads.source(name, client)
+        self.source.expect_present_version()
         self.requester = PromiseRequester(client, name, lately=reads.asked(client))
         self.batches: Generator[OplogBatch, None, None] | None = None
         self.asking: Future[None] | None = None
@@ -86,6 +88,9 @@ class ClusterReading(Reading):
         self._clock = ClusterClock()
 
     # -- opening ----------------------------------------------------------------------------------------------------
+
+    async def version_read(self) -> str:
+        return await in_thread(self.pool, self._cluster.server_version)
 
     async def _start(self, scope: Scope) -> StreamStart:
         return await in_thread(self.pool, self._started, scope)
@@ -168,7 +173,9 @@ class ClusterReading(Reading):
                 continue
             if part.asking is None or part.asking.done():
                 part.asked_s = now
-                part.asking = self.pool.submit(_ask, part.requester, awaited, document)
+                part.asking = told(
+                    self.pool.submit(_ask, part.requester, awaited, document), "a promise could not be asked for"
+                )
 
     def _clock_document(self, until: ClusterTime) -> Mapping[str, Any] | None:
         """The largest ``$clusterTime`` that a member sent, as it was sent; ``None`` while it is before ``until``."""
@@ -198,7 +205,7 @@ class ClusterReading(Reading):
         part.source.interrupt()
         if part.batches is not None:
             with suppress(RuntimeError):  # the pool has ended, and with it every read
-                self.pool.submit(part.batches.close)
+                told(self.pool.submit(part.batches.close), "a read could not be closed")
 
     def close(self) -> None:
         self._owners.interrupt()

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.metrics_server import Families
 
 _PREFIX: Final = "tailrace_gateway"
 _COUNTERS: Final = {
     "connections_accepted": "Connections of clients that were accepted",
     "connections_refused": "Connections that were refused because of a limit",
+    "handshakes_failed": "Connections that ended before they were encrypted",
     "streams_opened": "Change streams that were opened",
     "batches": "Replies with a first or a next batch",
     "events": "Change events that were sent to clients",
@@ -29,6 +31,8 @@ _COUNTERS: Final = {
     "upstream_reads": "Batches of oplog entries that were read from the server",
     "upstream_entries": "Oplog entries that were read from the server",
     "upstream_bytes": "Bytes of oplog entries that were read from the server",
+    "stage_cpu_seconds": "CPU seconds that processes took for the stages of streams that may compute for long",
+    "computations_stopped": "Computations of stages that were ended: by a limit, or because somebody killed them",
 }
 _GAUGES: Final = {
     "connections": "Connections of clients that are open",
@@ -37,8 +41,13 @@ _GAUGES: Final = {
     "window_bytes": "Bytes of oplog entries that are kept in memory for streams that are behind",
     "window_entries": "Oplog entries that are kept in memory for streams that are behind",
     "lag_seconds": "How far, in cluster time, the slowest stream is behind what was read",
+    "stage_processes": "Processes that compute the stages of streams",
     "trouble": "1 while the deployment cannot be read",
 }
+
+#: What exists from the start, so that a first error is an increase and not a new series: errors that clients get most.
+_ERRORS: Final = dict.fromkeys((13, 43, 50, 91, 136, 146, 237, 280, 286), 0)
+_FALLBACKS: Final = {"slow": 0, "refused": 0}
 
 
 class GatewayCollector(Collector):
@@ -56,17 +65,13 @@ class GatewayCollector(Collector):
         """One family for each number."""
         self._refresh()
         metrics = self._metrics
+        families = Families(_PREFIX)
         for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(metrics, name))
+            yield families.counter(name, text, getattr(metrics, name))
         for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value=getattr(metrics, name))
-        errors = CounterMetricFamily(f"{_PREFIX}_errors", "Errors that were answered", labels=["code"])
-        for code, count in sorted(metrics.errors.copy().items()):
-            errors.add_metric([str(code)], count)
-        yield errors
-        fallbacks = CounterMetricFamily(
-            f"{_PREFIX}_fallbacks", "Streams that could not be served from the shared read", labels=["reason"]
-        )
-        for reason, count in sorted(metrics.fallbacks.copy().items()):
-            fallbacks.add_metric([reason], count)
-        yield fallbacks
+            yield families.gauge(name, text, getattr(metrics, name))
+        errors = [(str(code), count) for code, count in sorted((_ERRORS | metrics.errors.copy()).items())]
+        yield Families(_PREFIX, "code").counter("errors", "Errors that were answered", *errors)
+        fallbacks = sorted((_FALLBACKS | metrics.fallbacks.copy()).items())
+        text = "Streams that could not be served from the shared read"
+        yield Families(_PREFIX, "reason").counter("fallbacks", text, *fallbacks)

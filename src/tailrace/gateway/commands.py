@@ -31,16 +31,18 @@ from tailrace.gateway.command import (
     sessions_ended,
     without_cursors,
 )
-from tailrace.gateway.connection import ClientConnection, ClosedConnection
-from tailrace.gateway.engine import Engine, Owner, ServedStream
+from tailrace.gateway.connection import ClientConnection
+from tailrace.gateway.engine import Engine
 from tailrace.gateway.exchange import NO_CONSUMER, is_fatal, without_consumers
 from tailrace.gateway.fail_points import FailPoints
 from tailrace.gateway.frame import OpQuery
 from tailrace.gateway.generic_fields import is_plain_kill, times_of
+from tailrace.gateway.memory import ClosedConnection
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
 from tailrace.gateway.replies import code_of, is_ok, merged_kills
 from tailrace.gateway.rights import Identity, User
+from tailrace.gateway.served import Owner, ServedStream
 from tailrace.oplog.namespace import Scope
 
 _UNAUTHORIZED: Final = 13
@@ -157,7 +159,7 @@ class Commands:
             await connection.reply(command, refusal)
             return True
         owner = Owner(identity.users, command.session)
-        reply = await self._engine.aggregate(owner, command.database, command.document)
+        reply = await self._engine.aggregate(owner, command.database, command.document, connection.client_host)
         if reply is None:
             return False
         await connection.reply(command, self._engine.stamped(reply))
@@ -218,9 +220,25 @@ class Commands:
             return True
         connection.last_get_more.remember(command, facts)
         connection.rest()
+        events = stream.events
         reply = await self._engine.get_more(stream, command.database, command.document, facts.wanted)
+        if stream.events > events:
+            reply = await self._if_still_allowed(connection, stream, command, reply)
         await connection.reply(command, self._engine.stamped(reply))
         return True
+
+    async def _if_still_allowed(
+        self, connection: ClientConnection, stream: ServedStream, command: ClientCommand, reply: bytes
+    ) -> bytes:
+        """``reply``, whose events may have come after a long wait, or the refusal if the user's rights ended meanwhile.
+        The stream has gone on, so it is closed: it would have lost these events for a user who gets the right back."""
+        identity = await connection.identity(self._rights_seconds)
+        try:
+            _check_owner(stream, identity, command.session, self._engine.version)
+        except ServerError as error:
+            self._engine.kill([stream])
+            return self._engine.refused(error, in_stream=False)
+        return reply
 
     async def _refused_get_more(
         self,
@@ -383,7 +401,7 @@ def _wrong_session(
 
 
 def _may_kill(identity: Identity, stream: ServedStream) -> bool:
-    return identity.users == stream.owner.users or identity.may_kill_any_cursor()
+    return identity.users == stream.owner.users or identity.may_kill_any_cursor(stream.scope)
 
 
 def _session_text(session: bytes | None, users: Iterable[User], version: tuple[int, int]) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -50,14 +51,13 @@ from tailrace.gateway.frame import (
     with_document,
 )
 from tailrace.gateway.hello import HELLO_NAMES, rewritten
-from tailrace.gateway.memory import COUNTED_BYTES_MIN, MemoryBudget
-from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.memory import COUNTED_BYTES_MIN, SLOW_BYTES, SLOW_S, ClosedConnection, MemoryBudget, large_message
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import LastGetMore
-from tailrace.gateway.replies import ServerClock, is_ok
-from tailrace.gateway.rights import Identity, User
-from tailrace.gateway.upstream import Address, Channel, Upstream, keep_alive
+from tailrace.gateway.replies import is_ok
+from tailrace.gateway.rights import Identity
+from tailrace.gateway.surroundings import Surroundings
+from tailrace.gateway.upstream import Address, Channel, keep_alive
 
 #: How much is read, and written, at a time.
 _CHUNK: Final = 1 << 16
@@ -66,9 +66,6 @@ _COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
 #: A server's reply may be a little longer than a message to it.
 _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
 
-#: While others wait for memory, a client has to take a large reply at this rate, in bytes per second, after this time.
-_SLOW_BYTES: Final = 1 << 20
-_SLOW_S: Final = 5.0
 _OP_MSG: Final = OP_MSG.to_bytes(4, "little")
 #: The rights of at most this many sets of users are remembered.
 _RIGHTS_MAX: Final = 1000
@@ -93,10 +90,6 @@ _numbers = itertools.count(1)
 _request_ids = itertools.count(1)
 
 
-class ClosedConnection(Exception):  # noqa: N818  no error: one of the two has gone
-    """The client or the server has closed its connection, or is too slow."""
-
-
 @dataclass(slots=True)
 class _Awaited:
     """A reply that the server owes. ``answer``: it is for us, not for the client."""
@@ -104,32 +97,6 @@ class _Awaited:
     is_hello: bool = False
     exhaust: bool = False
     answer: asyncio.Future[bytes] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the connections of a gateway have in common.
-
-    ``names``         the names of the commands that may be for the gateway
-    ``answer``        answers such a command; false if the command is the server's
-    ``memory``        the bytes that large messages of clients take
-    ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
-    ``may_connect``   whether the limit of open files allows another connection
-    ``rights``        by the users of a connection: what they may do, and when the server was asked
-    ``parked``        the connections that have none to the server for the time being
-    """
-
-    options: GatewayOptions
-    metrics: GatewayMetrics
-    upstream: Upstream
-    clock: ServerClock
-    names: frozenset[bytes]
-    answer: Callable[[ClientConnection, ClientCommand], Awaitable[bool]]
-    memory: MemoryBudget
-    reply_memory: MemoryBudget
-    may_connect: Callable[[], bool] = lambda: True
-    rights: dict[frozenset[User], tuple[float, Identity]] = field(default_factory=dict)
-    parked: set[ClientConnection] = field(default_factory=set)
 
 
 class ClientConnection:
@@ -147,6 +114,9 @@ class ClientConnection:
         holds: Callable[[int], bool] = lambda size: False,
     ) -> None:
         self.number = next(_numbers)
+        peer = client.writer.get_extra_info("peername")
+        #: The machine that the client is at, as the gateway sees it.
+        self.client_host = str(peer[0]) if peer else ""
         self._shared = shared
         self._client = client
         self._address = address
@@ -294,15 +264,15 @@ class ClientConnection:
         if len(head) == header.length:  # small, as most are: nothing more to read or to count
             await self._whole_request(seen, head, head, None, limit)
             return
-        async with self._room(header.length, limit):
-            head += await self._rest(head, header.length)
+        async with self._room(header.length, limit) as memory:
+            head = await large_message(self._client.reader, head, header.length, memory)
             await self._whole_request(seen, head, head, None, limit)
 
     async def _compressed_request(self, head: bytes, length: int, limit: asyncio.Timeout) -> None:
         head += await self._rest(head, min(length, COMPRESSED_HEAD_BYTES))
         size = length + size_inside(head)
-        async with self._room(size, limit):
-            head += await self._rest(head, length)
+        async with self._room(size, limit) as memory:
+            head = await large_message(self._client.reader, head, length, memory)
             message, compressor = await aside(size, unpacked, head)
             seen = outline(parse_header(message).op_code, message)
             if self._is_for_us(seen, len(message)):
@@ -321,15 +291,24 @@ class ClientConnection:
         return await self._client.reader.readexactly(length - len(head))
 
     @asynccontextmanager
-    async def _room(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[None]:
+    async def _room(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[MemoryBudget]:
         """Memory for a message while it is answered or passed on. A large one is not read before the server has
         answered those before it: it could be kept waiting here for as long as its client likes."""
-        if size >= COUNTED_BYTES_MIN and self._awaited:
+        memory = self._shared.memory
+        if size >= COUNTED_BYTES_MIN:
             limit.reschedule(None)
-            await self._while_answering(self.answered())
+            if self._awaited:
+                await self._while_answering(self.answered())
+            if await self._while_answering(self._is_stranger()):
+                memory = self._shared.strangers
             limit.reschedule(asyncio.get_running_loop().time() + self._shared.options.stall_seconds)
-        async with self._shared.memory.held(size):
-            yield
+        async with memory.held(size):
+            yield memory
+
+    async def _is_stranger(self) -> bool:
+        """Whether the deployment has users, and the client is none of them so far. The server is asked once."""
+        identity = await self.identity(math.inf)
+        return not identity.users and not identity.may_all
 
     async def _whole_request(
         self, seen: MessageOutline, head: bytes, message: bytes, compressor: str | None, limit: asyncio.Timeout
@@ -462,7 +441,7 @@ class ClientConnection:
         large one too slowly is closed if others wait for the memory."""
         self._shared.metrics.client_bytes_sent += len(frame)
         is_counted = len(frame) >= COUNTED_BYTES_MIN
-        grace = time.monotonic() + _SLOW_S + len(frame) / _SLOW_BYTES if is_counted else None
+        grace = time.monotonic() + SLOW_S + len(frame) / SLOW_BYTES if is_counted else None
         view = memoryview(frame)
         for start in range(0, len(frame), _CHUNK):
             self._client.writer.write(view[start : start + _CHUNK])
@@ -589,7 +568,7 @@ class ClientConnection:
                 break
             limit = stalled - time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, limit if grace is None else min(limit, _SLOW_S))):
+                async with asyncio.timeout(max(0.0, limit if grace is None else min(limit, SLOW_S))):
                     await self._client.writer.drain()
                 return
             except TimeoutError:

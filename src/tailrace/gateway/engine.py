@@ -4,45 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from pymongo import MongoClient
+from pymongo import MongoClient, ReadPreference
 
 from tailrace import raw_bson
 from tailrace.client import kernel_loader
-from tailrace.cursor import Acting, Action, CursorRegistry, NeedStart
+from tailrace.cursor import Action, CursorRegistry, NeedStart, ReadOplog
 from tailrace.cursor.get_more import GetMoreCommand
+from tailrace.cursor.registry import IDLE_MS_MAX
 from tailrace.cursor.reply import RESUMABLE_CODES, error_reply
-from tailrace.errors import InternalError, ServerError, TailraceError
+from tailrace.errors import InternalError, OtherVersionError, ServerError, TailraceError
 from tailrace.gateway.attendant import LoopAttendant
 from tailrace.gateway.cluster_reading import ClusterReading
+from tailrace.gateway.cost import StageCost, cost_of
+from tailrace.gateway.cursor_ids import new_ids
 from tailrace.gateway.generic_fields import api_text
+from tailrace.gateway.local_acting import LocalActing, size_of
 from tailrace.gateway.log import note
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import (
-    INLINE_BYTES,
     AheadRoom,
     Keeper,
     OplogReading,
     Reading,
     Threads,
     Waker,
+    aside,
     aside_for,
     in_thread,
     now_ms,
 )
 from tailrace.gateway.replies import ServerClock
-from tailrace.gateway.rights import User
+from tailrace.gateway.reply_facts import CursorFacts, facts_of_next, facts_of_reply, reached
+from tailrace.gateway.served import Owner, ServedStream
+from tailrace.gateway.stage_process import Begin
+from tailrace.gateway.stage_workers import (
+    Offenders,
+    RemoteActing,
+    StageLimits,
+    StageStoppedError,
+    StageWorker,
+    StageWorkers,
+)
 from tailrace.gateway.upstream import APP_NAME
-from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
-from tailrace.source.mongod import MongodSource
+from tailrace.source.mongod import MongodSource, present_major
 from tailrace.source.topology import Cluster
 from tailrace.source.uri import ConnectionString
 from tailrace.tail.shard_tails import ShardTails
@@ -58,57 +69,19 @@ _CLOSE_S: Final = 2.0
 #: fixed work for each batch. Most batches of a gateway have one entry.
 _KERNEL_BYTES_MIN: Final = 8_192
 
-#: How a reply to a getMore is laid out: where its array begins; what follows it; where in the token its text begins.
-_NEXT_BATCH: Final = b"\x04nextBatch\x00"
-_ARRAY_AT: Final = 27
-_TOKEN: Final = b"\x03postBatchResumeToken\x00"
-_DATA_AT: Final = 15
-
 SHUTTING_DOWN: Final = 91
 _TOO_MANY: Final = 146
 
 _log = logging.getLogger("tailrace.gateway")
 
 
-class Owner(NamedTuple):
-    """Who owns a cursor: the users of the connection that opened it, and their session.
-
-    ``session``  the value of ``lsid``'s ``id``, ``None`` without a session
-    """
-
-    users: frozenset[User]
-    session: bytes | None
-
-
-@dataclass(eq=False, slots=True)
-class ServedStream:
-    """A cursor of the gateway.
-
-    ``opened``  when, seconds since 1970
-    ``events``  how many were sent
-    ``api``      the API parameters with which it was opened, as text
-    ``is_busy``  a command is working on it
-    ``is_ended``  its session has ended, and it will soon be closed
-    """
-
-    cursor_id: int
-    owner: Owner
-    scope: Scope
-    namespace: str
-    reading: Reading
-    api: str = "{}"
-    opened: float = field(default_factory=time.time)
-    events: int = 0
-    is_busy: bool = False
-    is_ended: bool = False
-
-
 class Engine:
     """Carries out the commands of change streams. Belongs to the event loop in which it was made.
 
     ``client``        reads the deployment that ``uri`` names
-    ``cursors_max``   how many streams may be open
+    ``cursors_max``   how many streams may be open, and ``cursors_per_user`` of one user
     ``window_bytes``  how much of the oplog's end is kept for streams that share the read
+    ``stage_limits``  of the processes that compute users' stages
     """
 
     def __init__(
@@ -118,12 +91,16 @@ class Engine:
         metrics: GatewayMetrics,
         *,
         cursors_max: int,
+        cursors_per_user: int | None = None,
         window_bytes: int = WINDOW_BYTES,
+        stage_limits: StageLimits | None = None,
     ) -> None:
         self._client = client
         self._uri = uri
         self.metrics = metrics
         self._cursors_max = cursors_max
+        # Whoever opens streams without end leaves room for others.
+        self._cursors_per_user = cursors_per_user or max(1, cursors_max * 4 // 5)
         self._opening = 0
         self._reading_pool = Threads(_READ_THREADS, thread_name_prefix="tailrace-read")
         self._work_pool = Threads(_WORK_THREADS, thread_name_prefix="tailrace-work")
@@ -151,17 +128,36 @@ class Engine:
         self.stopping: TailraceError | None = None
         #: Major and minor version of the server.
         self.version = (6, 0)
+        self._version_text = ""
         self.streams: dict[int, ServedStream] = {}
+        self.workers = StageWorkers(stage_limits or StageLimits())
+        self._offenders = Offenders()
         self.clock = ServerClock()
 
     async def start(self) -> None:
         """Connect. Raises TailraceError if the deployment cannot be read."""
         version = await in_thread(self._reading_pool, self._connected)
-        profile = profile_for(version)
-        self.version = profile.version
-        self.clock.operation_time_first = profile.version < (5, 0)
-        self._registry = CursorRegistry(_new_ids(), profile, kernel=_kernel_works_on)
+        self._registry = CursorRegistry(new_ids(), profile_for(version), kernel=_kernel_works_on)
+        self._adopt(version)
         self._minding = asyncio.create_task(self._mind())
+
+    def _adopt(self, version: str) -> None:
+        """Streams that are opened from now on give the events of this server version."""
+        self._version_text = version
+        profile = self._cursors.profile = profile_for(version)
+        self.version = profile.series
+        self.clock.operation_time_first = profile.version < (5, 0)
+
+    async def _follow_upgrade(self) -> None:
+        """Before a stream is opened: the deployment may have been upgraded since the last one."""
+        clients = [self._client] if self._cluster is None else self._cluster.clients
+        majors = {present_major(client) for client in clients} - {None}
+        if majors and self.version[0] not in majors and self._client.read_preference == ReadPreference.PRIMARY:
+            self._adopt(await in_thread(self._reading_pool, self._present_version))
+
+    def _present_version(self) -> str:
+        cluster = self._cluster
+        return MongodSource(self._client).server_version if cluster is None else cluster.server_version()
 
     def _connected(self) -> str:
         """The server version whose streams are given. Missing rights to read the oplog are found here."""
@@ -169,32 +165,41 @@ class Engine:
         source = MongodSource(self._client if cluster is None else cluster.config_client())
         source.oldest()
         kernel_loader.prepare()  # before anybody is served
-        return source.server_version if cluster is None else cluster.server_version()
+        return self._present_version()
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
-    async def aggregate(self, owner: Owner, database: str, command: bytes) -> bytes | None:
-        """Open a stream. Returns the reply without the server's times; ``None``: the server is to answer."""
-        if len(self.streams) + self._opening >= self._cursors_max:
-            return self.refused(
-                ServerError(
-                    f"this gateway has {self._cursors_max} change streams open, which is its limit", code=_TOO_MANY
-                )
-            )
+    async def aggregate(self, owner: Owner, database: str, command: bytes, client_host: str) -> bytes | None:
+        """Open a stream for a client at this address. Returns the reply without the server's times; ``None``: the
+        server is to answer."""
+        if (full := self._full(owner)) is not None:
+            return self.refused(ServerError(f"this gateway has {full}", code=_TOO_MANY))
         if self.stopping is not None:
             return self.refused(self.stopping)
         self._idle_since = None
+        cost = await aside(len(command), cost_of, command)
+        offender = owner.users, database, _target(command), cost.digest
+        refusal = self._offenders.refusal(offender, self.version)
+        if refusal is not None:
+            self.metrics.errors[50] += 1
+            return refusal
         opening = _Opening(self)
+        worker = None if cost.is_plain else self.workers.of(owner.tenant(client_host))
         self._opening += 1
         try:
-            acting = self._cursors.run(database, command, now_ms())
+            with suppress(TailraceError):  # whoever opens a stream on what cannot be read is told so
+                await self._follow_upgrade()
+            acting = self._aggregating(database, command, cost, worker)
             reply = await self._carried_out(acting, opening, len(command))
+        except StageStoppedError as error:
+            opening.close()
+            return self._stopped(error, offender, ns=database, users=owner.shown)
         except BaseException:
             opening.close()
             raise
         finally:
             self._opening -= 1
-        cursor = _cursor_of(reply)
+        cursor = facts_of_reply(reply)
         if _is_left(cursor.code):
             self.metrics.fallbacks["refused"] += 1
             opening.close()
@@ -202,14 +207,66 @@ class Engine:
         if cursor.cursor_id == 0 or opening.reading is None or opening.scope is None:
             opening.close()
         else:
-            stream = ServedStream(
-                cursor.cursor_id, owner, opening.scope, cursor.namespace, opening.reading, api_text(command)
+            stream = self.streams[cursor.cursor_id] = ServedStream(
+                cursor.cursor_id,
+                owner,
+                opening.scope,
+                cursor.namespace,
+                opening.reading,
+                cost,
+                offender,
+                worker,
+                now_ms(),
+                api_text(command),
             )
-            self.streams[cursor.cursor_id] = stream
+            if worker is not None:
+                worker.cursors.add(cursor.cursor_id)
             self.metrics.streams_opened += 1
-            note("stream opened", **_noted(stream))
+            note("stream opened", **stream.noted())
         self._count(reply, cursor)
         return reply
+
+    def _aggregating(
+        self, database: str, command: bytes, cost: StageCost, worker: StageWorker | None
+    ) -> LocalActing | RemoteActing:
+        """An aggregate, where its stages are computed: in ``worker``, or here."""
+        if worker is not None:
+            return RemoteActing(worker, self._begin(database, command), 0, database)
+        return LocalActing(self._cursors.run(database, command, now_ms()), self._work_pool, cost.weight)
+
+    def _getting_more(
+        self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None
+    ) -> LocalActing | RemoteActing:
+        if stream.worker is not None:
+            return RemoteActing(stream.worker, self._begin(database, command), stream.cursor_id, stream.namespace)
+        acting = self._cursors.get_more(database, command, now_ms(), wanted)
+        return LocalActing(acting, self._work_pool, stream.cost.weight)
+
+    def _begin(self, database: str, command: bytes) -> Callable[[int], Begin]:
+        now, version, compiled = now_ms(), self._version_text, kernel_loader.is_ready(0)
+        return lambda number: Begin(number, database, command, now, version, compiled)
+
+    def _stopped(self, error: StageStoppedError, offender: Hashable, **noted: Any) -> bytes:
+        """The reply where a computation was ended."""
+        if self.stopping is not None:
+            return self.refused(self.stopping)
+        self.metrics.computations_stopped += 1
+        if error.is_excess:
+            self._offenders.add(offender)
+        note("computation ended", **noted, reason=error.message)
+        return self.refused(error)
+
+    def _full(self, owner: Owner) -> str | None:
+        """Which limit forbids another stream, in words; ``None``: none."""
+        opened = len(self.streams) + self._opening
+        if opened >= self._cursors_max:
+            return f"{self._cursors_max} change streams open, which is its limit"
+        if not owner.users or opened < self._cursors_per_user:
+            return None
+        theirs = sum(stream.owner.users == owner.users for stream in self.streams.values())
+        if theirs + self._opening < self._cursors_per_user:
+            return None
+        return f"{self._cursors_per_user} change streams of this user open, which is the limit for one user"
 
     async def get_more(
         self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None = None
@@ -220,12 +277,17 @@ class Engine:
         if not was_busy:  # or one that was told to end its wait would wait on
             stream.reading.rest()
         try:
-            acting = self._cursors.get_more(database, command, now_ms(), wanted)
-            reply = await self._carried_out(acting, stream.reading, len(command))
+            acting = self._getting_more(stream, database, command, wanted)
+            reply = await self._carried_out(acting, stream.reading, len(command), stream)
+        except StageStoppedError as error:
+            if stream.worker is not None:
+                stream.worker.cursors.discard(stream.cursor_id)
+            reply = self._stopped(error, stream.offender, **stream.noted())
         finally:
             stream.is_busy = was_busy
+            stream.used_ms = now_ms()
             self._forget_closed(stream)
-        cursor = _next_of(reply) or _cursor_of(reply)
+        cursor = facts_of_next(reply) or facts_of_reply(reply)
         stream.events += cursor.events
         self._count(reply, cursor)
         return reply
@@ -245,12 +307,14 @@ class Engine:
             )
         )
         for stream in streams:
+            if stream.worker is not None:
+                stream.worker.kill(stream.cursor_id)
             stream.reading.hurry()
             if not stream.is_busy:
                 self._forget_closed(stream)
             else:
                 self.streams.pop(stream.cursor_id, None)
-                note("stream killed", **_noted(stream), events=stream.events)
+                note("stream killed", **stream.noted(), events=stream.events)
 
     def refused(self, error: TailraceError, *, in_stream: bool = True) -> bytes:
         """The reply that says which cursors were killed."""
@@ -263,13 +327,15 @@ class Engine:
             document = shared.clock
             if document is not None:
                 self.clock.saw(document)
-        return self.clock.stamp(reply, _reached(reply))
+        return self.clock.stamp(reply, reached(reply))
 
     def tail_statistics(self) -> TailStatistics:
         """How the shared reads are doing. May be called from any thread; updates the metrics too."""
         found = TailStatistics.total([self._shared.statistics, self._shard_tails.statistics])
         self.metrics.saw_tail(found)
         self.metrics.streams = len(self.streams)
+        self.metrics.stage_processes = len(self.workers.workers)
+        self.metrics.stage_cpu_seconds = self.workers.cpu
         return found
 
     def stop(self) -> None:
@@ -278,6 +344,7 @@ class Engine:
         for stream in self.streams.values():
             stream.reading.ending = self.stopping
             stream.reading.hurry()
+        self.workers.stop()
 
     def give_up(self) -> None:
         """Stop waiting for threads that still wait for the server."""
@@ -292,6 +359,7 @@ class Engine:
         for stream in list(self.streams.values()):
             stream.reading.close()
         self.streams.clear()
+        self.workers.close()
         self._let_go()
         self._attendant.close()
         self._shared.close()
@@ -316,7 +384,11 @@ class Engine:
                 self._reading_pool, self._waker, self._cluster, self._shard_tails, scope, keep=self._keep
             )
         self._keep(self._client, self._shared)
-        return OplogReading(self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room)
+        reading = OplogReading(
+            self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room
+        )
+        reading.expect_version(self.version)
+        return reading
 
     def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:
         if client not in self._kept:
@@ -327,24 +399,32 @@ class Engine:
             keeper.close()
         self._kept.clear()
 
-    async def _carried_out(self, acting: Acting, answering: Reading | _Opening, size: int) -> bytes:
-        """Drive a command to its reply. Large batches are worked on in a thread."""
+    async def _carried_out(
+        self,
+        acting: LocalActing | RemoteActing,
+        answering: Reading | _Opening,
+        size: int,
+        stream: ServedStream | None = None,
+    ) -> bytes:
+        """Drive a command to its reply. ``size``: of the command. Raises StageStoppedError."""
         answer: Any = None
         error: TailraceError | None = None
+        size = max(size, stream.heavy if stream is not None else 0)
         try:
             while True:
-                if size > INLINE_BYTES:
-                    action, reply = await in_thread(self._work_pool, _advance, acting, answer, error)
-                else:
-                    action, reply = _advance(acting, answer, error)
-                if reply is not None:
-                    return reply
+                action = await acting.advance(size, answer, error)
+                if isinstance(action, bytes):
+                    return action
                 answer = error = None
                 try:
                     answer = await answering.answer(action)
                 except TailraceError as caught:
                     error = caught
-                size = _size_of(answer)
+                    if isinstance(caught, OtherVersionError):
+                        # The client resumes then, as from a server that was upgraded.
+                        with suppress(TailraceError):
+                            self._adopt(await answering.version_read())
+                size = _weighed(action, answer, size, stream)
         except InternalError as caught:
             _log.exception("a change stream has failed")
             return error_reply(caught, in_stream=True, version=self.version)  # the caller counts it
@@ -352,13 +432,14 @@ class Engine:
             acting.close()
 
     def _forget_closed(self, stream: ServedStream) -> None:
-        if stream.cursor_id not in self._cursors:
+        kept = self._cursors if stream.worker is None else stream.worker.cursors
+        if stream.cursor_id not in kept:
             stream.reading.close()
             if self.streams.get(stream.cursor_id) is stream:
                 del self.streams[stream.cursor_id]
-                note("stream closed", **_noted(stream), events=stream.events)
+                note("stream closed", **stream.noted(), events=stream.events)
 
-    def _count(self, reply: bytes, cursor: _Cursor) -> None:
+    def _count(self, reply: bytes, cursor: CursorFacts) -> None:
         metrics = self.metrics
         metrics.streams = len(self.streams)
         if cursor.code is not None:
@@ -372,21 +453,32 @@ class Engine:
         """Now and then, close streams that nobody asks for, and note the server's clock."""
         while True:
             await asyncio.sleep(_EXPIRE_S)
-            self.kill([stream for stream in self.streams.values() if stream.is_ended])
-            gone = self._cursors.expire(now_ms())
-            if gone:
-                self.metrics.cursors_expired += gone
-                for stream in list(self.streams.values()):
-                    if not stream.is_busy:
-                        self._forget_closed(stream)
-            self.metrics.streams = len(self.streams)
-            now = time.monotonic()
-            if self.streams or self._opening or not self._kept:
-                self._idle_since = None
-            elif self._idle_since is None:
-                self._idle_since = now
-            elif now - self._idle_since > _LINGER_S:
-                self._let_go()
+            try:
+                self._look_after()
+                await self.workers.look_after()
+            except Exception:  # noqa: BLE001  nobody else would hear of it, and streams would stay open for ever
+                _log.exception("looking after the streams has failed, and is tried again")
+
+    def _look_after(self) -> None:
+        self.kill([stream for stream in self.streams.values() if stream.is_ended])
+        now = now_ms()
+        gone = self._cursors.expire(now)
+        for stream in self.streams.values():
+            if stream.worker is not None and not stream.is_busy and now - stream.used_ms >= IDLE_MS_MAX:
+                stream.worker.kill(stream.cursor_id)
+                gone += 1
+        self.metrics.cursors_expired += gone
+        for stream in list(self.streams.values()):
+            if not stream.is_busy:
+                self._forget_closed(stream)
+        self.metrics.streams = len(self.streams)
+        seconds = time.monotonic()
+        if self.streams or self._opening or not self._kept:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = seconds
+        elif seconds - self._idle_since > _LINGER_S:
+            self._let_go()
 
 
 class _Opening:
@@ -405,23 +497,15 @@ class _Opening:
             raise InternalError("a cursor asks before it says what it is over")
         return await self.reading.answer(action)
 
+    async def version_read(self) -> str:
+        """As that of what it reads."""
+        if self.reading is None:
+            raise InternalError("a cursor has read before it says what it is over")
+        return await self.reading.version_read()
+
     def close(self) -> None:
         if self.reading is not None:
             self.reading.close()
-
-
-class _Cursor(NamedTuple):
-    """What a reply says of its cursor; ``code`` if it is an error instead."""
-
-    cursor_id: int
-    namespace: str
-    events: int
-    code: int | None
-
-
-#: The cursors of replies to a getMore that hold no event, and one.
-_NOTHING: Final = _Cursor(0, "", 0, None)
-_ONE_EVENT: Final = _Cursor(0, "", 1, None)
 
 
 def _is_left(code: int | None) -> bool:
@@ -437,76 +521,17 @@ def _kernel_works_on(size: int) -> bool:
     return kernel_loader.is_ready(size) and not 0 < size < _KERNEL_BYTES_MIN
 
 
-def _next_of(reply: bytes) -> _Cursor | None:
-    """How many events our own reply to a getMore has, where they are none or one; ``None``: look at all of it."""
-    if not reply.startswith(_NEXT_BATCH, _ARRAY_AT - len(_NEXT_BATCH)):
-        return None
-    size = raw_bson.read_int32(reply, _ARRAY_AT)
-    if size == len(raw_bson.EMPTY_DOCUMENT):
-        return _NOTHING
-    # An array of one document is that, the element's type and name, its own length and its end.
-    return _ONE_EVENT if raw_bson.read_int32(reply, _ARRAY_AT + 7) == size - 8 else None
+def _weighed(action: Action, answer: Any, size: int, stream: ServedStream | None) -> int:
+    """How many bytes the next step looks at: of a new batch its own; images come beside what asked for them."""
+    found = size_of(answer)
+    if not isinstance(action, ReadOplog):
+        return max(size, found)
+    if stream is not None:
+        stream.heavy = found
+    return found
 
 
-def _cursor_of(reply: bytes) -> _Cursor:
-    found = raw_bson.find(reply, b"cursor")
-    if found is None:
-        code = raw_bson.find(reply, b"code")
-        return _Cursor(0, "", 0, 0 if code is None else raw_bson.read_int32(reply, code.value_start))
-    cursor_id, namespace, events = 0, "", 0
-    for element in raw_bson.elements(reply, found.value_start):
-        if element.name == b"id":
-            cursor_id = raw_bson.read_int64(reply, element.value_start)
-        elif element.name == b"ns":
-            namespace = raw_bson.read_string(reply, element.value_start).decode("utf-8", "replace")
-        elif element.name in (b"firstBatch", b"nextBatch"):
-            events = sum(1 for _ in raw_bson.elements(reply, element.value_start))
-    return _Cursor(cursor_id, namespace, events, None)
-
-
-def _reached(reply: bytes) -> ClusterTime:
-    """The cluster time of a reply's resume token: the stream was read up to there. 0 if there is none."""
-    if reply.startswith(_NEXT_BATCH, _ARRAY_AT - len(_NEXT_BATCH)):  # our own replies to a getMore: nothing to look for
-        at = _ARRAY_AT + raw_bson.read_int32(reply, _ARRAY_AT)
-        if reply.startswith(_TOKEN, at):
-            at += len(_TOKEN) + _DATA_AT
-            return ClusterTime(int(reply[at + 2 : at + 18], 16))
-    cursor = raw_bson.find(reply, b"cursor")
-    token = None if cursor is None else raw_bson.find(reply, b"postBatchResumeToken", cursor.value_start)
-    data = None if token is None else raw_bson.find(reply, b"_data", token.value_start)
-    if data is None:
-        return ClusterTime(0)
-    # The first value of a token is its time, most significant byte first, behind the byte of its type.
-    return ClusterTime(int(raw_bson.read_string(reply, data.value_start)[2:18], 16))
-
-
-def _noted(stream: ServedStream) -> dict[str, Any]:
-    """What is logged of a stream."""
-    return {
-        "cursor": stream.cursor_id,
-        "ns": stream.namespace,
-        "users": [f"{user}@{database}" for user, database in sorted(stream.owner.users)],
-    }
-
-
-def _advance(acting: Acting, answer: Any, error: TailraceError | None) -> tuple[Any, bytes | None]:
-    """One step of a command: what it asks for, or its reply."""
-    try:
-        return (acting.send(answer) if error is None else acting.throw(error)), None
-    except StopIteration as end:
-        return None, end.value
-
-
-def _size_of(answer: Any) -> int:
-    batch = getattr(answer, "batch", None)
-    if batch is not None:
-        return len(batch.raw)
-    return sum(len(each or b"") for each in answer) if isinstance(answer, list) else 0
-
-
-def _new_ids() -> Iterator[int]:
-    """Like the server's: positive, of 63 random bits, so that none can be guessed and no two are equal."""
-    while True:
-        number = secrets.randbits(63)
-        if number:
-            yield number
+def _target(command: bytes) -> bytes:
+    """What an aggregate is over, as it is written."""
+    element = raw_bson.find(command, b"aggregate")
+    return b"" if element is None else raw_bson.value(command, element)

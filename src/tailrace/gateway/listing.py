@@ -15,7 +15,9 @@ from tailrace.errors import ServerError
 from tailrace.gateway.rights import Identity
 
 if TYPE_CHECKING:
-    from tailrace.gateway.engine import Engine, ServedStream
+    from tailrace.gateway.engine import Engine
+    from tailrace.gateway.served import ServedStream
+    from tailrace.gateway.stage_workers import StageWorker
 
 NAME: Final = b"tailraceStreams"
 _UNAUTHORIZED: Final = 13
@@ -51,6 +53,7 @@ def listing(engine: Engine) -> bytes:
                 "lagSeconds": tail.lag_seconds,
                 "fallbacks": tail.fallbacks,
                 "trouble": tail.trouble,
+                "processes": [_process(worker) for worker in engine.workers.workers],
             },
             "ok": 1.0,
         }
@@ -61,8 +64,23 @@ def _shown(stream: ServedStream) -> dict[str, Any]:
     return {
         "cursor": bson.int64.Int64(stream.cursor_id),
         "ns": stream.namespace,
-        "users": [f"{user}@{database}" for user, database in sorted(stream.owner.users)],
+        "users": stream.owner.shown,
         "openedAt": datetime.fromtimestamp(stream.opened, UTC),
         "events": stream.events,
         "waiting": stream.is_busy,
+        "computingSeconds": stream.computing_seconds,
+        "process": None if stream.worker is None else stream.worker.pid,
+    }
+
+
+def _process(worker: StageWorker) -> dict[str, Any]:
+    """A process that computes stages. ``computing``: the namespace of the stream at which it is, even if that is only
+    being opened."""
+    current = worker.current
+    return {
+        "pid": worker.pid,
+        "streams": len(worker.cursors),
+        "cpuSeconds": worker.cpu,
+        "computing": None if current is None else current.namespace,
+        "computingSeconds": None if current is None else time.monotonic() - current.begun,
     }

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+import textwrap
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from tailrace.printable import in_a_line, printable
+
 LOGGER: Final = "tailrace.gateway"
+_NEEDS_QUOTES: Final = re.compile(r'[\s="\\]|^$')
 
 _log = logging.getLogger(LOGGER)
 
@@ -40,16 +45,25 @@ class JsonLines(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["fault"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return in_a_line(json.dumps(line, ensure_ascii=False, default=str))
 
 
 class TextLines(logging.Formatter):
-    """``time level event name=value ...``; the time is UTC."""
+    """``time level event name=value ...``; the time is UTC. A value is quoted where it could be taken for another
+    field, and no value makes a second line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
-        text = f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{fields}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        fields = "".join(f" {name}={_value(value)}" for name, value in getattr(record, "fields", {}).items())
+        text = in_a_line(f"{_time(record)} {record.levelname.lower()} {record.getMessage()}{fields}")
+        if not record.exc_info:
+            return text
+        # Indented: no line of it can be taken for one of the log.
+        return f"{text}\n{textwrap.indent(printable(self.formatException(record.exc_info)), '  ')}"
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if _NEEDS_QUOTES.search(text) else text
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -22,6 +22,7 @@ class GatewayMetrics:
     connections: int = 0
     connections_accepted: int = 0
     connections_refused: int = 0
+    handshakes_failed: int = 0
     streams: int = 0
     streams_opened: int = 0
     batches: int = 0
@@ -40,6 +41,9 @@ class GatewayMetrics:
     window_entries: int = 0
     lag_seconds: float = 0
     trouble: int = 0
+    stage_processes: int = 0
+    stage_cpu_seconds: float = 0
+    computations_stopped: int = 0
     errors: Counter[int] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tailrace.gateway.frame import MESSAGE_SIZE_MAX
+from tailrace.gateway.stage_workers import StageLimits
 from tailrace.tail.shared_tail import WINDOW_BYTES
 
 
@@ -19,9 +20,11 @@ class GatewayOptions:
     ``tls``                for client connections; ``None``: no TLS
     ``connections_max``    open client connections
     ``cursors_max``        open change streams
+    ``cursors_per_user``   of one user, where the deployment has users; ``None``: four fifths of ``cursors_max``
     ``message_bytes``      the longest message from a client
     ``memory_bytes``       for messages above 256 kB that are read whole, and for replies that are not taken yet
     ``window_bytes``       how much of the oplog's end is kept for streams that are behind
+    ``stage_limits``       of the processes that compute users' stages
     ``handshake_seconds``  how long a client may take to send its first message
     ``stall_seconds``      how long a message, or a reply, may make no progress
     ``rights_seconds``     how old the server's answer about a client's rights may be
@@ -36,9 +39,11 @@ class GatewayOptions:
     tls: ssl.SSLContext | None = None
     connections_max: int = 20_000
     cursors_max: int = 20_000
+    cursors_per_user: int | None = None
     message_bytes: int = MESSAGE_SIZE_MAX
     memory_bytes: int = 256 << 20
     window_bytes: int = WINDOW_BYTES
+    stage_limits: StageLimits = field(default_factory=StageLimits)
     handshake_seconds: float = 30.0
     stall_seconds: float = 60.0
     rights_seconds: float = 2.0

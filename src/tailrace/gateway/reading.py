@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -40,6 +40,7 @@ from tailrace.source.drive import answer_request
 from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.tail.shared_tail import SharedTail
 from tailrace.tail.tailed_source import TailedSource
+from tailrace.threads import CheckedThread, told
 
 #: Work on up to so many bytes is done in the event loop; more goes to a thread, so that no other stream waits for it.
 INLINE_BYTES: Final = 1 << 15
@@ -54,6 +55,7 @@ _NOWHERE: Final = Scope.of_collection("local", "tailrace.nowhere")
 _KEEPER_RETRY_S: Final = 1.0
 #: How often, in seconds, a cancelled task checks whether its thread was given up.
 _GIVEN_UP_S: Final = 0.2
+_NOT_CLOSED: Final = "a read could not be closed"
 
 _log = logging.getLogger("tailrace.gateway")
 _T = TypeVar("_T")
@@ -101,7 +103,7 @@ async def aside_for(work: Callable[[], object], seconds: float) -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(ended.set)
 
-    threading.Thread(target=run, name="tailrace-close", daemon=True).start()
+    CheckedThread(run, "tailrace-close").start()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await ended.wait()
@@ -215,6 +217,10 @@ class Reading(ABC):
     async def _look_up(self, need: Need) -> Any: ...
 
     @abstractmethod
+    async def version_read(self) -> str:
+        """The server version whose events a stream gives that is opened here now. Raises TailraceError."""
+
+    @abstractmethod
     def close(self) -> None:
         """Read no more. Does not wait."""
 
@@ -295,6 +301,13 @@ class OplogReading(Reading):
         finally:
             self._is_asked = False
 
+    def expect_version(self, version: Sequence[int]) -> None:
+        """Raise OtherVersionError where a member of another major version is to be read."""
+        self._source.expect_version(version)
+
+    async def version_read(self) -> str:
+        return await in_thread(self.pool, self._source.version_read)
+
     async def _start(self, scope: Scope) -> StreamStart:
         return await in_thread(self.pool, self._started, scope)
 
@@ -364,7 +377,7 @@ class OplogReading(Reading):
             return False
         self._forget_ahead()
         self._batches = None
-        self._ending_read = self.pool.submit(_close, batches, ahead)
+        self._ending_read = told(self.pool.submit(_close, batches, ahead), _NOT_CLOSED)
         return True
 
     async def _taken_ahead(self) -> OplogBatch:
@@ -393,7 +406,7 @@ class OplogReading(Reading):
         ahead = self._forget_ahead()
         if batches is not None:
             with suppress(RuntimeError):  # the pool has ended, and with it every read
-                self.pool.submit(_close, batches, ahead)
+                told(self.pool.submit(_close, batches, ahead), _NOT_CLOSED)
 
 
 def _close(batches: Generator[OplogBatch, None, None], ahead: Future[OplogBatch] | None) -> None:

@@ -56,10 +56,11 @@ class Identity:
                 granted |= actions & _ACTIONS
         return granted == _ACTIONS
 
-    def may_kill_any_cursor(self) -> bool:
-        """Whether cursors of other users may be killed, on any namespace."""
+    def may_kill_any_cursor(self, scope: Scope) -> bool:
+        """Whether cursors of other users on what ``scope`` names may be killed: by a privilege on the cluster, or on
+        the namespace of the cursor (a database's is a collection's too)."""
         return self.may_all or any(
-            "killAnyCursor" in actions and (resource.get("anyResource") or resource.get("cluster"))
+            "killAnyCursor" in actions and (resource.get("cluster") is True or _covers(resource, scope))
             for resource, actions in self.privileges
         )
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
 from tailrace.errors import SinkError
 from tailrace.gateway.command import FAIL_POINT, SESSION_NAMES, STREAM_NAMES
 from tailrace.gateway.commands import Commands
-from tailrace.gateway.connection import ClientConnection, Surroundings
+from tailrace.gateway.connection import ClientConnection
 from tailrace.gateway.engine import Engine
 from tailrace.gateway.fail_points import FailPoints
+from tailrace.gateway.first_user import refuse_first_users
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.process import files_for_connections
 from tailrace.gateway.reading import aside_for
+from tailrace.gateway.surroundings import Surroundings
 from tailrace.gateway.upstream import Address, Channel, Upstream
 from tailrace.source.uri import ConnectionString
 
@@ -26,6 +28,8 @@ _BUFFER: Final = 1 << 16
 #: How many clients may wait to be accepted. The system lowers this to its own limit (``net.core.somaxconn``, 4,096) and
 #: drops some clients beyond it: such a client believes that it is connected, and is cut off when it sends something.
 _BACKLOG: Final = 65_535
+#: All clients that have not logged in share this part of the memory: whoever logs in sends small messages for it.
+_STRANGERS_SHARE: Final = 16
 #: How long the parts of a gateway may take to close.
 _CLOSE_S: Final = 2.0
 
@@ -43,7 +47,13 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.upstream = Upstream(uri, self._upstream_changed)
         self.engine = Engine(
-            self.upstream.client, uri, self.metrics, cursors_max=options.cursors_max, window_bytes=options.window_bytes
+            self.upstream.client,
+            uri,
+            self.metrics,
+            cursors_max=options.cursors_max,
+            cursors_per_user=options.cursors_per_user,
+            window_bytes=options.window_bytes,
+            stage_limits=options.stage_limits,
         )
         self.engine.clock.signed = self.upstream.has_users
         self._fail_points = FailPoints() if options.test_commands else None
@@ -57,10 +67,13 @@ class Gateway:
             self.commands.answered,
             MemoryBudget(options.memory_bytes // 2),
             MemoryBudget(options.memory_bytes // 2),
+            MemoryBudget(options.memory_bytes // _STRANGERS_SHARE),
             lambda: self._used_files() < self._files,
         )
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Those of them that are a TLS handshake.
+        self._arriving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._stopping = False
         self._files = files_for_connections()
@@ -71,6 +84,7 @@ class Gateway:
         gateway cannot listen at the address."""
         try:
             await self.engine.start()
+            await refuse_first_users(self.upstream, self.options.host)
             if self._fail_points is not None:
                 self._fail_points.version = self.engine.version
             await self._listen()
@@ -81,9 +95,7 @@ class Gateway:
     async def _listen(self) -> None:
         options, loop = self.options, asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                self._protocol, options.host, options.port, ssl=options.tls, backlog=_BACKLOG
-            )
+            self._server = await loop.create_server(self._protocol, options.host, options.port, backlog=_BACKLOG)
         except OSError as error:
             raise SinkError(
                 f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}",
@@ -99,19 +111,63 @@ class Gateway:
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
-    def _protocol(self) -> asyncio.StreamReaderProtocol:
+    def _protocol(self) -> asyncio.BaseProtocol:
+        return self._stream_protocol() if self.options.tls is None else _Arrival(self._arrived)
+
+    def _stream_protocol(self) -> asyncio.StreamReaderProtocol:
         reader = _ClientReader(limit=_BUFFER)
         return asyncio.StreamReaderProtocol(reader, self._connected)
 
+    def _arrived(self, transport: asyncio.Transport) -> None:
+        """A client that is to speak TLS: it is counted, and may be refused, before its handshake."""
+        if self._is_refused():
+            transport.abort()
+            return
+        task = self._begin(self._shake_hands(transport))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        """Serve the client, once it has encrypted its connection; it has as long for it as for a first message."""
+        protocol = self._stream_protocol()
+        loop, options = asyncio.get_running_loop(), self.options
+        assert options.tls is not None
+        try:
+            encrypted = await loop.start_tls(
+                transport,
+                protocol,
+                options.tls,
+                server_side=True,
+                ssl_handshake_timeout=options.handshake_seconds,
+            )
+        except (OSError, asyncio.CancelledError):
+            self.metrics.handshakes_failed += 1
+            transport.abort()
+            return
+        if encrypted is None:  # it has left meanwhile
+            self.metrics.handshakes_failed += 1
+            return
+        protocol.connection_made(encrypted)
+
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopping or len(self._connections) >= self.options.connections_max or self._files_run_out():
-            self.metrics.connections_refused += 1
+        # With TLS it was looked at before its handshake.
+        if self._stopping or (self.options.tls is None and self._is_refused()):
             writer.close()
             return
         self.metrics.connections_accepted += 1
-        task = asyncio.create_task(self._serve(reader, writer))
+        self._begin(self._serve(reader, writer))
+
+    def _is_refused(self) -> bool:
+        if self._stopping or len(self._tasks) >= self.options.connections_max or self._files_run_out():
+            self.metrics.connections_refused += 1
+            return True
+        return False
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _files_run_out(self) -> bool:
         """Whether another client would exceed the limit of open files. It is then refused at once."""
@@ -163,6 +219,8 @@ class Gateway:
         if self._server is not None:
             self._server.close()
         self.engine.stop()
+        for task in list(self._arriving):
+            task.cancel()
         for connection in list(self._connections):
             connection.leave()
         if self._tasks:
@@ -185,6 +243,18 @@ class Gateway:
         self.engine.give_up()
         await self.engine.close()
         await aside_for(self.upstream.close, _CLOSE_S)
+
+
+class _Arrival(asyncio.Protocol):
+    """A client before its TLS handshake. asyncio, left to itself, tells of a client only after it."""
+
+    def __init__(self, on_arrival: Callable[[asyncio.Transport], None]) -> None:
+        self._on_arrival = on_arrival
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()  # what it sends belongs to the handshake
+        self._on_arrival(transport)
 
 
 class _ClientReader(asyncio.StreamReader):

@@ -82,8 +82,9 @@ class Upstream(monitoring.TopologyListener):
     def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
         """A member has come, gone, or been elected."""
         writable, readable = [], []
-        # A URI that names one member means that one: no connection waits for a primary.
-        wanted = (*_WRITABLE, "RSSecondary") if event.new_description.topology_type_name == "Single" else _WRITABLE
+        # A URI that names one member means that one, hidden ones too: no connection waits for a primary.
+        is_one = event.new_description.topology_type_name == "Single"
+        wanted = (*_WRITABLE, "RSSecondary", "RSOther") if is_one else _WRITABLE
         for address, server in event.new_description.server_descriptions().items():
             if server.server_type_name in wanted:
                 writable.append(Address(address[0], address[1] or 27017))

@@ -1,0 +1,43 @@
+"""What the connections of a gateway have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.gateway.command import ClientCommand
+from tailrace.gateway.memory import MemoryBudget
+from tailrace.gateway.metrics import GatewayMetrics
+from tailrace.gateway.options import GatewayOptions
+from tailrace.gateway.replies import ServerClock
+from tailrace.gateway.rights import Identity, User
+from tailrace.gateway.upstream import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the connections of a gateway have in common.
+
+    ``names``         the names of the commands that may be for the gateway
+    ``answer``        answers such a command of a ``ClientConnection``; false if the command is the server's
+    ``memory``        the bytes that large messages of clients take
+    ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
+    ``strangers``     as ``memory``, for clients that have not logged in where the deployment has users
+    ``may_connect``   whether the limit of open files allows another connection
+    ``rights``        by the users of a connection: what they may do, and when the server was asked
+    ``parked``        the connections that have none to the server for the time being
+    """
+
+    options: GatewayOptions
+    metrics: GatewayMetrics
+    upstream: Upstream
+    clock: ServerClock
+    names: frozenset[bytes]
+    answer: Callable[[Any, ClientCommand], Awaitable[bool]]
+    memory: MemoryBudget
+    reply_memory: MemoryBudget
+    strangers: MemoryBudget
+    may_connect: Callable[[], bool] = lambda: True
+    rights: dict[frozenset[User], tuple[float, Identity]] = field(default_factory=dict)
+    parked: set[Any] = field(default_factory=set)

@@ -1,0 +1,38 @@
+"""A slice of the siege (``make gateway-siege``): every honest event comes beside hostile tenants. How soon is for the
+command to say, on a machine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tailrace.embedded import ReplicaSet
+from tests.gateway.running import GatewayProcess
+from tests.gateway.siege import KINDS, Seen, besieged, honest, make_users, report, uri_of_root
+
+pytestmark = pytest.mark.mongod
+
+
+def test_every_honest_event_comes_beside_hostile_tenants(
+    start_replica_set: Callable[..., ReplicaSet], start_gateway: Callable[..., GatewayProcess]
+) -> None:
+    deployment = start_replica_set(1, root_password="root")
+    gateway = start_gateway(deployment.uri, "--stage-seconds", "1", "--stage-memory-mb", "400")
+    uri = uri_of_root(deployment.uri, gateway)
+    make_users(uri, list(KINDS), 1)
+    with besieged(uri, list(KINDS), 1, 300, seed=5):
+        seen = honest(uri, 4)
+    assert seen.is_whole
+    assert gateway.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("streams", "slow"),
+    [([[0, 1], [0]], 0.001), ([[0, 1], [0, 1, 1]], 0.001), ([[1, 0], [0, 1]], 0.001), ([[0, 1], [0, 1]], 0.011)],
+    ids=["lost", "twice", "out of order", "slow"],
+)
+def test_the_siege_finds_faults(streams: list[list[int]], slow: float) -> None:
+    good = Seen([0.001], [0.001], [[0, 1], [0, 1]], 2)
+    assert report(good, good)
+    assert not report(good, Seen([slow], [0.001], streams, 2))
