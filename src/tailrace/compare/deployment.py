@@ -1,0 +1,207 @@
+"""A comparison on a deployment: its own change stream, of a replica set or by its mongos, and ours over its oplogs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bson.raw_bson import RawBSONDocument
+
+from tailrace.client import ChangeStream, Client, connect, operation_time, watch_scope
+from tailrace.client.client import readers_of
+from tailrace.compare.comparison import Compared, ComparisonLimits, StreamComparison
+from tailrace.compare.evidence import Evidence
+from tailrace.compare.mask import Mask
+from tailrace.compare.reading import Opener
+from tailrace.compare.report import report_of, write_report
+from tailrace.errors import ServerError, SourceError, TailraceError, UsageError
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.profile import Knowledge, knowledge_of
+
+#: How long a look waits for events: so long the end may take.
+_AWAIT_MS: Final = 500
+_UNAUTHORIZED: Final = 13
+_SERVER_BATCH: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """What both streams are asked for: parameters of ``watch``, by their names."""
+
+    pipeline: Sequence[Mapping[str, Any]] = ()
+    full_document: str | None = None
+    full_document_before_change: str | None = None
+    show_expanded_events: bool = False
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The options of the stage, by the server's names."""
+        said = {
+            "fullDocument": self.full_document,
+            "fullDocumentBeforeChange": self.full_document_before_change,
+            "showExpandedEvents": self.show_expanded_events or None,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+
+class DeploymentComparison:
+    """``with DeploymentComparison(uri, "shop.orders") as comparison: comparison.run()``. Only reads.
+
+    ``uri``        of a replica set, or of a cluster's mongos
+    ``namespace``  a database or a collection; ``None``: everything
+    """
+
+    def __init__(self, uri: Any, namespace: str | None = None, streams: Streams | None = None) -> None:
+        self.scope = Scope.parse(namespace)
+        self.streams = streams or Streams()
+        self.compared: Compared | None = None
+        self._comparison: StreamComparison | None = None
+        self._stopped = threading.Event()
+        with ExitStack() as stack:
+            self._ours: Client[Any] = stack.enter_context(connect(uri, engine="oplog"))
+            self._server: Client[Any] = stack.enter_context(connect(uri, engine="server"))
+            self._stack = stack.pop_all()
+
+    @property
+    def client(self) -> Client[Any]:
+        """The client that the server's stream is read by."""
+        return self._server
+
+    @cached_property
+    def is_cluster(self) -> bool:
+        """Whether it is a sharded cluster. Raises SourceError where it is not reached."""
+        return readers_of(self._ours).cluster is not None
+
+    @cached_property
+    def server_version(self) -> str:
+        """The server's version; of a cluster the lowest of its shards'."""
+        readers = readers_of(self._ours)
+        return readers.source.server_version if readers.cluster is None else readers.cluster.server_version()
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What Tailrace's rules for the version are taken from."""
+        return knowledge_of(self.server_version)
+
+    def opener_of_server(self) -> Opener:
+        """Opens the server's own stream. Raises UsageError where the deployment has none for the whole cluster."""
+        if self.is_cluster and not self._server.is_mongos:
+            raise UsageError(
+                "a cluster's own stream is its mongos'", hint="Give the URI of a mongos, not that of a config server"
+            )
+
+        def opened(start: Mapping[str, Any]) -> ChangeStream:
+            try:
+                return self._watch(self._server, {"batch_size": _SERVER_BATCH, **start})
+            except ServerError as error:
+                raise self._explained(error) from None
+
+        return opened
+
+    def opener_of_ours(self) -> Opener:
+        """Opens our stream, over the oplogs."""
+
+        def opened(start: Mapping[str, Any]) -> ChangeStream:
+            try:
+                return self._watch(self._ours, start)
+            except SourceError as error:
+                if error.code != _UNAUTHORIZED:
+                    raise
+                raise SourceError(
+                    f"nothing can be compared: {error.message}", code=error.code, hint=error.hint
+                ) from None
+
+        return opened
+
+    def run(
+        self,
+        limits: ComparisonLimits | None = None,
+        *,
+        progress: Callable[[Compared], None] = lambda compared: None,
+        seed: int | None = None,
+    ) -> Compared:
+        """Compare until ``limits`` or ``stop`` say so; ``progress`` is called every ten seconds. Raises TailraceError
+        where a stream cannot be opened, or one does not come to the end."""
+        comparison = self._comparison = StreamComparison(
+            self.opener_of_server(),
+            self.opener_of_ours(),
+            lambda: operation_time(self._ours),
+            limits or ComparisonLimits(),
+            evidence=Evidence(self._ours, images=self.streams.full_document_before_change not in (None, "off")),
+            progress=progress,
+            looks_up=self.streams.full_document == "updateLookup",
+            has_stages=bool(self.streams.pipeline),
+            has_one_oplog=not self.is_cluster,
+            seed=seed,
+        )
+        self.compared = comparison.compared
+        if self._stopped.is_set():
+            comparison.stop()
+        return comparison.run()
+
+    def stop(self) -> None:
+        """End ``run`` soon, with what was compared until then. From any thread, or a signal handler."""
+        self._stopped.set()
+        if self._comparison is not None:
+            self._comparison.stop()
+
+    def report(self, *, show_names: bool = False) -> dict[str, Any]:
+        """The report (``tailrace.compare.report``), with users' values masked, and their names too unless they are to
+        be shown. Raises UsageError before ``run``."""
+        if self.compared is None:
+            raise UsageError("nothing was compared yet", hint="Call run() first")
+        return report_of(
+            self.compared,
+            server=self.server_version,
+            is_cluster=self.is_cluster,
+            scope=self.scope,
+            stage=self.streams.said,
+            stages=[name for stage in self.streams.pipeline for name in list(stage)[:1]],
+            mask=Mask(show_names=show_names),
+        )
+
+    def write_report(self, path: str | Path, *, show_names: bool = False) -> None:
+        """Write the report: as BSON where the name ends in ``.bson``, else as extended JSON."""
+        write_report(self.report(show_names=show_names), Path(path))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _watch(self, client: Client[Any], start: Mapping[str, Any]) -> ChangeStream:
+        streams = self.streams
+        return watch_scope(
+            client,
+            self.scope,
+            pipeline=list(streams.pipeline),
+            full_document=streams.full_document,
+            full_document_before_change=streams.full_document_before_change,
+            show_expanded_events=streams.show_expanded_events or None,
+            document_class=RawBSONDocument,
+            max_await_time_ms=_AWAIT_MS,
+            **start,
+        )
+
+    def _explained(self, error: ServerError) -> TailraceError:
+        """The server's refusal; a missing right without the whole command, which it repeats."""
+        if error.code != _UNAUTHORIZED:
+            return error
+        what = "all databases" if self.scope.database is None else f"{self.scope}"
+        role = "readAnyDatabase" if self.scope.database is None else f"read on {self.scope.database}"
+        return SourceError(
+            f"this user may not open the server's own change stream on {what}",
+            code=error.code,
+            hint=f"Grant it the role {role}, or the actions find and changeStream there",
+        )

@@ -1,0 +1,255 @@
+"""What a comparison does where streams end, fail, hang or are far apart: with streams that are scripts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+
+from tailrace.client.statistics import StreamStatistics
+from tailrace.compare import comparison as comparison_module
+from tailrace.compare.comparison import Compared, ComparisonLimits, StreamComparison
+from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, TailraceError
+from tailrace.event.resume_token import encode_high_water_mark
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.compare.test_pairing import EVENTS, event
+
+END = ClusterTime.of(1500, 1)
+_AFTER = bson.decode(encode_high_water_mark(ClusterTime.of(1500, 2)))
+_BEFORE = bson.decode(encode_high_water_mark(ClusterTime.of(1000, 0)))
+
+
+class ScriptedStream:
+    """Gives its items one after the other: events, or errors that end it; then nothing, or its end."""
+
+    def __init__(self, items: Sequence[bytes | TailraceError], *, closes: bool = False, hangs: bool = False) -> None:
+        self._items = list(items)
+        self._closes, self._hangs = closes, hangs
+        self.alive, self.has_next = True, False
+        self.statistics = StreamStatistics(unknown_operations={"z": 1})
+        self.closed = threading.Event()
+
+    def try_next(self) -> Any:
+        if self._items:
+            item = self._items.pop(0)
+            if isinstance(item, TailraceError):
+                self.alive = False
+                raise item
+            return RawBSONDocument(item)
+        if self._closes:
+            self.alive = False
+        self.closed.wait(0.01)
+        return None
+
+    @property
+    def resume_token(self) -> Any:
+        return _BEFORE if self._items or self._hangs else _AFTER
+
+    def close(self) -> None:
+        self.alive = False
+        self.closed.set()
+
+
+class Scripts:
+    """Opens one script after the other; the last one again and again. Notes where each began."""
+
+    def __init__(self, *streams: Mapping[str, Any] | TailraceError) -> None:
+        self._streams = list(streams)
+        self.starts: list[Mapping[str, Any]] = []
+
+    def __call__(self, start: Mapping[str, Any]) -> ScriptedStream:
+        self.starts.append(start)
+        script = self._streams.pop(0) if len(self._streams) > 1 else self._streams[0]
+        if isinstance(script, TailraceError):
+            raise script
+        return ScriptedStream(**script)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(comparison_module, "_FRUITLESS_S", 0.0)
+
+
+def compared(server: Scripts, ours: Scripts, *, resume_every_s: float | None = None, **limits: Any) -> Compared:
+    limits = {"duration_s": 0.1, "patience_s": 0.1, **limits}
+    return StreamComparison(
+        server, ours, lambda: END, ComparisonLimits(resume_every_s=resume_every_s, **limits), seed=1
+    ).run()
+
+
+def kinds(found: Compared) -> list[tuple[str, str]]:
+    return [(one.difference.kind, one.difference.place) for one in found.differences]
+
+
+QUIET: dict[str, Any] = {"items": ()}
+
+
+def test_streams_that_are_equal_and_quiet_are_compared_to_the_end() -> None:
+    found = compared(Scripts({"items": EVENTS}), Scripts({"items": EVENTS}))
+    assert (found.events, found.total, found.left, found.gaps) == (6, 0, 0, {})
+    assert found.unknown_operations == {"z": 1}
+
+
+def test_an_error_of_one_side_alone_is_a_difference_and_both_begin_anew() -> None:
+    error = ServerError("the text may hold a value of a document", code=10334)
+    server, ours = Scripts({"items": EVENTS}, QUIET), Scripts({"items": [*EVENTS[:3], error]}, QUIET)
+    found = compared(server, ours, duration_s=0.5)
+    assert ("error", "-/10334") in kinds(found)
+    assert all("value" not in one.difference.text for one in found.differences)
+    assert found.gaps == {"one stream ended alone": 1}
+    assert len(server.starts) == len(ours.starts) == 2
+
+
+def test_an_end_of_one_side_alone_is_a_difference() -> None:
+    invalidate = event(9, operation="invalidate")
+    closing = {"items": [*EVENTS, invalidate], "closes": True}
+    found = compared(Scripts(closing, QUIET), Scripts({"items": [*EVENTS, invalidate]}, QUIET), duration_s=0.5)
+    assert kinds(found) == [("end", "server")]
+
+
+def test_where_both_are_invalidated_both_go_on_after_it() -> None:
+    invalidate = event(9, operation="invalidate")
+    closing = {"items": [*EVENTS, invalidate], "closes": True}
+    server, ours = Scripts(closing, QUIET), Scripts(closing, QUIET)
+    found = compared(server, ours, duration_s=0.3)
+    assert (found.events, found.total, found.gaps) == (7, 0, {})
+    assert server.starts[1] == ours.starts[1] == {"start_after": bson.decode(invalidate)["_id"]}
+
+
+def test_where_both_end_in_one_error_both_begin_anew_and_it_is_told() -> None:
+    error = ServerError("too large", code=10334)
+    failing = {"items": [*EVENTS, error]}
+    found = compared(Scripts(failing, QUIET), Scripts(failing, QUIET), duration_s=0.3)
+    assert (found.events, found.total) == (6, 0)
+    assert found.gaps == {"both streams ended in error 10334": 1}
+
+
+def test_what_a_failing_reply_of_the_server_hides_is_asked_for_again() -> None:
+    """Found by the random workload: the server gave nothing of the batch that its error was in, and ours was blamed."""
+    error = ServerError("too large", code=10334)
+    server = Scripts({"items": [*EVENTS[:2], error]}, {"items": [*EVENTS[2:], error]}, QUIET)
+    ours = Scripts({"items": [*EVENTS, error]}, {"items": [*EVENTS[2:], error]}, QUIET)
+    found = compared(server, ours, duration_s=0.3)
+    assert (found.events, found.total) == (6, 0)
+    assert server.starts[1]["batch_size"] == 1
+    assert server.starts[1]["resume_after"] == bson.decode(EVENTS[1])["_id"]
+
+
+def test_an_oplog_that_has_moved_on_is_no_difference() -> None:
+    lost = {"items": [*EVENTS[:2], ChangeStreamHistoryLost("gone")]}
+    found = compared(Scripts({"items": EVENTS}, QUIET), Scripts(lost, QUIET), duration_s=0.5)
+    assert kinds(found) == []
+    assert found.gaps == {"the oplog no longer reached back to where a stream was": 1}
+
+
+def test_streams_that_end_as_soon_as_they_begin_are_an_error_in_the_end() -> None:
+    failing = {"items": [ServerError("not master", code=10107)]}
+    with pytest.raises(SourceError, match=r"as soon as they begin: both streams ended in error 10107"):
+        compared(Scripts(failing), Scripts(failing), duration_s=60)
+
+
+def test_a_stream_that_cannot_be_opened_to_begin_with_is_an_error() -> None:
+    with pytest.raises(SourceError, match="may not read the oplog"):
+        compared(Scripts(QUIET), Scripts(SourceError("this user may not read the oplog", code=13)))
+
+
+def test_a_side_that_does_not_come_to_the_end_is_an_error_and_no_success() -> None:
+    with pytest.raises(SourceError, match=r"could not be brought to an end: ours did not come to"):
+        compared(Scripts({"items": EVENTS}), Scripts({"items": EVENTS[:2], "hangs": True}))
+
+
+def test_both_are_resumed_at_the_same_token_now_and_then() -> None:
+    again = {"items": EVENTS[3:]}
+    server, ours = Scripts({"items": EVENTS}, again), Scripts({"items": EVENTS}, again)
+    found = compared(server, ours, resume_every_s=0.05, duration_s=0.6)
+    assert found.resumes >= 2
+    assert (found.events, found.total) == (6, 0)
+    assert found.again >= 3
+    assert server.starts == ours.starts
+    places = {next(iter(start)) for start in server.starts}
+    assert places >= {"resume_after", "start_at_operation_time"} or places >= {"start_after"}
+
+
+def test_a_number_of_events_is_counted_once_each() -> None:
+    found = compared(Scripts({"items": EVENTS}), Scripts({"items": EVENTS}), events=4, duration_s=None)
+    assert (found.events, found.total) == (4, 0)
+
+
+def test_what_one_side_has_of_the_future_waits_in_bounded_memory() -> None:
+    """The quick side is held while the slow one is behind."""
+    many = [event(number, text="x" * 500) for number in range(400)]
+    most = 0
+
+    class Watched(ScriptedStream):
+        def try_next(self) -> Any:
+            nonlocal most
+            most = max(most, 400 - len(self._items) - found_so_far.events)
+            return super().try_next()
+
+    found_so_far = Compared.__new__(Compared)
+
+    class Slow(ScriptedStream):
+        def try_next(self) -> Any:
+            self.closed.wait(0.001)
+            return super().try_next()
+
+    comparison = StreamComparison(
+        lambda start: Watched(many),
+        lambda start: Slow(many),
+        lambda: END,
+        ComparisonLimits(duration_s=0.5, resume_every_s=None, bytes_max=20_000, patience_s=20),
+    )
+    found_so_far = comparison.compared
+    found = comparison.run()
+    assert (found.events, found.total) == (400, 0)
+    assert most < 200
+
+
+def test_a_side_that_still_stands_where_it_was_resumed_has_promised_nothing() -> None:
+    """Found by minutes of random writes: a resumed server that had not begun to read was believed to have no more of
+    the transaction that it was resumed in the middle of."""
+    whole = [event(number, time=5) for number in range(4)]
+
+    class Sleepy(ScriptedStream):
+        looks = 0
+
+        def try_next(self) -> Any:
+            self.looks += 1
+            if self.looks >= 6:
+                return super().try_next()
+            self.closed.wait(0.03)
+            return None
+
+        @property
+        def resume_token(self) -> Any:
+            return bson.decode(whole[1])["_id"] if self.looks < 6 else super().resume_token
+
+    running = StreamComparison(
+        lambda start: Sleepy(whole[2:]),
+        lambda start: ScriptedStream(whole[2:]),
+        lambda: END,
+        ComparisonLimits(duration_s=0.3, resume_every_s=None, patience_s=5),
+        has_one_oplog=True,
+    )
+    found = running.run()
+    assert (found.events, found.total) == (2, 0)
+
+
+def test_a_look_up_that_fails_at_one_moment_alone_is_no_difference() -> None:
+    """Found by minutes of random writes: a name was a view when one of the two looked, and a collection before."""
+    view = ServerError("Namespace is a view, not a collection", code=166)
+    for server, ours in (([*EVENTS[:2], view], EVENTS), ([*EVENTS[:2], view], [*EVENTS[:4], view])):
+        found = StreamComparison(
+            Scripts({"items": server}, QUIET),
+            Scripts({"items": ours}, QUIET),
+            lambda: END,
+            ComparisonLimits(duration_s=0.4, resume_every_s=None, patience_s=0.1),
+            looks_up=True,
+        ).run()
+        assert found.total == 0
+        assert [reason for reason in found.gaps if "looked up" in reason] or ours is not EVENTS
