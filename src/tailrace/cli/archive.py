@@ -6,11 +6,14 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tailrace.cli.stream_arguments import parse_duration
+from tailrace.cli.one_shard import warn_of_one_shard
+from tailrace.cli.output import say, show_progress, tell
+from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.uri import find_uri
@@ -68,6 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--segment-seconds", metavar="N", type=float, default=60.0, help="or after so long (default: 60)"
     )
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
     parser.add_argument("--no-pre-images", action="store_true", help="leave out config.system.preimages")
     parser.set_defaults(run=run, positionals=("uri", "directory"))
 
@@ -90,6 +94,8 @@ def _record(args: argparse.Namespace) -> int:
     from tailrace.source.connection import open_client  # noqa: PLC0415
     from tailrace.source.topology import Cluster  # noqa: PLC0415
 
+    if args.metrics is not None:
+        address_of(args.metrics, "--metrics")  # checked first: nobody connects if it is wrong
     keep = None if args.keep is None else parse_duration("--keep", args.keep)
     policy = ArchivePolicy(
         from_oldest=args.begin == "oldest",
@@ -101,17 +107,33 @@ def _record(args: argparse.Namespace) -> int:
     uri = find_uri(args.uri)
     with open_client(uri) as client:
         cluster = Cluster.discover(client, uri, {})
+        if cluster is None:
+            warn_of_one_shard(client)
         recorder = Recorder(client, cluster, Path(args.directory), policy)
         _stop_at_signals(recorder)
-        print(f"tailrace: archiving into {args.directory}", file=sys.stderr)
+        tell(f"tailrace: archiving into {args.directory}")
         begun = time.monotonic()
         try:
-            recorder.run(_progress(begun), every_s=_PROGRESS_S)
+            with _served(recorder, args.metrics):
+                recorder.run(_progress(begun), every_s=_PROGRESS_S)
         finally:
             _print_progress(recorder.statistics(), begun)
             if cluster is not None:
                 cluster.close()
     return 0
+
+
+@contextmanager
+def _served(recorder: Recorder, metrics: str | None) -> Iterator[None]:
+    if metrics is None:
+        yield
+        return
+    from tailrace.archive.metrics import ArchiveCollector  # noqa: PLC0415
+    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+
+    with serve_metrics(ArchiveCollector(recorder), *address_of(metrics, "--metrics")) as url:
+        tell(f"tailrace: statistics at {url}")
+        yield
 
 
 def _stop_at_signals(recorder: Recorder) -> None:
@@ -138,10 +160,7 @@ def _print_progress(written: dict[str, ArchiveProgress], begun: float) -> None:
     behind = f", on disk up to {_moment(min(reached))}" if reached else ""
     expired = sum(one.expired for one in written.values())
     gone = f", {expired} expired segments deleted" if expired else ""
-    print(
-        f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}",
-        file=sys.stderr,
-    )
+    tell(f"tailrace: {entries:,} entries and {_bytes(size)} archived, {size / seconds / 1e6:.1f} MB/s{behind}{gone}")
 
 
 def _report(folder: Path, *, reads_all: bool) -> int:
@@ -149,33 +168,34 @@ def _report(folder: Path, *, reads_all: bool) -> int:
 
     def read(path: Path) -> None:
         if sys.stderr.isatty():
-            print(f"\r\033[Kreading {path.name}", end="", file=sys.stderr)
+            show_progress(f"reading {path.name}")
 
     reports = verify(folder, read) if reads_all else status(folder)
     if reads_all and sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+        show_progress("")
     for report in reports:
         _print_report(report)
     faults = [fault for report in reports for fault in report.faults]
     for fault in faults:
-        print(f"damaged: {fault}")
+        say(f"damaged: {fault}")
     if faults:
         raise SourceError(f"the archive {folder} has {len(faults)} fault{'s' if len(faults) > 1 else ''}")
     if reads_all:
-        print("whole: every file is what was written, and none is missing")
+        say("whole: every file is what was written, and none is missing")
     return 0
 
 
 def _print_report(report: OplogReport) -> None:
     if report.after is None or report.until is None:
-        print(f"{report.name}: nothing archived yet")
+        say(f"{report.name}: nothing archived yet")
         return
     images = f", {report.images:,} pre-images" if report.images else ""
-    print(
+    say(
         f"{report.name}: {report.entries:,} entries{images} in {report.segments:,} segments, "
-        f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}\n"
-        f"  from {_moment(ClusterTime(report.after + 1))}\n  to   {_moment(report.until)}"
+        f"{_bytes(report.bytes)} on disk for {_bytes(report.raw_bytes)}"
     )
+    say(f"  from {_moment(ClusterTime(report.after + 1))}")
+    say(f"  to   {_moment(report.until)}")
 
 
 def _moment(time_: ClusterTime) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli.listen import load_handler, store_namespace
+from tailrace.cli.output import say
 from tailrace.errors import TailraceError, UsageError
 from tailrace.source.uri import find_uri, is_uri_argument
 
@@ -56,30 +56,33 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
             return _replay(letters, handler, args)
         found = list(letters.letters(args.resource))
     if args.format == "json":
-        print(json.dumps([shown(letter) for letter in found], indent=2, ensure_ascii=False))
+        say(json.dumps([shown(letter) for letter in found], indent=2, ensure_ascii=False), lines=True)
     elif found:
         _print_table(found)
     else:
-        print(f"no dead letters in {where}")
+        say(f"no dead letters in {where}")
     return 0
 
 
 def _handler(words: list[str]) -> Callable[..., Any]:
     if not words:
         raise UsageError("which handler takes them?", hint="tailrace leases dead-letters replay MODULE:HANDLER --all")
+    from tailrace.consumer.rules.unrun import check_runs  # noqa: PLC0415  so that --help does not load it
+
     handler = load_handler(words.pop(0))
-    if inspect.iscoroutinefunction(handler):
-        raise UsageError("dead letters are replayed by a plain function, not by one with async def")
+    check_runs(handler, "the handler of dead letters")
     return handler
 
 
 def _replay(letters: DeadLetters, handler: Callable[..., Any], args: argparse.Namespace) -> int:
+    from tailrace.consumer.rules.unrun import refuse_unrun  # noqa: PLC0415
+
     done: list[DeadLetter] = []
     tried: list[DeadLetter] = []
 
     def handle(letter: DeadLetter) -> None:
         tried.append(letter)
-        handler(letter)
+        refuse_unrun(handler(letter), "the handler")
         done.append(letter)
 
     try:
@@ -94,7 +97,7 @@ def _replay(letters: DeadLetters, handler: Callable[..., Any], args: argparse.Na
         ) from error
     if args.change and not count:
         raise UsageError(f"there is no dead letter whose change id begins with {args.change!r}")
-    print(json.dumps({"replayed": count}) if args.format == "json" else f"{count} replayed")
+    say(json.dumps({"replayed": count}) if args.format == "json" else f"{count} replayed")
     return 0
 
 
@@ -118,6 +121,6 @@ def shown(letter: DeadLetter) -> dict[str, Any]:
 def _print_table(letters: list[DeadLetter]) -> None:
     for letter in letters:
         key = "" if letter.shown_key is None else f" of {letter.shown_key}"
-        print(f"{letter.resource}  {letter.cluster_time}  {letter.operation_type}{key} in {letter.namespace}")
-        print(f"  {letter.error} after {letter.tries} tries: {letter.reason}")
-        print(f"  {letter.message_id}")
+        say(f"{letter.resource}  {letter.cluster_time}  {letter.operation_type}{key} in {letter.namespace}")
+        say(f"  {letter.error} after {letter.tries} tries: {letter.reason}")
+        say(f"  {letter.message_id}")

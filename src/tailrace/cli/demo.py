@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tailrace.cli.output import say, show_progress
+
 _DESCRIPTION = """\
 Start a real MongoDB, run a simulated shop on it, and keep its changes in a lake of Parquet files with Spark. Kill the
 Spark process once in the middle and start it again. At the end compare the lake with the server's own change stream
@@ -81,17 +83,17 @@ class _Screen:
 
     def say(self, sentence: str) -> None:
         self.end_line()
-        print(f"{sentence}.", flush=True)
+        say(f"{sentence}.", flush=True)
 
     def show(self, line: str) -> None:
         self._count += 1
         if self._terminal:
-            print(f"\r{line}\x1b[K", end="", flush=True)
+            show_progress(line, stream=sys.stdout)
             self._open = True
         elif self._count % 10 == 1:
-            print(line, flush=True)
+            say(line, flush=True)
 
     def end_line(self) -> None:
         if self._open:
-            print(flush=True)
+            say(flush=True)
             self._open = False

@@ -6,19 +6,22 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
+from bson.codec_options import CodecOptions
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import profile_for
+from tailrace.plan.profile import knowledge_of, profile_for
 from tailrace.source.failure import describe_members, source_error
 from tailrace.source.mongod import MongodSource
+from tailrace.source.shard_identity import ONE_SHARD_HINT, shard_name
 from tailrace.source.topology import Cluster
 from tailrace.source.uri import ConnectionString, find_uri
 
@@ -29,6 +32,7 @@ _NAMED_MAX: Final = 5
 _IMAGES_BEFORE_6: Final = (
     "They came with MongoDB 6.0; fullDocumentBeforeChange works for collections with recordPreImages, which log them"
 )
+_ANY_NAME: Final[CodecOptions[dict[str, Any]]] = CodecOptions(unicode_decode_error_handler="surrogateescape")
 _MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 _COLOURS: Final = {"ok": "32", "warn": "33", "fail": "31"}
 
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             if args.format == "pretty":
                 _print(finding)
     if args.format == "json":
-        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+        say(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False), lines=True)
     return 1 if any(finding.status == "fail" for finding in findings) else 0
 
 
@@ -74,9 +78,9 @@ def _print(finding: Finding) -> None:
     mark = _MARKS[finding.status]
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         mark = f"\x1b[{_COLOURS[finding.status]}m{mark}\x1b[0m"
-    print(f"{mark}  {finding.check}: {finding.found}", flush=True)
+    say(f"  {finding.check}: {finding.found}", before=mark, flush=True)
     if finding.advice:
-        print(f"      {finding.advice}", flush=True)
+        say(f"      {finding.advice}", flush=True)
 
 
 def examine_deployment(source: MongodSource, uri: ConnectionString) -> Iterator[Finding]:
@@ -84,8 +88,13 @@ def examine_deployment(source: MongodSource, uri: ConnectionString) -> Iterator[
     try:
         cluster = Cluster.discover(source.client, uri, {})
     except TailraceError:
-        cluster = None  # the first look at the replica set says the same
+        yield from examine(source)  # its first look at the replica set says the same
+        return
     if cluster is None:
+        own = shard_name(source.client)
+        if own is not None:
+            found = f"this is shard {own} of a cluster: only its part is seen"
+            yield Finding("cluster", "warn", found, ONE_SHARD_HINT)
         yield from examine(source)
         return
     with closing(cluster):
@@ -108,6 +117,7 @@ def examine(source: MongodSource) -> Iterator[Finding]:
         yield finding
         if finding.status == "fail":
             return
+    yield from _unusual_member(source)
     for check, look in (
         ("version", _version),
         ("oplog window", _window),
@@ -132,21 +142,54 @@ def _replica_set(source: MongodSource) -> Finding:
     return Finding("replica set", "ok", f"{name} ({describe_members(source.client)})")
 
 
+def _unusual_member(source: MongodSource) -> Iterator[Finding]:
+    """That this is a hidden or a delayed member; nothing of any other."""
+    try:
+        hello = source.client.admin.command("hello", read_preference=source.client.read_preference)
+    except PyMongoError:
+        return  # the checks after this one say so
+    found = _unusual(hello)
+    if found is not None:
+        yield found
+
+
+def _unusual(hello: Mapping[str, Any]) -> Finding | None:
+    delay = int(hello.get("secondaryDelaySecs") or hello.get("slaveDelay") or 0)
+    if not (hello.get("hidden") or delay):
+        return None
+    applied = hello.get("lastWrite", {}).get("opTime", {}).get("ts")
+    known = hello.get("$clusterTime", {}).get("clusterTime")
+    lag = "" if applied is None or known is None else f", {max(0, known.time - applied.time)} s behind the others now"
+    kind = f"a delayed member ({delay} s)" if delay else "a hidden member"
+    advice = "Everything that reads works here, and asks nothing of the members that applications use"
+    if delay:
+        advice += f"; all of it comes {delay} s late"
+    return Finding("member", "warn" if delay else "ok", f"{kind}{lag}", advice)
+
+
 def _rights(source: MongodSource) -> Finding:
     source.oldest()
     return Finding("rights", "ok", "this user may read local.oplog.rs")
 
 
 def _version(source: MongodSource) -> Finding:
-    version = source.server_version
-    profile = profile_for(version)
-    if profile.measured:
-        return Finding("version", "ok", f"MongoDB {version}")
+    return version_finding(source.server_version)
+
+
+def version_finding(version: str) -> Finding:
+    """What is known of the deployment's version, and what to do where that is not enough."""
+    known, rules = knowledge_of(version), profile_for(version).name
+    if known == "measured":
+        return Finding("version", "ok", f"MongoDB {version}, measured")
+    means = {
+        "derived": f"derived: the rules of {rules}, which were not measured on this version",
+        "unknown": f"unknown: later than any version that Tailrace knows. It is read by the rules of {rules}",
+    }
     return Finding(
         "version",
         "warn",
-        f"MongoDB {version}, read by the rules of {profile.name}, which follow its documentation and are not measured",
-        'Compare a sample with engine="server" before you rely on it',
+        f"MongoDB {version}, {means[known]}",
+        "Measure it here before you rely on it: tailrace compare URI --duration 1h",
     )
 
 
@@ -192,7 +235,16 @@ def _majority(source: MongodSource) -> Finding:
 def _images(source: MongodSource) -> Finding:
     if not profile_for(source.server_version).expanded_events_and_images:
         return Finding("pre- and post-images", "warn", "this version stores no images", _IMAGES_BEFORE_6)
-    names = list(_collections_with_images(source.client))
+    names, unreadable = _collections_with_images(source.client)
+    if unreadable:
+        few = f"{len(unreadable)} of the databases" if len(unreadable) > 1 else f"the database {unreadable[0]}"
+        return Finding(
+            "pre- and post-images",
+            "warn",
+            f"{few} cannot be looked at: a name that is not UTF-8"
+            + (f"; kept for {', '.join(names)}" if names else ""),
+            "No driver can send such a name; what is stored there cannot be read, and everything else can",
+        )
     if not names:
         return Finding(
             "pre- and post-images",
@@ -216,13 +268,29 @@ def _complaint_about_reading_images(source: MongodSource) -> Finding | None:
     return None
 
 
-def _collections_with_images(client: Any) -> Iterator[str]:
+def _collections_with_images(client: Any) -> tuple[list[str], list[str]]:
+    """The collections that keep images, and the databases whose names are not UTF-8. Such names are text here all the
+    same: each byte that is none is a surrogate, and is shown as a number."""
     enabled = {"options.changeStreamPreAndPostImages.enabled": True}
-    for database in client.list_database_names():
+    listed = client.admin.command("listDatabases", nameOnly=True, codec_options=_ANY_NAME)
+    names, unreadable = [], []
+    for database in (one["name"] for one in listed["databases"]):
         if database in ("admin", "config", "local"):
             continue
-        for collection in client[database].list_collections(filter=enabled):
-            yield f"{database}.{collection['name']}"
+        if not _is_utf8(database):
+            unreadable.append(database)
+            continue
+        found = client.get_database(database, codec_options=_ANY_NAME).list_collections(filter=enabled)
+        names += [f"{database}.{collection['name']}" for collection in found]
+    return names, unreadable
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _expiry(client: Any) -> str:

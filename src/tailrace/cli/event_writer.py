@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +14,9 @@ from bson.errors import BSONError
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 from bson.timestamp import Timestamp
 
+from tailrace.cli.output import reader_is_gone, say, tell
 from tailrace.errors import UsageError
+from tailrace.printable import in_a_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,9 +51,7 @@ class EventWriter(ABC):
     @staticmethod
     def reader_is_gone() -> bool:
         """Whether standard output is a pipe that nobody reads any more; known without writing."""
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-        return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
+        return reader_is_gone()
 
 
 class _BsonWriter(EventWriter):
@@ -69,7 +68,7 @@ class _JsonWriter(EventWriter):
         self._ascii = "utf" not in (sys.stdout.encoding or "").lower()
 
     def write(self, event: bytes) -> None:
-        sys.stdout.write(dumps(_decoded(event), json_options=RELAXED_JSON_OPTIONS, ensure_ascii=self._ascii) + "\n")
+        say(dumps(_decoded(event), json_options=RELAXED_JSON_OPTIONS, ensure_ascii=self._ascii))
 
 
 class _PrettyWriter(EventWriter):
@@ -86,16 +85,18 @@ class _PrettyWriter(EventWriter):
     def write(self, event: bytes) -> None:
         document = _decoded(event)
         kind = str(document.get("operationType", "event"))
-        title = f"{_when(document):<23} {kind:<10} {_where(document)}"
+        title = in_a_line(f"{_when(document):<23} {kind:<10} {_where(document)}")
         body = dumps(document, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False, indent=2)
         if self._console is None:
-            sys.stdout.write(f"{title}\n{body}\n\n")
+            say(title)
+            say(f"{body}\n", lines=True)
             return
-        from rich.json import JSON  # noqa: PLC0415
+        from rich.highlighter import JSONHighlighter  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
         self._console.print(Text(title, style=_COLOURS.get(kind, "cyan")))
-        self._console.print(JSON(body, indent=2))
+        # Not rich's JSON, which parses it and writes it anew: escaped characters would be there again.
+        self._console.print(JSONHighlighter()(Text(printable(body))))
         self._console.print()
 
 
@@ -139,8 +140,4 @@ def say_skipped(unknown_operations: Mapping[str, int]) -> None:
     """What no events were made of because nobody here knows what it means; silent where there is nothing."""
     if unknown_operations and sys.stderr is not None:
         named = ", ".join(f"{letter!r} ({count})" for letter, count in sorted(unknown_operations.items()))
-        print(
-            f"tailrace: skipped oplog entries with an operation that this version does not know: {named}",
-            file=sys.stderr,
-            flush=True,
-        )
+        tell(f"tailrace: skipped oplog entries with an operation that this version does not know: {named}")

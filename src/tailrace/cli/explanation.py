@@ -9,6 +9,7 @@ from typing import Any
 import bson
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
+from tailrace.cli.output import say
 from tailrace.pipeline.explain import explain_text
 
 
@@ -21,7 +22,7 @@ def print_explanation(document: Mapping[str, Any], form: str | None) -> None:
         return
     lines = explain_text(document, _json) if chosen == "pretty" else [_json(document)]
     for line in lines:
-        print(line)
+        say(line)
 
 
 def _json(document: Mapping[str, Any]) -> str:

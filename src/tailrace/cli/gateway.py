@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import ssl
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
 from tailrace.source.uri import find_uri
@@ -28,6 +30,7 @@ nothing but the address. SIGTERM and Ctrl-C end the streams so that drivers resu
 LISTEN: Final = "127.0.0.1:27117"
 _ALL: Final = ("", "0.0.0.0", "::")
 _THREADS_S: Final = 1.0
+_STAGE_MB_MIN: Final = 256
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,6 +54,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--tls-ca-file", metavar="PEM", help="clients must show a certificate of this CA")
     parser.add_argument("--connections-max", type=int, default=20_000, metavar="N", help="default: 20000")
     parser.add_argument("--cursors-max", type=int, default=20_000, metavar="N", help="open streams (default: 20000)")
+    parser.add_argument(
+        "--cursors-per-user",
+        type=int,
+        metavar="N",
+        help="open streams of one user, where the deployment has users (default: four fifths of --cursors-max)",
+    )
+    parser.add_argument(
+        "--stage-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="CPU seconds that the stages of a stream may compute for one batch of up to 256 kB, and to open it; each "
+        "further 256 kB may take another second (default: 10)",
+    )
+    parser.add_argument(
+        "--stage-memory-mb",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="memory of a process that computes stages (default: 1024)",
+    )
+    parser.add_argument(
+        "--stage-processes",
+        type=int,
+        default=16,
+        metavar="N",
+        help="processes that compute stages; each user has one of them (default: 16)",
+    )
     parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory (default: 32)")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: gateway)")
     parser.add_argument(
@@ -69,11 +100,17 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
     from tailrace.gateway.log import log_to_standard_error  # noqa: PLC0415  so that --help does not load it
     from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415
+    from tailrace.gateway.stage_workers import StageLimits  # noqa: PLC0415
 
     host, port = address_of(args.listen, "--listen")
-    for name in ("connections_max", "cursors_max", "window_mb"):
-        if getattr(args, name) < 1:
+    counts = ("connections_max", "cursors_max", "cursors_per_user", "stage_processes", "window_mb")
+    for name in counts:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0 < args.stage_seconds < math.inf:
+        raise UsageError("--stage-seconds must be a positive number")
+    if args.stage_memory_mb < _STAGE_MB_MIN:
+        raise UsageError(f"--stage-memory-mb must be at least {_STAGE_MB_MIN}: a process needs as much to start")
     advertise = None
     if args.advertise is not None:
         there, at = address_of(args.advertise, "--advertise")
@@ -85,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
         tls=_tls(args.tls_certificate_key_file, args.tls_ca_file),
         connections_max=args.connections_max,
         cursors_max=args.cursors_max,
+        cursors_per_user=args.cursors_per_user,
         window_bytes=args.window_mb << 20,
+        stage_limits=StageLimits(args.stage_seconds, args.stage_memory_mb << 20, args.stage_processes),
         test_commands=args.test_commands,
     )
     if args.metrics is not None:
@@ -122,9 +161,9 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
     settle()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    print(f"tailrace: listening at {gateway.address}", file=sys.stderr, flush=True)
+    tell(f"tailrace: listening at {gateway.address}")
     if options.host in _ALL and options.tls is None:
-        print("tailrace: everyone who reaches this machine can connect, and nothing is encrypted", file=sys.stderr)
+        tell("tailrace: everyone who reaches this machine can connect, and nothing is encrypted")
     try:
         if metrics is None:
             await stopped.wait()
@@ -134,12 +173,12 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
 
             collector = GatewayCollector(gateway.metrics, gateway.engine.tail_statistics)
             with serve_metrics(collector, *address_of(metrics, "--metrics")) as url:
-                print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
+                tell(f"tailrace: statistics at {url}")
                 await stopped.wait()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        print("tailrace: stopping: streams end, and drivers resume them elsewhere", file=sys.stderr, flush=True)
+        tell("tailrace: stopping: streams end, and drivers resume them elsewhere")
         await gateway.stop()
     return 0
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from bson.errors import InvalidBSON
 
-from tailrace.cli.stream_arguments import parse_duration
+from tailrace.cli.output import say
+from tailrace.cli.stream_arguments import file_text, parse_duration
 from tailrace.cli.usage import WrongUsageError
+from tailrace.errors import UsageError
 
 _DESCRIPTION = """\
 Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and
@@ -112,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.older_than is not None:
         _drop_days(args.lake, parse_duration("--older-than", args.older_than))
-    print(f"{_counted(expire(args.lake, retention), 'replaced file')} removed")
+    say(f"{_counted(expire(args.lake, retention), 'replaced file')} removed")
     return 0
 
 
@@ -124,7 +126,7 @@ def _drop_days(root: Path, seconds: float) -> None:
     except OverflowError:
         raise WrongUsageError("--older-than reaches back to before the first year") from None
     found = drop_days(root, before)
-    print(f"{_counted(found.rows, 'event')} of the days before {before} taken out, in {_counted(found.files, 'file')}")
+    say(f"{_counted(found.rows, 'event')} of the days before {before} taken out, in {_counted(found.files, 'file')}")
 
 
 def _erase(args: argparse.Namespace) -> int:
@@ -136,17 +138,18 @@ def _erase(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _show_erasure(args.lake, match)
     found = erase(args.lake, match, vacuum=bool(args.vacuum), everything=bool(args.all))
-    print(f"{_counted(found.rows, 'event')} erased, of {found.searched:,}, in {_counted(found.files, 'file')}")
+    say(f"{_counted(found.rows, 'event')} erased, of {found.searched:,}, in {_counted(found.files, 'file')}")
     if found.rows:
-        print(f"  from token {found.first_token}\n  to token {found.last_token}")
+        say(f"  from token {found.first_token}")
+        say(f"  to token {found.last_token}")
     if found.quarantined:
-        print(f"  {_counted(found.quarantined, 'event')} erased from the quarantine")
+        say(f"  {_counted(found.quarantined, 'event')} erased from the quarantine")
     if found.removed:
-        print(f"  {_counted(found.removed, 'replaced file')} removed")
+        say(f"  {_counted(found.removed, 'replaced file')} removed")
     if found.replaced:
         size = _counted(found.replaced, "replaced file")
         remedy = f"tailrace lake expire {shlex.quote(str(args.lake))} --keep 0s, or --vacuum next time"
-        print(f"  {size} may still hold erased events ({remedy})")
+        say(f"  {size} may still hold erased events ({remedy})")
     return 0
 
 
@@ -155,13 +158,13 @@ def _show_erasure(root: Path, match: dict[str, Any]) -> int:
 
     found = preview(root, match)
     files = _counted(len(found.files), "file")
-    print(f"{_counted(found.rows, 'event')} of {found.searched:,} would be erased, in {files}; nothing was changed")
+    say(f"{_counted(found.rows, 'event')} of {found.searched:,} would be erased, in {files}; nothing was changed")
     for name, rows in sorted(found.collections.items()):
-        print(f"  {name}: {_counted(rows, 'event')}")
+        say(f"  {name}: {_counted(rows, 'event')}")
     for file in found.files:
-        print(f"  {file.name}: {file.rows:,} of {_counted(file.of, 'event')}")
+        say(f"  {file.name}: {file.rows:,} of {_counted(file.of, 'event')}")
     if found.quarantined:
-        print(f"  {_counted(found.quarantined, 'event')} would be erased from the quarantine")
+        say(f"  {_counted(found.quarantined, 'event')} would be erased from the quarantine")
     return 0
 
 
@@ -170,9 +173,9 @@ def _read_match(text: str) -> dict[str, Any]:
 
     if text.startswith("@"):
         try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise WrongUsageError(f"--match: cannot read {text[1:]}: {error}") from None
+            text = file_text("--match", text[1:])
+        except UsageError as error:
+            raise WrongUsageError(error.message, hint=error.hint) from None
     try:
         value = json_util.loads(text, json_options=json_util.CANONICAL_JSON_OPTIONS)
     except (ValueError, TypeError, RecursionError, InvalidBSON) as error:
@@ -187,27 +190,27 @@ def _status(root: Path, form: str) -> int:
 
     status = lake_status(root)
     if form == "json":
-        print(json.dumps(status.to_json()))
+        say(json.dumps(status.to_json()))
         return 0
-    print(f"{root}: {_counted(status.rows, 'event')} in {_counted(status.files, 'file')}, {status.size:,} bytes")
+    say(f"{root}: {_counted(status.rows, 'event')} in {_counted(status.files, 'file')}, {status.size:,} bytes")
     for name, value in status.stream.items():
-        print(f"  {name}: {_short(value)}")
+        say(f"  {name}: {_short(value)}")
     if status.first_day is not None:
-        print(f"  days: {status.days:,}, from {status.first_day} to {status.last_day}")
+        say(f"  days: {status.days:,}, from {status.first_day} to {status.last_day}")
     if status.last_commit is not None:
         lag = "" if status.lag_ms is None else f", {status.lag_ms / 1000:.1f} s after its last event was written"
-        print(f"  last micro-batch: {status.last_commit:%Y-%m-%d %H:%M:%S} UTC{lag}")
-        print(f"  last event: cluster time {status.last_time}, token {status.last_token}")
-    print(f"  commits: {status.commits:,}; {_counted(status.small, 'file')} below 16 MB (tailrace lake compact)")
+        say(f"  last micro-batch: {status.last_commit:%Y-%m-%d %H:%M:%S} UTC{lag}")
+        say(f"  last event: cluster time {status.last_time}, token {status.last_token}")
+    say(f"  commits: {status.commits:,}; {_counted(status.small, 'file')} below 16 MB (tailrace lake compact)")
     if status.quarantined:
-        print(f"  {_counted(status.quarantined, 'event')} in quarantine (_quarantine: the reason and the event)")
+        say(f"  {_counted(status.quarantined, 'event')} in quarantine (_quarantine: the reason and the event)")
     if status.replaced:
         size = f"{status.replaced_bytes:,} bytes"
-        print(f"  {_counted(status.replaced, 'replaced file')} kept for readers, {size} (tailrace lake expire)")
+        say(f"  {_counted(status.replaced, 'replaced file')} kept for readers, {size} (tailrace lake expire)")
     for gap in status.gaps:
-        print(f"  accepted gap: {gap}")
+        say(f"  accepted gap: {gap}")
     for erasure in status.erasures:
-        print(f"  erasure: {erasure}")
+        say(f"  erasure: {erasure}")
     return 0
 
 
@@ -221,36 +224,37 @@ def print_compaction(root: Path, *, target_bytes: int, retention: timedelta) -> 
     from tailrace.lake.compaction import compact  # noqa: PLC0415
 
     result = compact(root, target_bytes=target_bytes, retention=retention)
-    print(
+    say(
         f"{result.files_before} files became {result.files_after} "
         f"({result.bytes_before:,} bytes before, {result.bytes_after:,} after)"
     )
     if result.aside_before:
-        print(f"  in the quarantine, {_counted(result.aside_before, 'file')} became {result.aside_after:,}")
+        say(f"  in the quarantine, {_counted(result.aside_before, 'file')} became {result.aside_after:,}")
     return 0
 
 
-def print_verification(root: Path, *, full: bool) -> int:
-    """Verify a lake and print what was found. Returns 1 where something is wrong."""
+def print_verification(root: Path, *, full: bool, checkpoint: Path | None = None) -> int:
+    """Verify a lake, beside the ``checkpoint`` of its stream, and print what was found. Returns 1 where something is
+    wrong."""
     from tailrace.lake.verification import verify  # noqa: PLC0415
 
-    report = verify(root, full=full)
+    report = verify(root, full=full, checkpoint=checkpoint)
     for problem in report.problems:
-        print(problem)
+        say(problem)
     for gap in report.gaps:
-        print(f"accepted gap: {gap}")
+        say(f"accepted gap: {gap}")
     for erasure in report.erasures:
-        print(f"erasure: {erasure}")
+        say(f"erasure: {erasure}")
     if report.quarantined:
-        print(f"{_counted(report.quarantined, 'event')} in quarantine")
+        say(f"{_counted(report.quarantined, 'event')} in quarantine")
     if report.replaced:
-        print(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
+        say(f"{_counted(report.replaced, 'replaced file')} kept for readers (compaction.retention)")
     if report.leftovers:
-        print(f"{_counted(report.leftovers, 'file')} of running or interrupted work, in no commit")
+        say(f"{_counted(report.leftovers, 'file')} of running or interrupted work, in no commit")
     state = "sound" if report.sound else _counted(len(report.problems), "problem")
     if report.sound and not full:
         state += " (order, counts and tokens; --full compares every byte)"
-    print(
+    say(
         f"{root}: {_counted(report.rows, 'event')} in {_counted(report.files, 'file')} of "
         f"{_counted(report.days, 'day')}: {state}"
     )

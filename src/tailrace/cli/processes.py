@@ -14,12 +14,15 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Final
 
+from tailrace.cli.output import tell
+
 #: The exit status of a process that signal n ended is this plus n.
 _SIGNALLED: Final = 128
 
 
 def run_processes(parts: Sequence[argparse.Namespace]) -> int:
-    """Run the command of each of ``parts`` in a process of its own; the exit code is that of the first one to end.
+    """Run the command of each of ``parts`` in a process of its own; the exit code is that of the first one to end, or
+    of another one that fails when it is then stopped.
 
     SIGTERM and Ctrl-C stop all of them; a second signal ends them at once. When one of them ends by itself, the others
     are stopped too; and all of them stop when this process dies.
@@ -34,9 +37,11 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
     code = first.exitcode or 0
     if code < 0:
         name = signal.Signals(-code).name
-        print(f"tailrace: process {first.pid} was ended by {name}; the others have been stopped", file=sys.stderr)
+        tell(f"tailrace: process {first.pid} was ended by {name}; the others have been stopped")
         return 1
-    return code
+    # The others were told to stop; one of them that failed at it is not to be overlooked.
+    others = [process.exitcode or 0 for process in group.processes if process is not first]
+    return code or max((_status_when_told(other, 1) for other in others), default=0)
 
 
 def _status_when_told(code: int, times: int) -> int:

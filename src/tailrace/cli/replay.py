@@ -12,17 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
-from tailrace.cli.stream_arguments import Until, add_stream_arguments, collation_of, pipeline_of, stage_of
+from tailrace.cli.output import tell
+from tailrace.cli.stream_arguments import (
+    Until,
+    add_stream_arguments,
+    collation_of,
+    pipeline_of,
+    stage_of,
+    token_argument,
+)
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import PROFILES, ServerProfile, chosen_profile, profile_for
 
 if TYPE_CHECKING:
+    from tailrace.archive.layout import Description
     from tailrace.event.event_block import EventBlock
     from tailrace.pipeline.stream import Stream
     from tailrace.plan.plan import Plan
     from tailrace.source.base import OplogSource
+    from tailrace.source.dump import DumpSource
 
 _DESCRIPTION = """\
 Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
@@ -46,8 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--server-version",
         metavar="V",
-        help=f"give the events of this version, from {PROFILES[0].name} on (default: the archive's own, or 6.0: a dump "
-        "does not name it)",
+        help=f"give the events of this version, from {PROFILES[0].name} on (default: the newest of an archive; "
+        "what a dump's prelude.json says; what its entries prove; or 6.0. Standard error says which, and why)",
     )
     parser.set_defaults(run=run, positionals=("dump", "namespace"))
 
@@ -64,36 +74,74 @@ def run(args: argparse.Namespace) -> int:
     options = StreamOptions.parse(
         Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
     )
-    archived = None if args.dump == "-" else _archived_version(Path(args.dump))
-    plan = build_plan(options, _profile(args.server_version, archived))
+    archived = None if args.dump == "-" else _archived(Path(args.dump))
     if args.explain:
-        print_explanation(explain(plan, reads="dump"), args.format)
+        profile = (
+            _profile_of_dump(args.server_version, _dump_there(args.dump))
+            if archived is None
+            else _profile_of_archive(args.server_version, archived)
+        )
+        print_explanation(explain(build_plan(options, profile), reads="dump"), args.format)
         return 0
     until = Until.parse(args.until, None)
-    writer = new_writer(args.format)
-    try:
+    with contextlib.ExitStack() as stack:
         if archived is not None:
-            _print_events(_archive_blocks(plan, Path(args.dump), until), writer, until)
+            plan = build_plan(options, _profile_of_archive(args.server_version, archived))
+            blocks = _archive_blocks(plan, Path(args.dump), until)
         else:
-            with contextlib.ExitStack() as stack:
-                source = DumpSource(stack.enter_context(_standard_input()) if args.dump == "-" else args.dump)
-                _print_events(_blocks(plan, source, until), writer, until)
-    finally:
-        writer.flush()
+            source = DumpSource(stack.enter_context(_standard_input()) if args.dump == "-" else args.dump)
+            plan = build_plan(options, _profile_of_dump(args.server_version, source))
+            blocks = _blocks(plan, source, until)
+        writer = new_writer(args.format)
+        try:
+            if not _print_events(blocks, writer, until) and args.namespace:
+                tell(f"tailrace: no event of {args.namespace} was found in {args.dump}")
+        finally:
+            writer.flush()
     return 0
 
 
-def _archived_version(folder: Path) -> str | None:
-    """The server version of the archive at ``folder``; ``None`` where there is none."""
+def _archived(folder: Path) -> Description | None:
+    """What the archive at ``folder`` says of itself; ``None`` where there is none."""
     if not (folder / "archive.json").is_file():
         return None
     from tailrace.archive.layout import existing  # noqa: PLC0415
 
-    return existing(folder).server_version
+    return existing(folder)
 
 
-def _profile(chosen: str | None, archived: str | None) -> ServerProfile:
-    return profile_for(archived) if chosen is None and archived is not None else chosen_profile(chosen or "6.0")
+def _profile_of_archive(chosen: str | None, archived: Description) -> ServerProfile:
+    """The version that is named, or else the newest that the archive names, and then people are told which and why."""
+    if chosen is not None:
+        return chosen_profile(chosen)
+    version = archived.server_version
+    others = ", ".join(note.version for note in archived.versions if note.version != version)
+    why = f", the newest of its servers' versions (the others: {others})" if others else ""
+    tell(f"tailrace: the events are those of MongoDB {version}: the archive says so{why}")
+    return profile_for(version)
+
+
+def _dump_there(dump: str) -> DumpSource | None:
+    """The dump, if it can be looked into before it is replayed."""
+    from tailrace.source.dump import DumpSource  # noqa: PLC0415
+
+    return DumpSource(dump) if dump != "-" and Path(dump).exists() else None
+
+
+def _profile_of_dump(chosen: str | None, source: DumpSource | None) -> ServerProfile:
+    """The version that is named, or else the dump's own, and then people are told which and why."""
+    from tailrace.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
+
+    if chosen is not None:
+        return chosen_profile(chosen)
+    if source is None:
+        tell(f"tailrace: the events are taken for those of MongoDB {ASSUMED}: no dump was looked into")
+        return chosen_profile(ASSUMED)
+    source.oldest()  # says what is wrong with a file that holds no entries
+    folder = Path(source.name)
+    found = version_of(source.oplog_path, folder if folder.is_dir() else None)
+    tell(f"tailrace: the events are those of MongoDB {found.version}: {found.why}")
+    return profile_for(found.version)
 
 
 @contextlib.contextmanager
@@ -151,18 +199,28 @@ def _refuse_search(stream: Stream) -> None:
         raise UsageError("the entries end before the resume token is found", hint="Replay a later dump")
 
 
-def _print_events(blocks: Generator[EventBlock, None, None], writer: EventWriter, until: Until) -> None:
+def _print_events(blocks: Generator[EventBlock, None, None], writer: EventWriter, until: Until) -> bool:
+    """Print the events up to ``until``; whether there was one."""
     with contextlib.closing(blocks):  # what it has to say comes now
-        _print_blocks(blocks, writer, until)
+        return _print_blocks(blocks, writer, until) is not None
 
 
-def _print_blocks(blocks: Generator[EventBlock, None, None], writer: EventWriter, until: Until) -> None:
-    for block in blocks:
-        for event, token in zip(block.events(), block.tokens(), strict=True):
-            if until.all_counted or until.is_before(token):
-                return
-            writer.write(event)
-            until.count()
+def _print_blocks(blocks: Generator[EventBlock, None, None], writer: EventWriter, until: Until) -> bytes | None:
+    written: bytes | None = None
+    try:
+        for block in blocks:
+            for event, token in zip(block.events(), block.tokens(), strict=True):
+                if until.all_counted or until.is_before(token):
+                    return written
+                writer.write(event)
+                written = token
+                until.count()
+            writer.flush()
+            if until.all_counted:
+                return written
+    except KeyboardInterrupt:  # SIGTERM too
         writer.flush()
-        if until.all_counted:
-            return
+        if written is not None:
+            tell(f"tailrace: stopped. To go on: --resume-after {token_argument(written)}")
+        raise
+    return written

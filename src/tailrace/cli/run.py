@@ -16,23 +16,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from tailrace import durable
 from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
+from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.run_skipped import SkippedOperations
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
-from tailrace.errors import TailraceError
+from tailrace.errors import TailraceError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from tailrace.archive.recorder import Recorder
     from tailrace.spark.lake.pipeline_file import PipelineSettings
+    from tailrace.tables.writer import TablesWriter
 
 _DESCRIPTION = """\
 Read a change stream of MongoDB with Spark and keep it in a directory of Parquet files: in order, exactly once, also
 after a crash. Stop it with Ctrl-C; started again, it continues where it stopped. The file is explained in
 examples/pipeline.yaml and docs/how-to/lake.md."""
 _LOOK_S = 0.25
+#: In Spark's checkpoint: held for as long as a run lasts.
+_LOCK = "tailrace-run.lock"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -89,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         policy = settings.compaction
         return print_compaction(settings.lake, target_bytes=policy.target_bytes, retention=policy.retention)
     if args.verify:
-        return print_verification(settings.lake, full=args.full)
+        return print_verification(settings.lake, full=args.full, checkpoint=settings.checkpoint)
     return _stream(settings, args)
 
 
@@ -123,16 +129,17 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
     stop = threading.Event()
     hush_loss_of_java()
     with (
+        _only_run(settings),
         _spark_log(args.verbose) as log,
-        archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now),
-        tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now),
+        archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now) as archive,
+        tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now) as tables,
     ):
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )
         try:
             watch = GrowthWatch(settings.lake)
-            with _metrics(spark, args.metrics), _stopped_by_signals(stop):
+            with _metrics(spark, args.metrics, tables, archive), _stopped_by_signals(stop):
                 query = write_stream(
                     spark,
                     settings.source,
@@ -159,10 +166,29 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         finally:
             with contextlib.suppress(Exception):
                 spark.stop()
-    print(
-        f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches came into {settings.lake}", file=sys.stderr
-    )
+    tell(f"{ended} {watch.events:,} events in {watch.batches:,} micro-batches came into {settings.lake}")
     return 0
+
+
+@contextlib.contextmanager
+def _only_run(settings: PipelineSettings) -> Iterator[None]:
+    """Keep other runs of the pipeline out: two that go on from one checkpoint plan the same micro-batches, and each
+    would take the other's for its own of an older copy."""
+    from tailrace.lake.layout import LakeLayout  # noqa: PLC0415
+    from tailrace.lake.local_path import local_path  # noqa: PLC0415
+
+    lake = local_path(settings.lake, "the lake")
+    where = settings.checkpoint
+    checkpoint = LakeLayout(lake).default_checkpoint if where is None else local_path(where, "the checkpoint")
+    with durable.writing(checkpoint):
+        durable.make_private(checkpoint)
+    with durable.locked(checkpoint / _LOCK, wait=False) as mine:
+        if not mine:
+            raise UsageError(
+                f"another process writes the lake {lake}, with the checkpoint {checkpoint}",
+                hint="A lake has one writer: stop that one first (Ctrl-C, SIGTERM)",
+            )
+        yield
 
 
 def _follow(
@@ -218,7 +244,7 @@ class _Shower:
     def grown(self, watch: Any) -> None:
         for growth in watch.look():
             if self._form == "json":
-                print(json.dumps(growth.to_json()), flush=True)
+                say(json.dumps(growth.to_json()), flush=True)
             elif self._form == "line":
                 self._line(str(growth))
 
@@ -226,7 +252,7 @@ class _Shower:
         if progress is None:
             return
         if self._form == "json":
-            print(json.dumps(progress.to_json()), flush=True)
+            say(json.dumps(progress.to_json()), flush=True)
         elif self._form == "line":
             self._line(str(progress))
 
@@ -240,13 +266,13 @@ class _Shower:
             return
         self._in_danger = backlog.in_danger
         if backlog.in_danger:
-            print(f"{self._broken_line()}tailrace: {backlog.warning()}", file=self._stderr, flush=True)
+            tell(f"tailrace: {backlog.warning()}", before=self._broken_line(), stream=self._stderr)
 
     def skipped(self) -> None:
         """Report operations that the workers do not know and have skipped."""
         for operation in self._skipped.look():
             words = f"oplog entries with the operation {operation!r} are skipped: this version does not know it"
-            print(f"{self._broken_line()}tailrace: {words}", file=self._stderr, flush=True)
+            tell(f"tailrace: {words}", before=self._broken_line(), stream=self._stderr)
 
     def _broken_line(self) -> str:
         return "\n" if self._open else ""
@@ -254,29 +280,38 @@ class _Shower:
     def _line(self, text: str) -> None:
         self._lines += 1
         if self._terminal:
-            print(f"\r{text}\x1b[K", end="", file=self._stderr, flush=True)
+            show_progress(text, stream=self._stderr)
             self._open = True
         elif self._lines % 20 == 1:
-            print(text, file=self._stderr, flush=True)
+            tell(text, stream=self._stderr)
 
     def end(self, watch: Any) -> None:
         self.grown(watch)
         self.skipped()
         if self._open:
-            print(file=self._stderr)
+            tell(stream=self._stderr)
 
 
 @contextlib.contextmanager
-def _metrics(spark: Any, address: str | None) -> Iterator[None]:
-    """Serve the query's statistics while the body runs, if an address was given."""
+def _metrics(spark: Any, address: str | None, tables: TablesWriter | None, archive: Recorder | None) -> Iterator[None]:
+    """Serve the statistics of the query, of tables and of an archive while the body runs, if an address was given."""
     if address is None:
         yield
         return
     from tailrace.spark.monitoring import MetricsListener  # noqa: PLC0415
 
+    beside: list[Any] = []
+    if tables is not None:
+        from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
+
+        beside.append(TablesCollector(tables))
+    if archive is not None:
+        from tailrace.archive.metrics import ArchiveCollector  # noqa: PLC0415
+
+        beside.append(ArchiveCollector(archive))
     listener = MetricsListener()
     spark.streams.addListener(listener)
-    with listener.serve(*address_of(address, "--metrics")):
+    with listener.serve(*address_of(address, "--metrics"), beside=beside):
         yield
 
 

@@ -14,6 +14,7 @@ from tailrace.archive.retention import Retention
 from tailrace.errors import TailraceError
 from tailrace.source.connection import open_client
 from tailrace.source.topology import Cluster
+from tailrace.threads import CheckedThread
 
 if TYPE_CHECKING:
     from tailrace.spark.lake.pipeline_file import ArchiveSettings
@@ -23,11 +24,14 @@ def has_history(folder: Path) -> bool:
     """Whether there is a replica set's archive that holds something: then the lake's source may begin in it. (A
     cluster's is not joined with the live oplogs.)"""
     found = describe(folder)
-    return found is not None and found.name is not None and head(oplog_folder(folder, found.name)) is not None
+    if found is None or found.name is None:
+        return False
+    reach = head(oplog_folder(folder, found.name))
+    return reach is not None and not reach.is_empty
 
 
 class Archiving:
-    """An archive that is written in a thread. ``failure`` is what ended it; ``stop`` is set then."""
+    """An archive that is written in a thread, by ``recorder``. ``failure`` is what ended it; ``stop`` is set then."""
 
     def __init__(self, uri: Any, settings: ArchiveSettings, stop: threading.Event, *, once: bool) -> None:
         self._client = open_client(uri)
@@ -35,24 +39,21 @@ class Archiving:
         policy = ArchivePolicy(
             once=once, images=settings.images, retention=Retention(settings.keep_seconds, settings.keep_bytes)
         )
-        self._recorder = Recorder(self._client, self._cluster, settings.path, policy)
+        self.recorder = Recorder(self._client, self._cluster, settings.path, policy)
         self._stop = stop
         self._once = once
-        self._thread = threading.Thread(target=self._run, name="tailrace-archive", daemon=True)
-        self.failure: TailraceError | None = None
+        self._thread = CheckedThread(self.recorder.run, "tailrace-archive", failed=lambda _: stop.set())
         self._thread.start()
 
-    def _run(self) -> None:
-        try:
-            self._recorder.run()
-        except TailraceError as error:
-            self.failure = error
-            self._stop.set()
+    @property
+    def failure(self) -> TailraceError | None:
+        """What has ended the thread, whatever it was."""
+        return self._thread.failure
 
     def close(self) -> None:
         """Publish what was read; with ``once``, what was there at the beginning. Close the connections."""
         if not self._once or self._stop.is_set():
-            self._recorder.stop()
+            self.recorder.stop()
         self._thread.join()
         if self._cluster is not None:
             self._cluster.close()
@@ -60,14 +61,16 @@ class Archiving:
 
 
 @contextmanager
-def archiving(uri: Any, settings: ArchiveSettings | None, stop: threading.Event, *, once: bool) -> Iterator[None]:
-    """Keep the archive while the body runs. Its failure sets ``stop``, and is raised at the end."""
+def archiving(
+    uri: Any, settings: ArchiveSettings | None, stop: threading.Event, *, once: bool
+) -> Iterator[Recorder | None]:
+    """Keep the archive while the body runs; who writes it. Its failure sets ``stop``, and is raised at the end."""
     if settings is None:
-        yield
+        yield None
         return
     writer = Archiving(uri, settings, stop, once=once)
     try:
-        yield
+        yield writer.recorder
     finally:
         writer.close()
     if writer.failure is not None:

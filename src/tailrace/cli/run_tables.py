@@ -8,40 +8,35 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import TailraceError
+from tailrace.threads import CheckedThread
 
 if TYPE_CHECKING:
     from tailrace.tables.settings import TableSettings
+    from tailrace.tables.writer import TablesWriter
 
 
 @contextmanager
-def tabling(uri: Any, settings: TableSettings | None, stop: threading.Event, *, once: bool) -> Iterator[None]:
-    """Keep the tables up to date in a thread while the body runs. A failure of the thread sets ``stop`` and is raised
-    at the end. With ``once`` the tables reach the time at which the body began."""
+def tabling(
+    uri: Any, settings: TableSettings | None, stop: threading.Event, *, once: bool
+) -> Iterator[TablesWriter | None]:
+    """Keep the tables up to date in a thread while the body runs; who writes them. What ends the thread, whatever it
+    is, sets ``stop`` and is raised at the end. With ``once`` the tables reach the time at which the body began."""
     if settings is None:
-        yield
+        yield None
         return
     from tailrace.tables.writer import TablesWriter  # noqa: PLC0415  Arrow and deltalake
 
-    failures: list[TailraceError] = []
     with TablesWriter(uri, settings) as writer:
 
-        def work() -> None:
-            try:
-                if once:
-                    writer.run_to_present()
-                else:
-                    writer.run()
-            except TailraceError as error:
-                failures.append(error)
-                stop.set()
+        def failed(_: TailraceError) -> None:
+            stop.set()
 
-        thread = threading.Thread(target=work, name="tailrace-tables", daemon=True)
+        thread = CheckedThread(writer.run_to_present if once else writer.run, "tailrace-tables", failed=failed)
         thread.start()
         try:
-            yield
+            yield writer
         finally:
             if not once or stop.is_set():
                 writer.stop()
             thread.join()
-    if failures:
-        raise failures[0]
+    thread.check()

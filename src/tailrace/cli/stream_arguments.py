@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Final
 import bson
 from bson.codec_options import DatetimeConversion
 from bson.errors import BSONError
-from bson.json_util import JSONOptions, loads
+from bson.json_util import CANONICAL_JSON_OPTIONS, JSONOptions, dumps, loads
 
 from tailrace.cli.event_writer import FORMATS
 from tailrace.cli.token import parse_time, parse_timestamp, read_token
@@ -41,6 +42,8 @@ _SWITCHES: Final = (
     ),
 )
 
+#: No command of a driver is longer.
+_FILE_BYTES_MAX: Final = 48 << 20
 _COUNT_DIGITS_MAX: Final = 18
 #: Dates outside Python's years stay numbers.
 _ANY_DATE: Final = JSONOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
@@ -134,21 +137,38 @@ def collation_of(args: argparse.Namespace) -> dict[str, Any] | None:
     return collation
 
 
+def token_argument(token: bytes) -> str:
+    """A token as an argument of ``--resume-after``: its ``_data``, or quoted JSON where there is more in it."""
+    parsed = ResumeToken.parse(token)
+    if parsed.type_bits is None:
+        return parsed.data
+    return shlex.quote(dumps(parsed.to_document(), json_options=CANONICAL_JSON_OPTIONS))
+
+
 def _from_json(flag: str, text: str, hint: str) -> Any:
     if text.startswith("@"):
-        text = _file_text(flag, text[1:])
+        text = file_text(flag, text[1:])
     try:
         return loads(text, json_options=_ANY_DATE)
     except (ValueError, TypeError, ArithmeticError, BSONError, RecursionError) as error:
         raise UsageError(f"{flag} is not JSON: {error}", hint=hint) from None
 
 
-def _file_text(flag: str, name: str) -> str:
+def file_text(flag: str, name: str) -> str:
+    """The text of the file that ``@name`` stands for. Raises UsageError."""
+    where = f"{flag} cannot be read from the file {name!r}"
+    if not name or "\0" in name:
+        raise UsageError(f"{where}: that is not the name of a file", hint="Write @ and the path of the file")
     try:
-        return Path(name).read_text(encoding="utf-8")
+        with Path(name).open("rb") as file:
+            raw = file.read(_FILE_BYTES_MAX + 1)
+        text = raw.decode("utf-8")
     except (OSError, ValueError) as error:
         reason = (error.strerror or error) if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"{flag} cannot be read from the file {name!r}: {reason}") from None
+        raise UsageError(f"{where}: {reason}") from None
+    if len(raw) > _FILE_BYTES_MAX:
+        raise UsageError(f"{where}: it is longer than a command may be, {_FILE_BYTES_MAX >> 20} MB")
+    return text
 
 
 def read_time(text: str) -> ClusterTime:

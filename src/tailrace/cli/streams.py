@@ -7,15 +7,22 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from bson.int64 import Int64
+
+from tailrace.cli.output import say
 from tailrace.errors import UsageError
+from tailrace.printable import in_a_line
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from pymongo import MongoClient
 
 _DESCRIPTION: Final = """\
-List the change streams that a gateway serves: namespace, user, age, events sent, and whether it waits for more. The URI
-is the gateway's. If the deployment has users, this needs the action inprog, which the role clusterMonitor grants."""
+List the change streams that a gateway serves: namespace, user, age, events sent, whether it waits for more, or for how
+long its stages have been computed, and the processes that compute. The URI is the gateway's. If the deployment has
+users, this needs the action inprog, which the role clusterMonitor grants."""
 _COMMAND_NOT_FOUND: Final = 59
 
 
@@ -29,6 +36,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("uri", nargs="?", metavar="URI", help="the gateway's (default: TAILRACE_URI); @FILE works")
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
+    parser.add_argument(
+        "--kill",
+        type=int,
+        metavar="CURSOR",
+        help="close this stream, and end what its stages compute (needs killAnyCursor where it is another user's)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -42,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     with open_client(find_uri(args.uri)) as client:
         try:
             reply = client.admin.command("tailraceStreams")
+            if args.kill is not None:
+                return _kill(client, reply["streams"], args.kill)
         except PyMongoError as error:
             if isinstance(error, OperationFailure) and error.code == _COMMAND_NOT_FOUND:
                 raise UsageError(
@@ -49,10 +64,21 @@ def run(args: argparse.Namespace) -> int:
                 ) from None
             raise source_error(error, client) from None
     if args.format == "json":
-        print(json.dumps({"streams": reply["streams"], "gateway": reply["gateway"]}, default=_text, indent=2))
+        say(json.dumps({"streams": reply["streams"], "gateway": reply["gateway"]}, default=_text, indent=2), lines=True)
     else:
         _print_table(reply, datetime.now(UTC))
     return 0
+
+
+def _kill(client: MongoClient[Any], streams: Sequence[Mapping[str, Any]], cursor: int) -> int:
+    """Close one of the streams. Raises PyMongoError."""
+    for one in streams:
+        if one["cursor"] == cursor:
+            database, _, collection = one["ns"].partition(".")
+            client[database].command("killCursors", collection, cursors=[Int64(cursor)])
+            say(f"closed the stream {cursor} on {in_a_line(one['ns'])}", lines=True)
+            return 0
+    raise UsageError(f"there is no stream {cursor}", hint="tailrace streams lists them")
 
 
 def _text(value: Any) -> str:
@@ -65,14 +91,16 @@ def _print_table(reply: Mapping[str, Any], now: datetime) -> None:
 
     gateway, streams = reply["gateway"], reply["streams"]
     table = Table(box=None, pad_edge=False)
-    for name in ("stream", "user", "open for", "events", "state"):
+    for name in ("stream", "user", "open for", "events", "state", "cursor"):
         table.add_column(name, justify="right" if name in ("open for", "events") else "left")
     for one in streams:
         age = now - one["openedAt"].replace(tzinfo=UTC)
         state = "waits" if one["waiting"] else "rests"
-        table.add_row(
-            one["ns"], ", ".join(one["users"]), f"{age.seconds + 86400 * age.days} s", f"{one['events']}", state
-        )
+        if one["computingSeconds"] is not None:
+            state = f"computes for {one['computingSeconds']:.1f} s"
+        users = in_a_line(", ".join(one["users"]))
+        open_for = f"{age.seconds + 86400 * age.days} s"
+        table.add_row(in_a_line(one["ns"]), users, open_for, f"{one['events']}", state, f"{one['cursor']}")
     console = Console(width=max(100, Console().width), markup=False)
     if streams:
         console.print(table)
@@ -80,5 +108,10 @@ def _print_table(reply: Mapping[str, Any], now: datetime) -> None:
         f"{len(streams)} streams, {gateway['connections']} connections; window {gateway['windowBytes'] / 1e6:.1f} MB, "
     )
     console.print(f"{text}lag {gateway['lagSeconds']} s, {gateway['fallbacks']} fallbacks")
+    for one in gateway["processes"]:
+        doing = "idle"
+        if one["computing"] is not None:
+            doing = f"computes for {one['computingSeconds']:.1f} s for {in_a_line(one['computing'])}"
+        console.print(f"process {one['pid']}: {one['streams']} streams, {one['cpuSeconds']:.1f} s of CPU, {doing}")
     if gateway["trouble"]:
-        console.print(f"the deployment cannot be read: {gateway['trouble']}")
+        console.print(f"the deployment cannot be read: {in_a_line(gateway['trouble'])}")

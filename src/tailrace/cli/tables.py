@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tailrace.cli.stream_arguments import parse_duration
+from tailrace.cli.output import say, tell
+from tailrace.cli.stream_arguments import address_of, parse_duration
+from tailrace.cli.uri_arguments import is_uri
 from tailrace.cli.usage import WrongUsageError
-from tailrace.errors import UsageError
+from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.source.uri import find_uri
+from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
+
+if TYPE_CHECKING:
+    from tailrace.tables.writer import TablesProgress, TablesWriter
 
 _DESCRIPTION = """\
 Tables that equal their collections: a Delta table for each collection, kept up to date by `tailrace run` (section
 tables of its file) or by `write`. DIR is the directory of the tables.
 
   write URI DIR PATTERN...     copy the collections, then follow them; --once: up to now
-  status DIR                   the tables, and the cluster time at which they equal their collections
+  verify URI DIR [NAMESPACE]   compare the tables with their collections, and name what differs (--sample N: a part)
+  status DIR [NAMESPACE]       the tables, the cluster time at which they equal their collections, and fields whose
+                               columns have other names or types; with NAMESPACE all columns of these tables
   as-of DIR NAMESPACE TIME     what a collection held then: TIME is seconds,increment or 2026-11-21T14:00:00Z
   compact DIR [NAMESPACE]      merge small files (--z-order COLUMN: arrange the rows by columns)
   expire DIR [NAMESPACE]       remove files that were replaced longer ago than --keep (default: 7d)
-  rebuild DIR NAMESPACE        let the next run rewrite a table, after another program has changed it"""
-_ACTIONS = ("write", "status", "as-of", "compact", "expire", "rebuild")
+  rebuild DIR NAMESPACE        let the next run rewrite a table, after another program has changed it
+  resync DIR NAMESPACE         let the writer, or the next run, copy one collection again while it follows the others"""
+_ACTIONS = ("write", "status", "verify", "as-of", "compact", "expire", "rebuild", "resync")
+_URI_STANDS = {
+    "write": "comes first: tailrace tables write URI DIR 'shop.*'",
+    "verify": "comes first: tailrace tables verify URI DIR",
+    "as-of": "is given with --uri",
+}
+#: So many documents that differ are named for each table.
+_NAMED_MAX = 20
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -38,8 +55,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument("words", nargs="*", metavar="...", help="what the action needs, in the order above")
     parser.add_argument("--once", action="store_true", help="with write: end when the tables are up to date")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="with write: serve statistics to Prometheus (extra: metrics)"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
     parser.add_argument("--archive", type=Path, metavar="DIR", help="with as-of: read entries from this archive")
-    parser.add_argument("--uri", metavar="URI", help="with as-of: read entries from the deployment's oplog")
+    parser.add_argument(
+        "--uri",
+        metavar="URI",
+        help="with as-of: read entries from the deployment's oplog; write and verify take it too",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="with as-of: write the rows to this Parquet file")
     parser.add_argument("--z-order", action="append", default=[], metavar="COLUMN", help="with compact")
     parser.add_argument("--keep", default="7d", metavar="7d", help="with expire (s, m, h, d)")
@@ -50,65 +75,162 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Raises TailraceError."""
     words: list[str] = args.words
+    if args.action in {"write", "verify"} and words and args.uri is None and is_uri_argument(words[0]):
+        args.uri = words.pop(0)
+    if any(map(is_uri, words)):
+        where = _URI_STANDS.get(args.action)
+        raise WrongUsageError(
+            f"the connection URI {where}" if where else f"tailrace tables {args.action} takes no connection URI"
+        )
     if args.action == "write":
-        return _write(words, once=args.once)
+        return _write(args.uri, words, once=args.once, metrics=args.metrics)
+    if args.action == "verify":
+        return _verify(args.uri, words, args.sample)
     if not words:
         raise WrongUsageError(f"tailrace tables {args.action} needs the directory of the tables")
-    root = Path(words[0])
-    if not (root / "_tailrace").is_dir():
-        raise UsageError(f"{root} holds no tables of Tailrace")
+    root = _root(words[0])
     if args.action == "status":
-        return _status(root)
+        return _status(root, words[1:])
     if args.action == "as-of":
         return _as_of(root, words[1:], args)
-    if args.action == "rebuild":
-        return _rebuild(root, words[1:])
+    if args.action in {"rebuild", "resync"}:
+        return _mark(root, words[1:], args.action)
     return _each(root, words[1:], args)
 
 
-def _write(words: list[str], *, once: bool) -> int:
-    from tailrace.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
-    from tailrace.tables.writer import TablesProgress, TablesWriter  # noqa: PLC0415
+def _root(word: str) -> Path:
+    root = Path(word)
+    if not (root / "_tailrace").is_dir():
+        raise UsageError(f"{root} holds no tables of Tailrace")
+    return root
 
-    if len(words) < 3:
+
+def _write(uri: str | None, words: list[str], *, once: bool, metrics: str | None) -> int:
+    from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help loads no PyMongo
+    from tailrace.source.connection import open_client  # noqa: PLC0415
+    from tailrace.source.topology import Cluster  # noqa: PLC0415
+    from tailrace.tables.settings import TableRule, TableSettings  # noqa: PLC0415  so that --help loads no Arrow
+
+    if len(words) < 2:
         raise WrongUsageError(
-            "tailrace tables write needs URI, directory and collections", hint="... write URI DIR shop.*"
+            "tailrace tables write needs URI, directory and collections",
+            hint=f"... write URI DIR 'shop.*', or without URI where {URI_VARIABLE} is set",
         )
-    settings = TableSettings(Path(words[1]), tuple(TableRule(pattern) for pattern in words[2:]))
+    settings = TableSettings(Path(words[0]), tuple(TableRule(pattern) for pattern in words[1:]))
     settings.check()  # before anything is opened
+    if metrics is not None:
+        address_of(metrics, "--metrics")
 
     def told(progress: TablesProgress) -> None:
-        print(f"{progress.changes:,} changes, {progress.batches:,} micro-batches", file=sys.stderr)
+        tell(f"{progress.changes:,} changes, {progress.batches:,} micro-batches")
 
-    with TablesWriter(find_uri(words[0]), settings) as writer:
+    found = find_uri(uri)
+    with open_client(found) as client:
+        if Cluster.discover(client, found, {}) is None:
+            warn_of_one_shard(client)
+    from tailrace.tables.writer import TablesWriter  # noqa: PLC0415  it may have to be compiled: after the first errors
+
+    with TablesWriter(found, settings) as writer, _served(writer, metrics):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: writer.stop())
         if once:
             writer.run_to_present()
         else:
             writer.run(told)
-        print(_stated(writer.progress.time), file=sys.stderr)
+        tell(_told(writer.progress, writer.unmatched, writer.resyncing))
     return 0
 
 
-def _status(root: Path) -> int:
+@contextmanager
+def _served(writer: TablesWriter, metrics: str | None) -> Iterator[None]:
+    if metrics is None:
+        yield
+        return
+    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+    from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
+
+    with serve_metrics(TablesCollector(writer), *address_of(metrics, "--metrics")) as url:
+        tell(f"tailrace: statistics at {url}")
+        yield
+
+
+def _told(progress: TablesProgress, unmatched: list[str], resyncing: list[str]) -> str:
+    """What a run ends with. ``unmatched``: the patterns that no collection matches."""
+    if progress.time is not None and not progress.tables:
+        return f"No collection matches {', '.join(unmatched)}: there is no table yet"
+    text = _stated(progress.time) + (f", but for {', '.join(resyncing)}: to be copied again" if resyncing else "")
+    return text + (f". No collection matches {', '.join(unmatched)}" if unmatched else "")
+
+
+def _verify(uri: str | None, words: list[str], sample: int | None) -> int:
+    from tailrace.tables.verification import verify  # noqa: PLC0415
+
+    if not words or (sample is not None and sample < 1):
+        raise WrongUsageError("tailrace tables verify needs URI and directory", hint="... verify URI DIR [NAMESPACE]")
+    wrong, compared = 0, False
+    for report in verify(_root(words[0]), find_uri(uri), words[1:], sample=sample):
+        compared = True
+        time = f"{report.time.seconds},{report.time.increment}"
+        aside = f", {report.quarantined:,} of them in quarantine" if report.quarantined else ""
+        if report.good:
+            say(f"{report.namespace}: equal at {time}, {report.documents:,} documents compared{aside}")
+            continue
+        wrong += 1
+        for fault in report.faults:
+            say(f"{report.namespace}: {fault}")
+        for one in report.differences[:_NAMED_MAX]:
+            say(f"{report.namespace}: _id {one.id} {one.how}")
+        if report.differences:
+            count = len(report.differences)
+            say(f"{report.namespace}: {count:,} of {report.documents:,} documents differ at {time}{aside}")
+    if not compared:
+        say("There are no tables: no collection matches")
+    if wrong:
+        raise SinkError(
+            f"{wrong:,} {'table differs' if wrong == 1 else 'tables differ'} from what MongoDB holds",
+            hint="`tailrace tables resync` lets the writer copy a collection again",
+        )
+    return 0
+
+
+def _status(root: Path, words: list[str]) -> int:
     from tailrace.tables.delta_commit import stated, time_text  # noqa: PLC0415
     from tailrace.tables.delta_table import CollectionTable  # noqa: PLC0415
+    from tailrace.tables.description import described  # noqa: PLC0415
     from tailrace.tables.names import folder_of  # noqa: PLC0415
-    from tailrace.tables.state import TableState  # noqa: PLC0415
+    from tailrace.tables.standing import is_known  # noqa: PLC0415
+    from tailrace.tables.state import UNKNOWN, TableState  # noqa: PLC0415
+    from tailrace.tables.versions import disk_use  # noqa: PLC0415
 
     state = TableState(root / "_tailrace" / "state", readonly=True)
     try:
-        position, marks = state.position(), state.marks()
+        (position, marks, _), resyncing = state.snapshot(), state.resyncing()
     finally:
         state.close()
-    print(_stated(None if position is None or not position.stated else position.stated))
-    for namespace in sorted(marks):
+    if position is not None and not marks:
+        say("There are no tables: no collection matches")
+        return 0
+    say(_stated(None if position is None or not position.stated else position.stated))
+    for namespace in words:
+        if namespace not in marks:
+            raise UsageError(f"{namespace} has no table in {root}")
+    for namespace in sorted(words or marks):
         table = CollectionTable(root / folder_of(namespace), namespace)
         last = next(stated(table.root), None)
         changed = "never" if last is None else time_text(last.time)
         files = sum(1 for _ in table.files())
-        print(f"{namespace}: version {table.version}, {table.rows():,} rows in {files:,} files, last changed {changed}")
+        say(f"{namespace}: version {table.version}, {table.rows():,} rows in {files:,} files, last changed {changed}")
+        if namespace in resyncing:
+            say(f"{namespace}: is being copied again")
+        elif marks[namespace].collection == UNKNOWN or not is_known(table.root, marks[namespace]):
+            say(f"{namespace}: is not as the state knows it; the next run writes it anew")
+        disk = disk_use(table.root)
+        say(
+            f"  {table.live_bytes:,} bytes; with older versions {disk.bytes:,} bytes in {disk.files:,} files, "
+            f"and {disk.log:,} files of the log"
+        )
+        for line in described(table, whole=bool(words)):
+            say(f"  {line}")
     return 0
 
 
@@ -119,10 +241,9 @@ def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
         raise WrongUsageError("tailrace tables as-of needs directory, namespace and time")
     uri = None if args.uri is None else find_uri(args.uri)
     found = as_of(root, words[0], _moment(words[1]), archive=args.archive, uri=uri)
-    print(
+    tell(
         f"{words[0]} at {found.time.seconds},{found.time.increment}: {found.rows.num_rows:,} rows "
-        f"(version {found.version}, and {found.replayed:,} changes of the oplog)",
-        file=sys.stderr,
+        f"(version {found.version}, and {found.replayed:,} changes of the oplog)"
     )
     if args.out is not None:
         import pyarrow.parquet as pq  # noqa: PLC0415
@@ -130,25 +251,32 @@ def _as_of(root: Path, words: list[str], args: argparse.Namespace) -> int:
         pq.write_table(found.rows, args.out)
         return 0
     for text in found.rows.column("_json").to_pylist():
-        print("null" if text is None else text)  # bytes that are no document for the codec: they are in _bson
+        say("null" if text is None else text)  # bytes that are no document for the codec: they are in _bson
     return 0
 
 
-def _rebuild(root: Path, words: list[str]) -> int:
-    from tailrace.tables.writer import mark_for_rebuilding  # noqa: PLC0415
+def _mark(root: Path, words: list[str], action: str) -> int:
+    """``rebuild`` and ``resync``: what the next run does."""
+    from tailrace.tables.holding import mark_for_rebuilding  # noqa: PLC0415
+    from tailrace.tables.resync import request_resync  # noqa: PLC0415
 
     if len(words) != 1:
-        raise WrongUsageError("tailrace tables rebuild needs directory and namespace")
-    mark_for_rebuilding(root, words[0])
-    print(f"the next run rewrites {words[0]}")
+        raise WrongUsageError(f"tailrace tables {action} needs directory and namespace")
+    if action == "rebuild":
+        mark_for_rebuilding(root, words[0])
+        say(f"the next run rewrites {words[0]}")
+    else:
+        request_resync(root, words[0])
+        say(f"the writer, or the next run, copies {words[0]} again")
     return 0
 
 
 def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
     """``compact`` and ``expire``. No writer may run meanwhile."""
     from tailrace.tables.delta_table import CollectionTable  # noqa: PLC0415
+    from tailrace.tables.holding import held_tables  # noqa: PLC0415
     from tailrace.tables.names import folder_of  # noqa: PLC0415
-    from tailrace.tables.writer import held_tables  # noqa: PLC0415
+    from tailrace.tables.versions import Keeping  # noqa: PLC0415
 
     with held_tables(root) as namespaces:
         for namespace in words or namespaces:
@@ -156,11 +284,11 @@ def _each(root: Path, words: list[str], args: argparse.Namespace) -> int:
                 raise UsageError(f"{namespace} has no table in {root}")
             table = CollectionTable(root / folder_of(namespace), namespace)
             if args.action == "expire":
-                gone = table.expire(parse_duration("--keep", args.keep) / 3600)
-                print(f"{namespace}: {len(gone):,} files removed")
+                gone = table.expire(Keeping(parse_duration("--keep", args.keep) / 3600))
+                say(f"{namespace}: {len(gone):,} files removed")
                 continue
-            found = table.compact(z_order=args.z_order)
-            print(f"{namespace}: {found.get('numFilesRemoved', 0)} files became {found.get('numFilesAdded', 0)}")
+            found = table.compact(z_order=args.z_order, everything=True)
+            say(f"{namespace}: {found['numFilesRemoved']} files became {found['numFilesAdded']}")
     return 0
 
 

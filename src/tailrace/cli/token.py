@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -14,9 +13,11 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS, dumps, loads
 
+from tailrace.cli.output import say
 from tailrace.errors import InvalidResumeToken, OplogFormatError, UsageError
 from tailrace.event.resume_token import EVENT, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.printable import in_a_line
 
 _ANY_DATE: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
 _LARGEST_HALF = 0xFFFFFFFF
@@ -47,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "encode":
         cluster_time = parse_time(args.time) if args.time is not None else parse_timestamp(args.timestamp)
         token = ResumeToken.high_water_mark(cluster_time, args.version)
-        print(json.dumps({"_data": token.data}))
+        say(json.dumps({"_data": token.data}))
         return 0
     parts = describe(read_token(args.token))
-    sys.stdout.write(json.dumps(parts, indent=2, ensure_ascii=False) + "\n" if args.format == "json" else _words(parts))
+    say(json.dumps(parts, indent=2, ensure_ascii=False) if args.format == "json" else _words(parts), lines=True)
     return 0
 
 
@@ -144,4 +145,4 @@ def _words(parts: dict[str, Any]) -> str:
     if parts["eventIdentifier"] is not None:
         lines["event identifier"] = json.dumps(parts["eventIdentifier"], ensure_ascii=False)
     width = max(map(len, lines)) + 2
-    return "".join(f"{name + ':':<{width}}{value}\n" for name, value in lines.items())
+    return "\n".join(f"{name + ':':<{width}}{in_a_line(value)}" for name, value in lines.items())

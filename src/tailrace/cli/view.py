@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 from typing import Any
 
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 import tailrace
+from tailrace.cli.listen import error_policy
+from tailrace.cli.output import say, tell
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import MISSING, View, ViewDifference, ViewKeeper, ViewUpkeep
@@ -43,6 +44,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--name", default="", help="of the view; default: made of --on")
     parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help="verify: look again after (5)")
     parser.add_argument("--leases", default="tailrace.leases", metavar="DB.COLL", help="run: where leases are kept")
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="run: try a change that fails N more times")
+    parser.add_argument(
+        "--dead-letters",
+        metavar="DB.COLL",
+        help="run: write a change that has failed at every try to this collection and go on; without it, end",
+    )
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     parser.set_defaults(run=run, positionals=("action", "uri"))
 
@@ -54,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--grace is a number of seconds from 0 on")
     with tailrace.connect(find_uri(args.uri)) as client:
         if args.action == "run":
-            return _keep(client, view, args.leases)
+            return _keep(client, view, args)
         upkeep = ViewUpkeep(client, view)
         if upkeep.is_empty():
-            print(f"tailrace: {view.target} holds no documents", file=sys.stderr, flush=True)
+            tell(f"tailrace: {view.target} holds no documents")
         if args.action == "rebuild":
             count = upkeep.rebuild()
-            print(json.dumps({"rewritten": count}) if args.format == "json" else f"{count} documents rewritten")
+            say(json.dumps({"rewritten": count}) if args.format == "json" else f"{count} documents rewritten")
             return 0
         return _verify(upkeep, args)
 
@@ -79,9 +86,9 @@ def _verify(upkeep: ViewUpkeep, args: argparse.Namespace) -> int:
     count = 0
     for difference in upkeep.verify(grace_s=args.grace):
         count += 1
-        print(_line(difference, args.format), flush=True)
+        say(_line(difference, args.format), flush=True)
     if args.format == "pretty":
-        print(f"differences: {count}")
+        say(f"differences: {count}")
     return 1 if count else 0
 
 
@@ -105,13 +112,14 @@ def _text(value: Any) -> str:
     return "nothing" if value is MISSING else dumps(value, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False)
 
 
-def _keep(client: Any, view: View, leases: str) -> int:
-    database, dot, name = leases.partition(".")
+def _keep(client: Any, view: View, args: argparse.Namespace) -> int:
+    database, dot, name = args.leases.partition(".")
     if not (database and dot and name):
-        raise UsageError(f"--leases {leases} is not DATABASE.COLLECTION")
-    keeper = ViewKeeper(client, view, store=MongoLeaseStore(client[database][name]))
+        raise UsageError(f"--leases {args.leases} is not DATABASE.COLLECTION")
+    policy = error_policy(args.retries, args.dead_letters, client)
+    keeper = ViewKeeper(client, view, store=MongoLeaseStore(client[database][name]), **policy)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: keeper.stop())
-    print(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
+    say(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
     keeper.run()
     return 0

@@ -14,6 +14,7 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace import raw_bson
 from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
+from tailrace.cli.output import tell
 from tailrace.cli.stream_arguments import (
     Until,
     add_stream_arguments,
@@ -21,6 +22,7 @@ from tailrace.cli.stream_arguments import (
     collation_of,
     pipeline_of,
     stage_of,
+    token_argument,
 )
 from tailrace.errors import invariant
 from tailrace.event.resume_token import ResumeToken
@@ -40,6 +42,7 @@ _QUIET_S: Final = 2.0
 #: What resume tokens from the middle of a copy hold.
 SNAPSHOT: Final = "snapshot"
 #: The stage's options that watch() has parameters for.
+_STARTS: Final = {"startAtOperationTime", "resumeAfter", "startAfter"}
 _PARAMETERS = {
     "fullDocument": "full_document",
     "fullDocumentBeforeChange": "full_document_before_change",
@@ -93,9 +96,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
     from tailrace.cli.explanation import print_explanation  # noqa: PLC0415
+    from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
+    from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415
     from tailrace.client import connect, operation_time, watch_scope  # noqa: PLC0415  so that --help does not load it
 
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
+    begins_now = args.start is None and not _STARTS & stage.keys()
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
     with connect(
@@ -126,6 +132,9 @@ def run(args: argparse.Namespace) -> int:
                 **parameters,
             )
         ) as stream:
+            warn_of_one_shard(client)
+            if begins_now:
+                tell_unknown(client, scope)
             if args.explain:
                 print_explanation(stream.explain(), args.format)
             else:
@@ -171,7 +180,7 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
     except KeyboardInterrupt:
         writer.flush()
         if shown is not None:
-            print(f"tailrace: stopped. To go on: --resume-after {_token_argument(shown)}", file=sys.stderr)
+            tell(f"tailrace: stopped. To go on: --resume-after {_token_argument(shown)}")
         raise
     finally:
         writer.flush()
@@ -181,18 +190,15 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
 def _say_watching(what: str) -> None:
     """So that nobody takes a quiet terminal for one that hangs; a log or a script need not hear it."""
     if sys.stderr is not None and sys.stderr.isatty():
-        print(f"tailrace: watching {what}; nothing has happened yet (Ctrl-C ends)", file=sys.stderr, flush=True)
+        tell(f"tailrace: watching {what}; nothing has happened yet (Ctrl-C ends)")
 
 
 def _token_argument(token: bytes) -> str:
-    """The token as an argument of ``--resume-after``: its ``_data``, or quoted JSON where there is more in it."""
+    """As ``token_argument``, also for a token from the middle of a copy."""
     copy = _copy_of(RawBSONDocument(token))
     if copy is not None:
         return shlex.quote(dumps({SNAPSHOT: copy}, json_options=CANONICAL_JSON_OPTIONS))
-    parsed = ResumeToken.parse(token)
-    if parsed.type_bits is None:
-        return parsed.data
-    return shlex.quote(dumps(parsed.to_document(), json_options=CANONICAL_JSON_OPTIONS))
+    return token_argument(token)
 
 
 def _copy_of(token: Any) -> Any:

@@ -1,0 +1,34 @@
+"""A remark where what is to be watched does not exist: a stream of it is quiet until somebody makes it."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from tailrace.cli.output import tell
+from tailrace.errors import TailraceError
+from tailrace.oplog.namespace import Scope
+from tailrace.source.connection import Connection
+from tailrace.source.listing import list_collections
+
+
+def tell_unknown(client: MongoClient[Any], scope: Scope) -> None:
+    """Say so on standard error if there is no such collection or database now. Silent where the user may not list them,
+    and where ``client`` is connected to a config server, which does not know."""
+    if scope.database is None:
+        return
+    try:
+        if client.admin.command("hello", read_preference=client.read_preference).get("configsvr"):
+            return
+        found = [one.namespace for one in list_collections(Connection(client), scope.database, {})]
+    except (PyMongoError, TailraceError):
+        return
+    name = str(scope)
+    if name in found or (scope.collection is None and found):
+        return
+    close = difflib.get_close_matches(name, found, n=1)
+    kind = "database" if scope.collection is None else "collection"
+    tell(f"tailrace: no {kind} {name} exists at the moment" + (f". Did you mean {close[0]}?" if close else ""))
