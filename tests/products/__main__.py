@@ -1,0 +1,206 @@
+"""Everything that stands on the stream, beside the server, while a seeded hand harms it: equal or refused, never wrong.
+
+    python -m tests.products --seed 7                                one seed; the same again plays it again
+    python -m tests.products --seeds 1-20 --version 5.0.4            many
+    python -m tests.products --seed 7 --products tables,archive --operations 600 --faults 30
+    python -m tests.products --seed 7 --members 3                    with step-downs and rollbacks
+    python -m tests.products --seed 7 --sharded                      chunks, primaries and shards move
+    python -m tests.products --seed 7 --planted "tables follow another history"
+
+The workload of a seed is always the same; how the processes interleave is the machine's. Exit code 1 where something is
+wrong. Each difference is told once; the last line gives the totals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.products.cluster_writes import ClusterWrites
+from tests.products.hand import Elsewhere
+from tests.products.left_over import leaving_nothing, require_nothing_left
+from tests.products.planted import PLANTED, planted_here
+from tests.products.play import ROUNDS, Play, Report, said
+from tests.products.product import Product
+from tests.products.products import PRODUCTS
+from tests.products.truth import Truth
+from tests.products.writes import ROOT_PASSWORD, ReplicaSetWrites, ServerFailed
+from tests.seeds import end_in_order, parser_of_seeds
+
+VERSION = "6.0.27"
+PARAMETERS = {
+    "maxNumberOfTransactionOperationsInSingleOplogEntry": 3,
+    "ttlMonitorEnabled": False,
+    "ttlMonitorSleepSecs": 1,
+    "diagnosticDataCollectionEnabled": False,
+    "disableLogicalSessionCacheRefresh": True,
+}
+SHARD_PARAMETERS = {"ttlMonitorEnabled": False, "diagnosticDataCollectionEnabled": False}
+_OTHER_SEED = 100_000
+
+
+@contextmanager
+def replica_set(version: str, members: int = 1) -> Iterator[ReplicaSet]:
+    """A deployment for the workload."""
+    with ReplicaSet(
+        members,
+        version=version,
+        parameters=PARAMETERS,
+        enable_test_commands=True,
+        oplog_size_mb=2000,
+        root_password=ROOT_PASSWORD,
+    ) as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is played: a seed, the products beside its workload, and what the hand does."""
+
+    seed: int
+    products: Sequence[Product]
+    operations: int = 300
+    faults: int = 12
+    planted: str = ""
+    kinds: frozenset[str] = frozenset()
+    rounds: int = ROUNDS
+
+    def play(self, writes: Any, folder: Path, report: Report, *, left_out: Container[str] = (), **further: Any) -> None:
+        """Play it over writes to a deployment, without the products that cannot follow these."""
+        products = [one for one in self.products if one.name not in left_out]
+        names = ("seed", "operations", "faults", "planted", "kinds", "rounds")
+        Play(writes, products, folder, report, **{name: getattr(self, name) for name in names}, **further)()
+
+
+@contextmanager
+def cluster_of(version: str) -> Iterator[ShardedCluster]:
+    """A cluster for the workload, whose shards come and go."""
+    with ShardedCluster(
+        2, version=version, parameters=SHARD_PARAMETERS, enable_test_commands=True, root_password=ROOT_PASSWORD
+    ) as running:
+        yield running
+
+
+def elsewhere_of(writes: Any, folder: Path, operations: int) -> Elsewhere:
+    """The same names in another deployment, with other documents, and what is true there."""
+    writes.run(operations)
+    writes.pause(Truth(folder))
+    return Elsewhere(writes.deployment.uri, folder)
+
+
+def run_seed(deployment: ReplicaSet, other: ReplicaSet | None, folder: Path, report: Report, chosen: Chosen) -> None:
+    """Play one seed on a deployment, with another one of the same name to point at."""
+    seed, operations = chosen.seed, chosen.operations
+    require_nothing_left(deployment)
+    with ExitStack() as stack:
+        there = None
+        if other is not None:
+            require_nothing_left(other)
+            elsewhere = ReplicaSetWrites(other, seed, operations, unique_names=True, salt=_OTHER_SEED)
+            stack.enter_context(leaving_nothing(elsewhere))
+            there = elsewhere_of(elsewhere, folder / "elsewhere", operations // 3)
+        unique_names = seed % 3 != 0
+        writes = ReplicaSetWrites(deployment, seed, operations, unique_names=unique_names)
+        stack.enter_context(leaving_nothing(writes))
+        try:
+            # Exact images cannot say what an update of a field does whose name a document has twice.
+            chosen.play(writes, folder, report, left_out=() if unique_names else ("images",), elsewhere=there)
+        except ServerFailed as error:
+            report.given_up.append(f"seed {seed}: {error}")
+            said(f"seed {seed}: given up: {error}")
+
+
+def run_sharded(version: str, other: ShardedCluster | None, folder: Path, report: Report, chosen: Chosen) -> None:
+    """Play one seed on a cluster of its own, with another one to point at."""
+    with ExitStack() as stack:
+        there = None
+        if other is not None:
+            require_nothing_left(other)
+            elsewhere = ClusterWrites(other, chosen.seed, chosen.rounds, salt=_OTHER_SEED)
+            stack.enter_context(leaving_nothing(elsewhere))
+            there = elsewhere_of(elsewhere, folder / "elsewhere", chosen.operations // chosen.rounds)
+        writes = ClusterWrites(stack.enter_context(cluster_of(version)), chosen.seed, chosen.rounds)
+        unable = {one.name for one in chosen.products if not one.on_clusters}
+        left_out = unable | ({"images"} if writes.reshards else set())
+        chosen.play(writes, folder, report, left_out=left_out, elsewhere=there)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _arguments(arguments)
+    end_in_order()
+    report = Report()
+    with ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-products-"))
+        if options.sharded:
+            other_cluster = stack.enter_context(cluster_of(options.version))
+        else:
+            deployment = stack.enter_context(replica_set(options.version, options.members))
+            other = stack.enter_context(replica_set(options.version))
+        for seed in options.seeds:
+            begun = time.monotonic()
+            folder = Path(root, str(seed))
+            folder.mkdir()
+            products = [PRODUCTS[name] for name in options.products]
+            kinds = frozenset(options.kinds.split(",")) if options.kinds else frozenset[str]()
+            chosen = Chosen(seed, products, options.operations, options.faults, options.planted, kinds)
+            with planted_here(options.planted) if options.planted else nullcontext():
+                if options.sharded:
+                    run_sharded(options.version, other_cluster, folder, report, chosen)
+                else:
+                    run_seed(deployment, other, folder, report, chosen)
+            print(f"seed {seed}: {time.monotonic() - begun:.0f} s; so far {report}", flush=True)
+            if not options.keep:
+                shutil.rmtree(folder, ignore_errors=True)
+    tell(report, options.version)
+    return 1 if report.differences else 0
+
+
+def tell(report: Report, version: str) -> None:
+    """Each refusal and each difference once."""
+    for text, count in report.refusals.most_common():
+        print(f"refused {count} times: {text}")
+    for key, text in report.differences.items():
+        print(f"DIFFERENCE, met {report.met[key]} times: {text}")
+    for text in report.given_up:
+        print(f"given up: {text}")
+    print(f"{version}: {report}")
+    print(report.total, flush=True)
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = parser_of_seeds("tests.products", __doc__)
+    parser.add_argument("--version", default=VERSION, help=f"of the server ({VERSION})")
+    parser.add_argument("--sharded", action="store_true", help="on a cluster whose shards come and go")
+    parser.add_argument("--members", type=int, default=1, help="of the replica set (1)")
+    parser.add_argument("--products", type=_names, default=list(PRODUCTS), help=f"of {', '.join(PRODUCTS)}")
+    parser.add_argument("--operations", type=int, default=300, help="of the workload (300)")
+    parser.add_argument("--faults", type=int, default=12, help="that the hand does (12)")
+    parser.add_argument("--planted", default="", choices=["", *PLANTED], help="a fault to be put back")
+    parser.add_argument(
+        "--kinds",
+        default="",
+        help="of faults, with commas between them: only these. older part:lake and bit:*/data.mdb say of what",
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the folders of a seed until the end")
+    return parser.parse_args(arguments)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in PRODUCTS:
+            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(PRODUCTS)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

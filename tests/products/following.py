@@ -1,0 +1,81 @@
+"""Streams that a process writes down: event, and the token behind it, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+
+import tailrace
+from tailrace.errors import SinkError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tests.kills.children import EVENTS, NO_EVENT, pairs
+
+_AWAIT_MS = 50
+
+
+def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **connection: Any) -> None:
+    """Write each event of the deployment's stream and the token behind it in one piece, and go on behind the last one
+    that is there, until the token has passed ``until``. ``said`` is how a new one begins and what it gives."""
+    with keeping():
+        folder.mkdir(parents=True, exist_ok=True)
+    path = folder / EVENTS
+    known = pairs(path)
+    if known:
+        begins = ("start", "start_at_operation_time")
+        said = {name: value for name, value in said.items() if name not in begins}
+        said["resume_after"] = bson.decode(known[-1][1])
+    with ExitStack() as stack:
+        with keeping():
+            # Without a buffer: what could not be written would be tried again when it is closed.
+            out = stack.enter_context(path.open("ab", buffering=0))
+        client = stack.enter_context(tailrace.connect(uri, **connection))
+        out.truncate(sum(len(event) + len(token) for event, token in known))
+        stream = stack.enter_context(client.watch(document_class=RawBSONDocument, max_await_time_ms=_AWAIT_MS, **said))
+        if not known:
+            _write(out, NO_EVENT, stream.resume_token)
+        while True:
+            event = stream.try_next()
+            if event is not None:
+                _write(out, bytes(event.raw), stream.resume_token)
+            elif _time(stream.resume_token) >= until:
+                # Where nothing happened the token alone has moved on.
+                return
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """What the harness itself writes down, as a consumer would: where that cannot be written, it refuses to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"what was read cannot be kept: {error}") from error
+
+
+def _write(out: FileIO, event: bytes, token: Any) -> None:
+    pair = event + bson.encode(token)
+    with keeping():
+        if out.write(pair) != len(pair):
+            raise OSError("the disk is full")
+
+
+def _time(token: Any) -> ClusterTime:
+    """Of a copy that is under way: none."""
+    return ResumeToken.parse(token).cluster_time if isinstance(token.get("_data"), str) else ZERO
+
+
+def followed(folder: Path) -> tuple[ClusterTime, list[bytes]]:
+    """When a stream of changes that was written down began, and its events."""
+    (_, token), *_ = pairs(folder / EVENTS)
+    return ResumeToken.parse(token).cluster_time, events_in(folder)
+
+
+def events_in(folder: Path) -> list[bytes]:
+    """The events of a stream that was written down."""
+    return [event for event, _ in pairs(folder / EVENTS)[1:]]

@@ -1,0 +1,290 @@
+"""A seeded hand that restores, damages, fills, kills and points elsewhere, and what has to come of it.
+
+After each, a product is *equal* to what the server says, or *refuses* with a sentence; what a kill or a full disk has
+left goes on, and what a refusal has left does too, once the cause is away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.products.children import Child, Outcome
+from tests.products.keeper import Keeper
+from tests.products.truth import Truth
+from tests.small_disk import SmallDisk
+
+_PAGE: Final = 4096
+_ROOM: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another deployment of the same name, which holds other documents under the same names, and what is true of it."""
+
+    uri: str
+    truth: Path
+
+    @property
+    def pause(self) -> ClusterTime:
+        return Truth(self.truth).pauses()[-1]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the hand did, and what came of it. ``wrong`` is empty where it is as it has to be."""
+
+    what: str
+    outcome: Outcome
+    wrong: str = ""
+
+
+class Hand:
+    """The faults of one run, by its seed. ``partial_uri`` names a user who may not read all. ``kinds``: only these, by
+    name, or with the part or the files that are to be harmed: ``older part:lake``, ``bit:*/data.mdb``."""
+
+    def __init__(
+        self,
+        seed: int,
+        elsewhere: Elsewhere | None,
+        partial_uri: str | None = None,
+        kinds: frozenset[str] = frozenset(),
+    ) -> None:
+        self._rng = random.Random(f"tailrace hand {seed}")
+        self._elsewhere = elsewhere
+        self._partial_uri = partial_uri
+        self._only: dict[str, list[str]] = {}
+        for kind in sorted(kinds):
+            name, _, to = kind.partition(":")
+            self._only.setdefault(name, []).extend([to] if to else [])
+
+    def faults(self, keeper: Keeper) -> list[str]:
+        """The names of what can be done to a product now."""
+        product = keeper.product
+        found = [] if product.on_spark else ["kill"]
+        if product.copies and self._partial_uri is not None:
+            found.append("rights")
+        if keeper.has_begun and self._elsewhere is not None:
+            found += ["elsewhere", "elsewhere"]
+        if product.has_leases and keeper.has_begun and keeper.copies():
+            found += ["older leases", "older leases"]
+        if product.has_files and keeper.has_begun:
+            if product.own_files != "none":
+                found += ["bit", "bit", "cut", "delete", "zeros", "swap"]
+            if keeper.copies():
+                found += ["older", "older", *(["older part"] * 2 if product.parts else [])]
+            if product.parts:
+                found.append("lost part")
+            if can_mount():
+                found.append("full disk")
+        return [one for one in found if not self._only or one in self._only]
+
+    def do(self, fault: str, keeper: Keeper, until: ClusterTime) -> Step:
+        """Do it while the product is to be brought to ``until``."""
+        acts: dict[str, Callable[[Keeper, ClusterTime], Step]] = {
+            "kill": self._kill,
+            "full disk": self._full_disk,
+            "elsewhere": self._point_elsewhere,
+            "rights": self._partial_rights,
+            "older leases": self._older_leases,
+        }
+        act = acts.get(fault)
+        return act(keeper, until) if act is not None else self._store(fault, keeper, until)
+
+    # -- what may not be refused afterwards ---------------------------------------------------------------------------
+
+    def _kill(self, keeper: Keeper, until: ClusterTime) -> Step:
+        child = Child(keeper.job(until))
+        time.sleep(self._rng.random() ** 2 * 2.0)
+        was_running = child.kill()
+        return self._has_to_be_equal("killed" if was_running else "killed after its end", keeper, until)
+
+    def _full_disk(self, keeper: Keeper, until: ClusterTime) -> Step:
+        with small(keeper.root.parent) as disk:
+            room = self._rng.choice((0, 1, 3, 10, 40, 200)) * _PAGE
+            disk.leave(room)
+            first = keeper.run(keeper.job(until))
+            disk.make_room()
+        what = f"disk with {room} bytes left ({first.kind})"
+        if first.kind == "wrong":
+            return Step(what, first, first.text)
+        return self._has_to_be_equal(what, keeper, until)
+
+    def _has_to_be_equal(self, what: str, keeper: Keeper, until: ClusterTime) -> Step:
+        outcome = keeper.run(keeper.job(until))
+        fine = outcome.is_equal or is_a_limit(keeper, outcome)
+        wrong = "" if fine else f"{outcome.kind} afterwards: {outcome.text}"
+        return Step(what, outcome, wrong)
+
+    # -- what may be refused ------------------------------------------------------------------------------------------
+
+    def _point_elsewhere(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """The other deployment is refused, or taken with all that it holds; then the own one goes on."""
+        there = self._elsewhere
+        assert there is not None
+        kept = keeper.keep()
+        # Positions that are kept in MongoDB stay where they are, as those in files do.
+        more = {"elsewhere": True, "leases": keeper.uri}
+        outcome = keeper.run(keeper.job(there.pause, more, uri=there.uri, truth=str(there.truth)))
+        if outcome.kind == "wrong":
+            keeper.restore(kept)
+            return Step("elsewhere", outcome, outcome.text)
+        if outcome.is_equal or keeper.product.own_files == "none":
+            keeper.restore(kept)
+        # What was refused has to be as it was.
+        return self._goes_on("elsewhere", outcome, keeper, until)
+
+    def _partial_rights(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """A user who may read one database begins a store of the whole deployment: refused, or all is there."""
+        assert self._partial_uri is not None
+        folder = keeper.root.parent / "rights"
+        job = keeper.job(until, {"patterns": ["*.*"]}, uri=self._partial_uri, folder=str(folder))
+        outcome = keeper.run(job)
+        shutil.rmtree(folder, ignore_errors=True)
+        return Step("rights", outcome, outcome.text if outcome.kind == "wrong" else "")
+
+    def _older_leases(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """The database that holds the positions is put back from an older copy: what was done since is done again, or
+        is refused since its targets know better."""
+        kept = keeper.keep()
+        copies = [copy for copy in keeper.copies() if copy != kept]
+        keeper.put_leases_back(self._rng.choice(copies or [kept]))
+        outcome = keeper.run(keeper.job(until))
+        if outcome.is_equal:
+            return Step("older leases", outcome)
+        keeper.put_leases_back(kept)
+        if outcome.kind == "wrong":
+            return Step("older leases", outcome, outcome.text)
+        return self._goes_on("older leases", outcome, keeper, until)
+
+    def _store(self, fault: str, keeper: Keeper, until: ClusterTime) -> Step:
+        """What was done to the store is refused, or does no harm. Then the good one is put back."""
+        kept = keeper.keep()
+        what = self._harm(fault, keeper, kept)
+        outcome = keeper.run(keeper.job(until))
+        if outcome.kind == "wrong":
+            keeper.restore(kept)
+            return Step(what, outcome, outcome.text)
+        may_stay = keeper.product.makes_again or fault not in ("lost part", "delete")
+        if outcome.is_equal and may_stay and self._rng.random() < 0.5:
+            return Step(what, outcome)  # and go on with it
+        keeper.restore(kept)
+        return self._goes_on(what, outcome, keeper, until)
+
+    def _goes_on(self, what: str, outcome: Outcome, keeper: Keeper, until: ClusterTime) -> Step:
+        then = keeper.run(keeper.job(until))
+        fine = then.is_equal or is_a_limit(keeper, then)
+        wrong = "" if fine else f"the good store, after that, is {then.kind}: {then.text}"
+        return Step(what, outcome, wrong)
+
+    def _harm(self, fault: str, keeper: Keeper, kept: Path) -> str:
+        rng = self._rng
+        copies = [copy for copy in keeper.copies() if copy != kept]
+        if fault == "older":
+            keeper.restore(rng.choice(copies or [kept]))
+            return "older"
+        if fault in ("older part", "lost part"):
+            source = rng.choice(copies or [kept])
+            if fault == "lost part":
+                source = keeper.root.parent / "nothing"
+                source.mkdir(exist_ok=True)
+            parts = self._only.get(fault) or keeper.product.parts
+            for part in rng.sample(parts, len(parts)):
+                if (found := keeper.restore_part(source, part, rng)) is not None:
+                    return f"{fault} {part}: {found}"
+            return f"{fault}: nothing differs"
+        wanted = self._only.get(fault) or ["*"]
+        files = [path for path in keeper.files() if any(fnmatch.fnmatch(str(path), one) for one in wanted)]
+        if not files:
+            return f"{fault} of nothing"
+        # Few kinds of files are many files: a kind first, so that each is met.
+        kinds = sorted({_kind(path) for path in files})
+        kind = rng.choice(kinds)
+        chosen = rng.choice([path for path in files if _kind(path) == kind])
+        return f"{fault} {_damage(rng, fault, chosen, files, keeper.root)}"
+
+
+def is_a_limit(keeper: Keeper, outcome: Outcome) -> bool:
+    """Whether a product has refused what the pages say that it cannot do, or cannot do for now."""
+    limits = (*keeper.product.limits, *keeper.limits_now)
+    return outcome.kind == "refused" and any(limit in outcome.text for limit in limits)
+
+
+def _kind(path: Path) -> str:
+    return f"{path.parent.name if path.parent.name.startswith('_') else ''} {path.suffix or path.name}"
+
+
+def _damage(rng: random.Random, fault: str, path: Path, files: list[Path], root: Path) -> str:
+    name = str(path.relative_to(root))
+    raw = bytearray(path.read_bytes())
+    match fault:
+        case "bit":
+            place = rng.randrange(len(raw))
+            raw[place] ^= 1 << rng.randrange(8)
+            name = f"{place} of {len(raw)} of {name}"
+        case "cut":
+            del raw[rng.randrange(len(raw)) :]
+        case "zeros":
+            place = rng.randrange(len(raw)) // _PAGE * _PAGE
+            raw[place : place + _PAGE] = bytes(len(raw[place : place + _PAGE]))
+            name = f"{place} of {len(raw)} of {name}"
+        case "delete":
+            path.unlink()
+            return name
+        case "swap":
+            others = [one for one in files if one.suffix == path.suffix and one.parent == path.parent and one != path]
+            if others:
+                other = rng.choice(others)
+                swapped = other.read_bytes()
+                other.write_bytes(raw)
+                raw = bytearray(swapped)
+                name = f"{name} and {other.name}"
+    path.write_bytes(raw)
+    return name
+
+
+# -- a disk of its own ------------------------------------------------------------------------------------------------
+
+
+def can_mount() -> bool:
+    """Whether this user may mount a file system."""
+    return os.geteuid() == 0 and shutil.which("mount") is not None and not _refused
+
+
+_refused: list[bool] = []
+
+
+@contextmanager
+def small(folder: Path) -> Iterator[SmallDisk]:
+    """Let a folder be a file system of its own meanwhile, with a little more room than what is there."""
+    away = folder.with_name(f"{folder.name}.away")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.rename(away)
+    folder.mkdir()
+    # Its pages are memory, those that are to be missing too.
+    size = sum(path.stat().st_size + _PAGE for path in away.rglob("*")) + _ROOM
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False)
+    if made.returncode != 0:
+        _refused.append(True)
+    try:
+        shutil.copytree(away, folder, symlinks=True, dirs_exist_ok=True)
+        yield SmallDisk(folder)
+        shutil.rmtree(away)
+        shutil.copytree(folder, away, symlinks=True)
+    finally:
+        if made.returncode == 0:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+        away.rename(folder)

@@ -1,0 +1,140 @@
+"""One product in one run: its store, the copies that were made of it, and its processes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.products.children import Child, Outcome, carried_out, crash
+from tests.products.product import Job, Product
+
+_COPIES_MAX = 3
+
+
+class Keeper:
+    """Runs a product forward, and keeps a few older copies of its store."""
+
+    def __init__(self, product: Product, folder: Path, job: Job) -> None:
+        self.product = product
+        self.root = folder / product.name / "store"
+        self._copies = folder / f"{product.name}.copies"
+        self._job = replace(job, product=product.name, folder=str(self.root))
+        self._count = 0
+        #: Parts of sentences that it may refuse with for now, and goes on later.
+        self.limits_now: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.product.name
+
+    @property
+    def uri(self) -> str:
+        """Of the deployment that it follows."""
+        return self._job.uri
+
+    @property
+    def has_begun(self) -> bool:
+        return self._count > 0
+
+    def job(self, until: ClusterTime, more: Mapping[str, Any] | None = None, **changed: Any) -> Job:
+        """The next run. ``changed``: fields of it that are other ones this time; ``more``: further options."""
+        options = {**self._job.options, **(more or {})}
+        return replace(self._job, until=int(until), seed=self._job.seed + self._count, options=options, **changed)
+
+    def run(self, job: Job) -> Outcome:
+        """To its end."""
+        self._count += 1
+        if self.product.on_spark:
+            try:
+                return carried_out(self.product, job)
+            except Exception as error:  # noqa: BLE001  as of a child: it is told as wrong
+                return Outcome("wrong", crash(error))
+        return Child(job).outcome()
+
+    def forget(self) -> None:
+        """Begin again, with an empty store and no copies."""
+        shutil.rmtree(self._copies, ignore_errors=True)
+        self._count = 0
+
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def keep(self) -> Path:
+        """Copy the store as it is now."""
+        copy = self._copies / f"{self._count:06d}"
+        if copy.exists():
+            shutil.rmtree(copy)
+        if self.root.exists():
+            shutil.copytree(self.root, copy, symlinks=True)
+        else:
+            copy.mkdir(parents=True)
+        self.product.keep_leases(self._job, copy)
+        for old in self.copies()[:-_COPIES_MAX]:
+            shutil.rmtree(old)
+        return copy
+
+    def copies(self) -> list[Path]:
+        """From the oldest on."""
+        return sorted(self._copies.iterdir()) if self._copies.exists() else []
+
+    def restore(self, copy: Path) -> None:
+        """Put a copy in the place of the store."""
+        _replace(self.root, copy)
+
+    def put_leases_back(self, copy: Path) -> None:
+        """Put what a copy has of the store in MongoDB in its place."""
+        self.product.put_leases_back(self._job, copy)
+
+    def restore_part(self, copy: Path, part: str, rng: random.Random) -> str | None:
+        """Put what fits a pattern in the place of what the store has of it, all or one of it: what the copy lacks goes.
+        Returns what was restored or removed, ``None`` where both are the same already."""
+        if part == "newest log":
+            return self._lose_newest_log(rng)
+        names = {path.relative_to(base) for base in (self.root, copy) for path in base.glob(part)}
+        changed = sorted(name for name in names if not _same(self.root / name, copy / name))
+        if changed and rng.random() < 0.5:
+            changed = [rng.choice(changed)]
+        for name in changed:
+            _replace(self.root / name, copy / name)
+        return ", ".join(map(str, changed)) or None
+
+    def _lose_newest_log(self, rng: random.Random) -> str | None:
+        """Of one table the newest file of its log is lost."""
+        logs = [sorted(folder.glob("*.json")) for folder in sorted(self.root.glob("*/_delta_log"))]
+        longer = [files for files in logs if len(files) > 1]
+        if not longer:
+            return None
+        lost = rng.choice(longer)[-1]
+        lost.unlink()
+        return str(lost.relative_to(self.root))
+
+    def files(self) -> list[Path]:
+        """What of ours can be damaged."""
+        found = self.root.glob(self.product.own_files)
+        return sorted(path for path in found if path.is_file() and path.stat().st_size > 0)
+
+
+def _replace(here: Path, there: Path) -> None:
+    if here.is_dir():
+        shutil.rmtree(here)
+    else:
+        here.unlink(missing_ok=True)
+    if there.is_dir():
+        shutil.copytree(there, here, symlinks=True)
+    elif there.exists():
+        here.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(there, here)
+
+
+def _same(here: Path, there: Path) -> bool:
+    if here.is_dir() or there.is_dir():
+        return _contents(here) == _contents(there)
+    return here.exists() and there.exists() and here.read_bytes() == there.read_bytes()
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

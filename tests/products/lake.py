@@ -1,0 +1,104 @@
+"""The lake beside the server's own stream, event by event. One Spark session serves every seed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+
+from tailrace.errors import SinkError, TailraceError
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.products.product import Job, Product
+from tests.products.truth import Truth, first_of, time_of
+
+_EVENTS_A_BATCH = "300"
+#: What is said of a data file whose bytes are others than those that were written.
+_NOT_AS_WRITTEN = re.compile(r"\.parquet (has \d+ bytes, and the log says|is not what was written)").search
+
+
+@cache
+def session() -> Any:
+    """The one Spark session, started when it is first asked for."""
+    from tailrace.spark import local_session
+
+    spark = local_session("products", cores=2, fast_start=True)
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def end() -> None:
+    """Stop the session, if there is one."""
+    if session.cache_info().currsize:
+        session().stop()
+        session.cache_clear()
+
+
+class LakeProduct(Product):
+    name = "lake"
+    parts = ("lake", "lake.checkpoint", "lake/_tailrace", "lake/_delta_log", "lake/day=*", "newest log")
+    own_files = "lake/**/*"
+    on_spark = True
+
+    def advance(self, job: Job) -> None:
+        from tailrace.spark.lake import CompactionPolicy
+        from tailrace.spark.lake.stream import write_stream
+
+        start = ClusterTime(job.start).tick()
+        options = {
+            "uri": job.uri,
+            "startAtOperationTime": f"{start.seconds},{start.increment}",
+            "columns": "event,token",
+            "maxEventsPerTrigger": _EVENTS_A_BATCH,
+        }
+        sink = _planted_sink(job.planted)
+        policy = CompactionPolicy(every=4, fan_in=2)
+        query = write_stream(session(), options, job.root / "lake", compaction=policy, available_now=True, **sink)
+        try:
+            query.awaitTermination()
+        except PySparkException as error:
+            raise _of_ours(error) from error
+        finally:
+            with contextlib.suppress(PySparkException):
+                query.stop()
+
+    def differences(self, job: Job, truth: Truth) -> list[str]:
+        from tailrace.spark.lake import files, verify
+
+        lake = job.root / "lake"
+        try:
+            events = [
+                event
+                for file in files(lake)
+                for event in pq.read_table(file, page_checksum_verification=True).column("event").to_pylist()
+            ]
+        except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
+            raise SinkError(f"the lake cannot be read: {error}") from error
+        mine = [event for event in events if time_of(event) <= job.time]
+        told = first_of(truth.events(ClusterTime(job.start).tick(), job.time), mine, "event of the lake")
+        problems = verify(lake, full=True).problems
+        for problem in filter(_NOT_AS_WRITTEN, problems):
+            # A reader of Parquet takes one whole file for another; who wants to know asks ``verify`` (how-to/lake.md).
+            raise SinkError(f"lake verify: {problem}")
+        return told + [f"lake verify: {problem}" for problem in problems]
+
+
+def _of_ours(error: PySparkException) -> TailraceError:
+    """What a query has failed with: an error of ours in another process, told in Spark's words, or a crash."""
+    text = str(error)
+    known = "tailrace.errors" in text or "TailraceError" in text or "tailrace.durable.LakeFullError" in text
+    if not known:
+        raise RuntimeError(text[:2000]) from error
+    lines = [line for line in text.splitlines() if "tailrace." in line and "Error:" in line]
+    return SinkError((lines[-1] if lines else text)[:600])
+
+
+def _planted_sink(planted: str) -> dict[str, Any]:
+    from tests.products.planted import sink_of
+
+    found = sink_of(planted)
+    return {} if found is None else {"sink": found}

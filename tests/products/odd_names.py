@@ -1,0 +1,47 @@
+"""Collections with names that drivers refuse and the server takes: some that PyMongo makes no object for, and some that
+are not UTF-8. The latter nobody can copy, so that they are there for a round only."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from tests.differential.wire import raw_command, raw_insert
+
+_DOTTED: Final = ("a..b", "a.", "a...")
+#: Both are the same text where what is wrong is replaced.
+_UNREADABLE: Final = (b"odd\xfe", b"odd\xff")
+_IDS: Final = 6
+#: The sentence by which a copy of them is refused.
+REFUSAL: Final = "is not UTF-8"
+
+
+class OddNames:
+    """Those of a database. ``present``: whether there are collections in it that nobody can copy."""
+
+    def __init__(self, database: str, seed: str) -> None:
+        self._database = database
+        self._rng = random.Random(f"tailrace odd names {seed}")
+        self.present = False
+
+    def write(self) -> dict[str, Any]:
+        """The next write to a collection that can be copied."""
+        rng = self._rng
+        name, key = rng.choice(_DOTTED), rng.randrange(_IDS)
+        chosen = rng.random()
+        if chosen < 0.1:
+            return {"drop": name}
+        if chosen < 0.3:
+            return {"delete": name, "deletes": [{"q": {"_id": key}, "limit": 1}]}
+        change = {"$inc": {"n": 1}, "$set": {"text": "x" * rng.randrange(50)}}
+        return {"update": name, "updates": [{"q": {"_id": key}, "u": change, "upsert": True}]}
+
+    def begin_round(self, send: Callable[[bytes], object], chance: float) -> None:
+        """Drop those that are there, or else make them by chance."""
+        was, self.present = self.present, not self.present and self._rng.random() < chance
+        for name in _UNREADABLE:
+            if was:
+                send(raw_command("drop", self._database.encode(), name))
+            elif self.present:
+                send(raw_insert(self._database.encode(), name, *({"_id": one} for one in range(3))))

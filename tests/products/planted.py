@@ -1,0 +1,210 @@
+"""Faults that products had, put back one by one into running processes: the harness has to find each.
+
+Each is what the code did before it was mended, put in the place of what mends it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Undo = Callable[[], None]
+
+
+class FaultNotPlanted(Exception):  # noqa: N818 - it says what happened
+    """What a planted fault takes the place of is not there any more."""
+
+
+def _everywhere(module: str, name: str, new: Any) -> list[Undo]:
+    """Put ``new`` in the place of a function in every module of ours that has it."""
+    __import__(module)
+    old = getattr(sys.modules[module], name, None)
+    if old is None:
+        raise FaultNotPlanted(f"{module}.{name}")
+    undo: list[Undo] = []
+    for found in [one for key, one in sys.modules.items() if key.startswith(("tailrace", "tests.products"))]:
+        for attribute in [key for key, value in vars(found).items() if value is old]:
+            undo.append(_set(found, attribute, new))
+    return undo
+
+
+def _set(where: Any, name: str, new: Any) -> Undo:
+    if not hasattr(where, name):
+        raise FaultNotPlanted(f"{where}.{name}")
+    old = getattr(where, name)
+    setattr(where, name, new)
+    return lambda: setattr(where, name, old)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _lake_set_back() -> list[Undo]:
+    """Nobody notices that the lake is older than its checkpoint."""
+    return [
+        *_everywhere("tailrace.lake.checkpoint_file", "require_seen", _nothing),
+        *_everywhere("tailrace.lake.committer", "_require_no_hole", _nothing),
+    ]
+
+
+def _table_set_back() -> list[Undo]:
+    """A table is not compared with what its state knows of it."""
+    return _everywhere("tailrace.tables.standing", "fault_of", _nothing)
+
+
+def _other_history() -> list[Undo]:
+    """Tables follow whatever deployment they are pointed at."""
+    from tailrace.tables.oplogs import Oplogs
+    from tailrace.tables.writer import TablesWriter
+
+    return [_set(Oplogs, "check", _nothing), _set(TablesWriter, "_check_deployment", _nothing)]
+
+
+def _altered_archive() -> list[Undo]:
+    """The archive's files are read as they are."""
+    import pyarrow.parquet as pq
+
+    from tailrace.archive import checked_file
+    from tailrace.archive.segment import SegmentReader
+
+    def unchecked(self: Any, path: Path, digest: str) -> None:
+        try:
+            self.parquet = pq.ParquetFile(io.BytesIO(path.read_bytes()), page_checksum_verification=False)
+            self.about = json.loads((self.parquet.metadata.metadata or {}).get(checked_file.METADATA, b"{}"))
+        except checked_file.DAMAGE as error:
+            raise checked_file.damaged(path, error) from None
+
+    def times(self: Any, group: int) -> Any:
+        return self.column(group, "cluster_time").to_numpy()
+
+    return [
+        _set(checked_file.CheckedFile, "__init__", unchecked),
+        _set(SegmentReader, "times", times),
+        _set(SegmentReader, "_check_statements", _nothing),
+    ]
+
+
+def _altered_images() -> list[Undo]:
+    """The records of exact images are taken as they are."""
+    from tailrace.images.bucket import _CHECKSUM_BYTES, ImageBucket
+
+    def unchecked(self: Any, key: bytes, record: bytes) -> bytes:
+        return record[_CHECKSUM_BYTES:]
+
+    return [_set(ImageBucket, "_checked", unchecked)]
+
+
+def _lost_images() -> list[Undo]:
+    """A file of exact images that has gone begins anew, with no document in it."""
+    from tailrace.images.bucket import ImageBucket
+    from tailrace.images.state import ImageState
+
+    def counted(self: Any) -> list[int]:
+        return [0] * len(self._buckets)
+
+    undo = [_set(ImageBucket, name, _nothing) for name in ("_check_there", "_identify")]
+    return [*undo, _set(ImageState, "_counted", counted)]
+
+
+def _silent_part() -> list[Undo]:
+    """A copy of the deployment is one of the databases that a user is shown."""
+    from tailrace.source import listing
+
+    def shown(connection: Any) -> list[str]:
+        reply = listing._asked(connection)
+        return sorted({str(one["name"]) for one in reply["databases"]} - listing.INTERNAL_DATABASES)
+
+    return _everywhere("tailrace.source.listing", "database_names", shown)
+
+
+def _position_of_another() -> list[Undo]:
+    """A listener goes on from a position of another deployment."""
+    from tailrace.consumer.watching import Watching
+
+    return [_set(Watching, "_checked_deployment", _nothing)]
+
+
+def _views_of_memory() -> list[Undo]:
+    """A document above 4 kB is a view of memory when images begin with a copy."""
+    from tailrace.images import key, seed
+
+    own = key.state_key
+
+    def of_a_view(uuid: bytes, document: Any) -> bytes:
+        return own(uuid, memoryview(document) if len(document) > 4096 else document)  # type: ignore[arg-type]
+
+    return [_set(seed, "state_key", of_a_view)]
+
+
+def _moved_primary() -> list[Undo]:
+    """What a collection's migration entries say is left out, also where nothing else fills it."""
+    from tailrace.tables.fold import Fold
+
+    return [_set(Fold, "_group_filled", _nothing)]
+
+
+def _dying_thread() -> list[Undo]:
+    """An error that is none of ours ends the tables' thread, and nobody is told."""
+    from tailrace.tables.writer import TablesWriter
+
+    @contextmanager
+    def tabling(uri: Any, settings: Any, stop: threading.Event, *, once: bool) -> Iterator[None]:
+        with TablesWriter(uri, settings) as writer:
+            thread = threading.Thread(target=writer.run_to_present, daemon=True)
+            thread.start()
+            yield
+            thread.join()
+
+    def step(self: TablesWriter, **options: Any) -> bool:
+        raise KeyError("not one of ours")
+
+    threading.excepthook = _nothing
+    return [*_everywhere("tailrace.cli.run_tables", "tabling", tabling), _set(TablesWriter, "step", step)]
+
+
+PLANTED: dict[str, Callable[[], list[Undo]]] = {
+    "a lake that was set back goes on": _lake_set_back,
+    "a table that was set back goes on": _table_set_back,
+    "tables follow another history": _other_history,
+    "an altered archive is read": _altered_archive,
+    "altered images are given": _altered_images,
+    "a lost file of images begins anew": _lost_images,
+    "a user of few rights copies a part": _silent_part,
+    "a listener goes on with another deployment": _position_of_another,
+    "images begin with views of memory": _views_of_memory,
+    "a moved primary empties its tables": _moved_primary,
+    "a thread dies and nobody is told": _dying_thread,
+}
+
+
+def plant(name: str) -> list[Undo]:
+    """Put a fault back, in this process. Raises FaultNotPlanted where its place is gone: then it is to be planted
+    anew."""
+    return PLANTED[name]()
+
+
+@contextmanager
+def planted_here(name: str) -> Iterator[None]:
+    """The same for as long as the block lasts."""
+    undo = plant(name)
+    try:
+        yield
+    finally:
+        for one in reversed(undo):
+            one()
+
+
+def sink_of(name: str) -> type | None:
+    """A sink of the lake that plants a fault in Spark's processes; ``None`` where the fault is no lake's."""
+    if PLANTED.get(name) is not _lake_set_back:
+        return None
+    from tests.products.planted_sink import PlantedSink
+
+    return PlantedSink

@@ -1,0 +1,210 @@
+"""One seed: writes, products beside them, the hand between, and the comparisons."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.products.children import Child
+from tests.products.hand import Elsewhere, Hand, Step, is_a_limit
+from tests.products.keeper import Keeper
+from tests.products.odd_names import REFUSAL
+from tests.products.product import Job, Product
+from tests.products.restored import RESTORED, RESTORED_CHANCE, Restoring
+from tests.products.truth import Truth
+
+ROUNDS: Final = 6
+
+
+@dataclass
+class Report:
+    """What was done and what came of it. ``differences``: each once, with how often it was met."""
+
+    seeds: int = 0
+    given_up: list[str] = field(default_factory=list)
+    compared: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    differences: dict[str, str] = field(default_factory=dict)
+    met: Counter[str] = field(default_factory=Counter)
+
+    def refused(self, product: str, text: str) -> None:
+        self.refusals[f"{product}: {_general(text)}"] += 1
+
+    def differ(self, where: str, kind: str, text: str) -> None:
+        """A difference: told once for each product, fault and sentence."""
+        key = f"{kind}: {_general(text)[:240]}"
+        self.met[key] += 1
+        self.differences.setdefault(key, f"{where}: {kind}: {text}")
+
+    @property
+    def total(self) -> str:
+        """One line, for who looks at the end alone."""
+        return (
+            f"differences: {len(self.differences)} in {sum(self.compared.values())} comparisons, "
+            f"{sum(self.faults.values())} faults, {sum(self.refusals.values())} refusals"
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, {sum(self.compared.values())} comparisons {dict(self.compared)}, "
+            f"{sum(self.faults.values())} faults {dict(self.faults)}, {sum(self.refusals.values())} refusals, "
+            f"{len(self.differences)} differences"
+        )
+
+
+def _general(text: str) -> str:
+    """A sentence without what differs from run to run: numbers, times, hexadecimal ids, places in folders."""
+    text = re.sub(r"/[\w./+%~-]{8,}", "PATH", text)
+    text = re.sub(r"\b[0-9a-fA-F]{12,}\b", "HEX", text)
+    return re.sub(r"\d+", "N", text)[:400]
+
+
+def said(text: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+class Play:
+    """One run of one seed over one deployment."""
+
+    def __init__(
+        self,
+        writes: Any,
+        products: Sequence[Product],
+        folder: Path,
+        report: Report,
+        *,
+        seed: int,
+        operations: int,
+        faults: int,
+        elsewhere: Elsewhere | None = None,
+        planted: str = "",
+        rounds: int = ROUNDS,
+        kinds: frozenset[str] = frozenset(),
+    ) -> None:
+        self._writes = writes
+        self._report = report
+        self._folder = folder
+        self._seed = seed
+        self._rng = random.Random(f"tailrace play {seed}")
+        self._hand = Hand(seed, elsewhere, writes.partial_uri(), kinds)
+        self._truth = Truth(folder / "truth")
+        self._rounds, self._operations = rounds, operations
+        options = {"databases": list(writes.databases), "followed": writes.followed, "moved": list(writes.moved)}
+        job = Job(
+            product="",
+            uri=writes.deployment.uri,
+            folder="",
+            start=int(writes.start),
+            until=0,
+            truth=str(folder / "truth"),
+            version=writes.version,
+            seed=seed,
+            planted=planted,
+            options=options,
+        )
+        self._keepers = [Keeper(product, folder, job) for product in products]
+        self._begins = {keeper.name: self._rng.choice((0, 0, 1, 2)) for keeper in self._keepers}
+        chance = 1.0 if RESTORED in kinds else 0.0 if kinds else RESTORED_CHANCE
+        self._restoring = Restoring(seed, rounds, self._keepers, folder / "restored", chance)
+        places = [(number, keeper.name) for number in range(1, rounds) for keeper in self._keepers]
+        self._planned = Counter(self._rng.choices(places, k=faults) if places else [])
+
+    def __call__(self) -> None:
+        for number in range(self._rounds):
+            beside = self._beside()
+            self._writes.run(self._operations // self._rounds)
+            for keeper in self._keepers:
+                keeper.limits_now = (REFUSAL,) if self._writes.refusable else ()
+            if self._rng.random() < 0.3:
+                self._writes.expire()
+            disturbed = self._writes.disturb(self._rng)
+            if disturbed is not None:
+                said(f"seed {self._seed} round {number}: {disturbed}")
+                self._report.faults[disturbed] += 1
+            self._meanwhile(number, beside)
+            pause = self._writes.pause(self._truth)
+            for keeper in self._in_turn(number):
+                self._visit(number, keeper, pause)
+            if self._writes.can_be_restored:
+                for keeper, step in self._restoring.after(number, self._writes, self._truth, pause):
+                    self._tell(number, keeper, step, RESTORED)
+        self._report.seeds += 1
+
+    def _in_turn(self, number: int) -> list[Keeper]:
+        """Those that have their turn in this round, and all at the end."""
+        chosen = list(self._keepers)
+        self._rng.shuffle(chosen)
+        is_last = number == self._rounds - 1
+        return [
+            keeper
+            for keeper in chosen
+            if is_last
+            or self._planned[number, keeper.name]
+            or (number >= self._begins[keeper.name] and self._rng.random() < (0.35 if keeper.name == "as-of" else 0.6))
+        ]
+
+    def _beside(self) -> list[tuple[Keeper, Child]]:
+        """Some run while there are writes, up to the last pause, and so a little further."""
+        pauses = self._truth.pauses()
+        if not pauses:
+            return []
+        able = [one for one in self._keepers if one.has_begun and not one.product.on_spark]
+        chosen = [one for one in able if self._rng.random() < 0.4]
+        jobs = [one.job(pauses[-1]) for one in chosen]
+        children = [Child(replace(job, options={**job.options, "only": "advance"})) for job in jobs]
+        return list(zip(chosen, children, strict=True))
+
+    def _meanwhile(self, number: int, beside: list[tuple[Keeper, Child]]) -> None:
+        for keeper, child in beside:
+            outcome = child.outcome()
+            if not outcome.is_equal and not is_a_limit(keeper, outcome):
+                self._differ(number, keeper, "beside the writes", f"{outcome.kind}: {outcome.text}")
+
+    def _visit(self, number: int, keeper: Keeper, pause: ClusterTime) -> None:
+        for _ in range(self._planned[number, keeper.name]):
+            able = self._hand.faults(keeper)
+            if not able:
+                break
+            fault = self._rng.choice(able)
+            self._tell(number, keeper, self._hand.do(fault, keeper, pause), fault)
+        outcome = keeper.run(keeper.job(pause))
+        self._report.compared[keeper.name] += 1
+        if is_a_limit(keeper, outcome):
+            self._report.refused(keeper.name, outcome.text)
+            if not any(limit in outcome.text for limit in keeper.limits_now):
+                self._begin_again(keeper)
+        elif not outcome.is_equal:
+            self._differ(number, keeper, "nothing was done to it", f"{outcome.kind}: {outcome.text}")
+            self._begin_again(keeper)
+        elif self._rng.random() < 0.8:
+            keeper.keep()
+
+    def _tell(self, number: int, keeper: Keeper, step: Step, fault: str) -> None:
+        self._report.faults[fault] += 1
+        said(f"seed {self._seed} round {number}: {keeper.name}: {step.what}: {step.outcome.kind}")
+        if step.outcome.kind == "refused":
+            self._report.refused(keeper.name, step.outcome.text)
+        if step.wrong:
+            self._differ(number, keeper, step.what, step.wrong)
+
+    def _begin_again(self, keeper: Keeper) -> None:
+        """One that is wrong by itself would be so to the end, and hide what comes."""
+        shutil.rmtree(keeper.root, ignore_errors=True)
+        keeper.forget()
+
+    def _differ(self, number: int, keeper: Keeper, what: str, text: str) -> None:
+        where = f"seed {self._seed} round {number}"
+        said(f"{where}: {keeper.name}: {what}: {text[:1500]}")
+        kind = re.sub(r"\d+", "N", what.partition(" ")[0] if " of " in what else what)
+        self._report.differ(where, f"{keeper.name}: {kind}", f"({what}) {text}")

@@ -1,0 +1,111 @@
+"""What a product on the stream is to the harness: a store in a folder that is brought forward and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.products.truth import Truth
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a product, in a process of its own.
+
+    ``folder``   the store; empty, or not there, at first
+    ``start``    the cluster time behind which a new store begins, where it does not begin with what there is
+    ``until``    a pause of the truth: the product is to reach it
+    ``truth``    the folder of the deployment's ``Truth``
+    ``seed``     of what the run chooses by itself
+    ``planted``  the name of a fault to be put back (``planted.py``), or nothing
+    ``options``  of the workload: which databases it writes to, ...
+    """
+
+    product: str
+    uri: str
+    folder: str
+    start: int
+    until: int
+    truth: str
+    version: str
+    seed: int = 0
+    planted: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+    @property
+    def root(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def time(self) -> ClusterTime:
+        """The pause that is to be reached."""
+        return ClusterTime(self.until)
+
+    @property
+    def databases(self) -> tuple[str, ...]:
+        """The workload's."""
+        return tuple(self.options["databases"])
+
+    @property
+    def moved(self) -> set[str]:
+        """The collections whose database may get another primary shard: what the donor drops then is an event, and what
+        the recipient copies is none."""
+        return set(self.options.get("moved", ()))
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the servers know images and expanded events: since 6.0."""
+        return int(self.version.partition(".")[0]) >= 6
+
+
+class Product:
+    """One of them. ``advance`` and ``differences`` run in a process of their own, on what the job names alone, and may
+    raise TailraceError: that is a refusal."""
+
+    name: ClassVar[str] = ""
+    #: What of the folder can be lost or restored by itself: patterns of names below it.
+    parts: ClassVar[tuple[str, ...]] = ()
+    #: The oldest server that it works with.
+    since: ClassVar[tuple[int, int]] = (4, 4)
+    #: Whether its store is files in the folder, which can be copied, damaged, filled up and pointed elsewhere; that of
+    #: the others is in MongoDB.
+    has_files: ClassVar[bool] = True
+    #: Whether its positions are in a collection of leases, which can be put back by itself.
+    has_leases: ClassVar[bool] = False
+    #: The files of the folder that are ours, and so are to be found out when they are damaged. The others stand for
+    #: what a consumer keeps by itself.
+    own_files: ClassVar[str] = "**/*"
+    #: Whether it copies what there is, and so has to refuse users who may not read all of it.
+    copies: ClassVar[bool] = False
+    #: Whether what the store has lost is made again, so that it is as good as before where a run is equal.
+    makes_again: ClassVar[bool] = True
+    on_clusters: ClassVar[bool] = True
+    #: Parts of sentences by which it refuses what the pages say that it cannot do.
+    limits: ClassVar[tuple[str, ...]] = ()
+    #: Whether it runs in the harness's own process, on the one Spark session.
+    on_spark: ClassVar[bool] = False
+
+    def advance(self, job: Job) -> None:
+        """Bring the store at least up to the job's time, beginning it if need be."""
+        raise NotImplementedError
+
+    def keep_leases(self, job: Job, copy: Path) -> None:
+        """Copy what the store has in MongoDB into a folder; nothing by default."""
+
+    def put_leases_back(self, job: Job, copy: Path) -> None:
+        """Put it back, in the place of what is there."""
+
+    def differences(self, job: Job, truth: Truth) -> list[str]:
+        """In what the store is not what the server says at the job's time, in sentences."""
+        raise NotImplementedError

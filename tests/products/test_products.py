@@ -1,0 +1,242 @@
+"""The oracle of the products as a test: a slice of ``make fuzz-products``, and faults put back that it has to find.
+
+No test had all products beside one workload, and none brought a store and what it was read from apart: each was
+compared by itself, after writes that its own author had thought of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tailrace.embedded import ReplicaSet
+from tailrace.errors import SinkError
+from tests.products import lake, writes
+from tests.products.__main__ import Chosen, elsewhere_of, run_seed, run_sharded
+from tests.products.following import _write
+from tests.products.left_over import LeftOver, leaving_nothing, left_in
+from tests.products.planted import PLANTED, planted_here
+from tests.products.play import Play, Report
+from tests.products.products import PRODUCTS
+from tests.products.restored import RESTORED
+from tests.products.truth import difference_of, first_of
+from tests.products.writes import ROOT_PASSWORD, ReplicaSetWrites
+
+pytestmark = pytest.mark.mongod
+
+#: By planted fault: the product that has it, and what the hand has to do so that it shows.
+SHOWN_BY: dict[str, tuple[str, str]] = {
+    "a lake that was set back goes on": ("lake", "older part:lake"),
+    "a table that was set back goes on": ("tables", "older part"),
+    "tables follow another history": ("tables", "elsewhere"),
+    "an altered archive is read": ("archive", "bit:*.parquet"),
+    "altered images are given": ("images", "bit:*/data.mdb"),
+    "a lost file of images begins anew": ("images", "delete:*/data.mdb"),
+    "a user of few rights copies a part": ("tables", "rights"),
+    "a listener goes on with another deployment": ("listener", "elsewhere"),
+    "images begin with views of memory": ("images", "kill"),
+    "a thread dies and nobody is told": ("tables", "kill"),
+}
+#: Those that show on a cluster alone, and without a hand.
+ON_CLUSTERS = {"a moved primary empties its tables": "tables"}
+#: Those that show on a replica set alone, within seconds.
+QUICK = ("a table that was set back goes on", "images begin with views of memory")
+#: Of the whole seeds.
+VERSIONS = ("6.0.27", "5.0.4", "4.4.2", "7.0.28")
+#: So many faults of one kind; a bit more seldom hits a document that is changed later.
+FAULTS, FLIPPED = 5, 24
+
+
+def play(
+    deployment: ReplicaSet,
+    folder: Path,
+    *,
+    seed: int,
+    products: tuple[str, ...],
+    operations: int,
+    faults: int,
+    **chosen: Any,
+) -> Report:
+    """One seed of a few products, without another deployment unless one is given."""
+    report = Report()
+    written = ReplicaSetWrites(deployment, seed, operations, unique_names=True)
+    given = {"seed": seed, "operations": operations, "faults": faults, **chosen}
+    with leaving_nothing(written):
+        Play(written, [PRODUCTS[name] for name in products], folder, report, **given)()
+    return report
+
+
+def test_each_seed_of_a_run_begins_with_nothing_there(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed that ended while collections were there that nobody can copy had every later copy of its run refused. Each
+    seed had been tried by itself, or before there were such names."""
+    monkeypatch.setattr(writes, "_UNREADABLE", 1.0)
+    here = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
+    there = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
+    report = Report()
+    chosen = Chosen(9304, [PRODUCTS["snapshot"]], operations=20, faults=0, rounds=1)
+    for seed in (9304, 9305):
+        run_seed(here, there, tmp_path / str(seed), report, replace(chosen, seed=seed))
+        assert left_in(here) == left_in(there) == []
+    assert report.differences == {}
+    assert any("no driver can read it" in text for text in report.refusals), "the seeds had no such names"
+    with MongoClient[Any](there.uri) as client:
+        client["fuzz9304s"]["sizes"].insert_one({})
+    with pytest.raises(LeftOver, match="fuzz9304s"):
+        run_seed(here, there, tmp_path / "again", report, chosen)
+
+
+def test_a_slice_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path) -> None:
+    """On a set of its own: the snapshot copies all that a deployment holds, what other tests have left too."""
+    products = ("tables", "archive", "images", "snapshot", "outbox")
+    report = play(
+        start_replica_set(enable_test_commands=True),
+        tmp_path,
+        seed=9301,
+        products=products,
+        operations=60,
+        faults=6,
+        rounds=3,
+    )
+    assert report.differences == {}
+    assert sum(report.compared.values()) >= len(products)
+    assert sum(report.faults.values()) == 6
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_fault_is_found(replica_set: ReplicaSet, tmp_path: Path, name: str) -> None:
+    found = found_with(name, replica_set, tmp_path, seeds=range(9310, 9313), operations=60, rounds=3)
+    assert found, f"nobody has noticed that {name}"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("name", [name for name in SHOWN_BY if name not in QUICK])
+def test_each_planted_fault_is_found(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, name: str) -> None:
+    here = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
+    there = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
+    others = ReplicaSetWrites(there, 9320, 60, unique_names=True, salt=1)
+    try:
+        with leaving_nothing(others):
+            elsewhere = elsewhere_of(others, tmp_path / "elsewhere", 60)
+            assert found_with(
+                name, here, tmp_path, seeds=range(9320, 9325), operations=120, rounds=5, elsewhere=elsewhere
+            ), f"nobody has noticed that {name}"
+    finally:
+        lake.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_CLUSTERS)
+def test_each_planted_fault_of_clusters_is_found(tmp_path: Path, name: str) -> None:
+    for seed in range(9340, 9343):
+        report = Report()
+        chosen = Chosen(seed, [PRODUCTS[ON_CLUSTERS[name]]], operations=60, faults=0, planted=name, rounds=4)
+        run_sharded("6.0.27", None, tmp_path / str(seed), report, chosen)
+        if report.differences:
+            return
+    pytest.fail(f"nobody has noticed that {name}")
+
+
+def found_with(name: str, deployment: ReplicaSet, folder: Path, *, seeds: range, **chosen: Any) -> dict[str, str]:
+    """What a few seeds say of one product with a fault in it, up to the first that says anything."""
+    product, kind = SHOWN_BY[name]
+    for seed in seeds:
+        with planted_here(name):
+            report = play(
+                deployment,
+                folder / str(seed),
+                seed=seed,
+                products=(product,),
+                faults=FLIPPED if kind.startswith("bit") else FAULTS,
+                kinds=frozenset({kind}),
+                planted=name,
+                **chosen,
+            )
+        if report.differences:
+            return report.differences
+    return {}
+
+
+def test_every_planted_fault_has_its_place() -> None:
+    for name in PLANTED:
+        with planted_here(name):
+            pass
+    assert SHOWN_BY.keys() | ON_CLUSTERS.keys() == PLANTED.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_seed_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str) -> None:
+    here = start_replica_set(version=version, enable_test_commands=True)
+    there = start_replica_set(version=version, enable_test_commands=True)
+    report = Report()
+    try:
+        run_seed(here, there, tmp_path, report, Chosen(9331, list(PRODUCTS.values())))
+    finally:
+        lake.end()
+    assert report.differences == {}
+    assert report.seeds == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_deployment_and_leases_that_are_put_back_are_equal_or_refused(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str
+) -> None:
+    """The parts of a seed that others have by chance: all products go on with an older deployment that has gone another
+    way, and what acts on changes with older positions."""
+    here = start_replica_set(version=version, enable_test_commands=True)
+    products = tuple(name for name, one in PRODUCTS.items() if not one.on_spark)
+    kinds = frozenset({RESTORED, "older leases"})
+    report = play(here, tmp_path, seed=9335, products=products, operations=150, faults=15, kinds=kinds)
+    assert report.differences == {}
+    assert report.faults.keys() == kinds
+
+
+@pytest.mark.wine
+def test_a_listener_of_a_server_under_wine_is_equal(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
+) -> None:
+    """The server fell silent as soon as two lanes had made the collection of their effects at once. The tests of 7.0
+    have no such lanes, and of the seeds on it the first had none in its first round."""
+    here = start_replica_set(version="7.0.28", enable_test_commands=True)
+    report = play(here, tmp_path, seed=9306, products=("listener",), operations=60, faults=0, rounds=1)
+    assert report.differences == {}
+    assert report.compared == {"listener": 1}
+
+
+def test_a_full_disk_is_no_crash_of_the_harness() -> None:
+    """What it writes down by itself raised an OSError there, and that was told as a product's: few seeds fill the disk
+    of just these."""
+    with open("/dev/full", "ab", buffering=0) as full, pytest.raises(SinkError, match=r"cannot be kept: .*No space"):
+        _write(full, b"", {"_data": "82"})
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "told"),
+    [
+        ([b"a", b"b"], [b"a", b"b"], ""),
+        ([b"a", b"b"], [b"a"], "1 of 2 missing"),
+        ([b"a"], [b"a", b"b"], "1 too many"),
+        ([b"a", b"b"], [b"b", b"a"], "entry 0 of 2"),
+    ],
+)
+def test_what_is_missing_too_much_or_another_is_told(expected: list[bytes], found: list[bytes], told: str) -> None:
+    said = first_of(expected, found, "entry")
+    assert bool(said) is bool(told)
+    assert all(told in one for one in said)
+
+
+def test_collections_are_compared_by_document() -> None:
+    there = {"d.c": {b"1": b"one", b"2": b"two"}, "d.e": {}}
+    assert difference_of(there, {"d.c": {b"1": b"one", b"2": b"two"}, "d.e": None}, "table") == []
+    [said] = difference_of(there, {"d.c": {b"1": b"uno", b"3": b"three"}}, "table")
+    assert said == "table d.c: 1 of 2 documents missing, 1 too many, 1 other ones: b'uno', not b'one'"

@@ -1,0 +1,361 @@
+"""What is written meanwhile, on a replica set: the core's workload, and what a product minds and an event does not."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import bson
+from bson.binary import Binary
+from pymongo import MongoClient
+from pymongo.auth_shared import _build_credentials_tuple
+from pymongo.errors import PyMongoError
+from pymongo.synchronous.auth import _authenticate_scram
+from pymongo.uri_parser import parse_uri
+
+from tailrace.embedded import ReplicaSet
+from tailrace.oplog.cluster_time import ClusterTime
+from tests.consumer.ordeal_view import acting_on
+from tests.differential import native
+from tests.differential.execute import Executed, clear, note, run_operation
+from tests.differential.wire import CommandError, Wire
+from tests.differential.workload import Command, Operation, Workload
+from tests.products.odd_names import OddNames
+from tests.products.truth import Truth, time_of
+from tests.tables.equality import collections
+
+ROOT_PASSWORD: Final = "r00t-s3cret"
+_SIZES: Final = "sizes"
+_EXPIRING: Final = "expiring"
+#: Of the largest document that is updated: an event with both images has to fit into 16 MB.
+_UPDATED_MAX: Final = 5 << 20
+#: Of the harness's own connections: a server that falls silent ends the run.
+PATIENCE: Final[dict[str, Any]] = {"socketTimeoutMS": 300_000}
+_LARGEST: Final = (16 << 20) - 200
+#: Nobody writes to these collections but ourselves.
+OUTBOX, ORDERS = "outbox", "orders"
+_NOT_WRITTEN: Final = frozenset({"long description", "prepared transaction"})
+
+
+def authenticated(uri: str) -> Wire:
+    """A connection to the first host, as the user that the address names."""
+    parsed = parse_uri(uri)
+    host, port = parsed["nodelist"][0]
+    wire = Wire(host, port or 27017)
+    if parsed["username"]:
+        credentials = _build_credentials_tuple(
+            "SCRAM-SHA-256", "admin", parsed["username"], parsed["password"], {}, "admin"
+        )
+        _authenticate_scram(credentials, _Dialogue(wire), "SCRAM-SHA-256")  # type: ignore[arg-type]
+    return wire
+
+
+class _Dialogue:
+    """As much of PyMongo's connection as a login needs."""
+
+    auth_ctx = None
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def command(self, database: str, command: Any, **_: Any) -> dict[str, Any]:
+        return bson.decode(self._wire.run(database, command).raw)
+
+
+class ReplicaSetWrites:
+    """One seed's. ``run`` carries out some of it, ``pause`` tells the truth of what is there then.
+
+    ``followers``: whether collections for views, messages and listeners are written to as well.
+    """
+
+    def __init__(self, deployment: ReplicaSet, seed: int, count: int, *, unique_names: bool, salt: int = 0) -> None:
+        self.deployment = deployment
+        self.version = deployment.version
+        self.workload = Workload(seed, self.version, unique_names=unique_names)
+        if salt:  # the same names, and other documents under them
+            self.workload._rng.seed(f"tailrace workload {seed} {salt}")
+        self.databases = (*self.workload.databases, f"fuzz{seed}s")
+        self.own = self.databases[-1]
+        #: What is written here becomes views, messages and effects, which change with them: no product's truth.
+        self.followed = f"fuzz{seed}v"
+        self.moved: tuple[str, ...] = ()
+        self._rng = random.Random(f"tailrace products {seed + salt}")
+        self._operations = self.workload.operations(count)
+        self._client: MongoClient[Any] = MongoClient(deployment.uri, **PATIENCE)
+        self._wire = authenticated(self._primary_uri())
+        self.clear()
+        # Documents that expire by themselves would go between a pause and the look at what is there.
+        self._expired = bool(self._wire.run("admin", {"setParameter": 1, "ttlMonitorEnabled": False})["was"])
+        self.start = note(self._wire, "workload begins")
+        self._recorded = self.start
+        self.done = Executed(self.start, self.start)
+        self._unique_names = unique_names
+        self._sizes: list[int] = []
+        self._names = OddNames(self.own, f"{seed} {salt}")
+        self._unreadable = 0.0 if salt else _UNREADABLE
+        #: Whether this round had collections that nobody can copy.
+        self.refusable = False
+        self._beside = acting_on(self._client[self.followed])
+        self._beside_rng = random.Random(f"tailrace beside {seed + salt}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._set(ttlMonitorEnabled=self._expired)
+        self._wire.close()
+        self._client.close()
+
+    def clear(self) -> None:
+        """Drop what was written, and the user of few rights."""
+        for name in (*self.databases, self.followed, f"{self.followed}_leases"):
+            self._wire.run(name, {"dropDatabase": 1})
+        clear(self._wire, self.workload)
+        with suppress(CommandError):  # it was never made
+            self._wire.run("admin", {"dropUser": _partial(self.workload.seed)})
+
+    def _primary_uri(self) -> str:
+        members = self.deployment.members
+        host = members[self.deployment.primary].host
+        return self.deployment.uri.replace(",".join(one.host for one in members), host)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def run(self, count: int) -> None:
+        """The next operations of the workload, and some of our own among them."""
+        was = self._names.present
+        self._names.begin_round(self._wire.exchange, self._unreadable)
+        self.refusable = was or self._names.present
+        for operation in self._next(count):
+            if operation.kind not in _NOT_WRITTEN:
+                self._run(operation)
+            if self._rng.random() < 0.15:
+                for command in self._sized():
+                    self._send(command)
+            if self._rng.random() < 0.1:
+                self._send(self._names.write())
+            if self._rng.random() < 0.3:
+                self._beside(self._beside_rng)
+                self._message()
+
+    def _run(self, operation: Operation) -> None:
+        commands = tuple(_as_events(command, self.version) for command in operation.commands)
+        self.done.ends.append(run_operation(self._wire, replace(operation, commands=commands), self.done))
+
+    def _next(self, count: int) -> Iterator[Operation]:
+        for _ in range(count):
+            operation = next(self._operations, None)
+            if operation is None:
+                return
+            yield operation
+
+    def _send(self, command: dict[str, Any]) -> None:
+        with suppress(CommandError):
+            self._wire.run(self.own, command)
+
+    def _sized(self) -> Iterator[dict[str, Any]]:
+        """Documents from 1 byte to 16 MB: mostly small ones, since everybody copies them."""
+        rng = self._rng
+        if self._sizes and rng.random() < 0.5:
+            chosen = rng.choice(self._sizes)
+            if rng.random() < 0.3:
+                self._sizes.remove(chosen)
+                yield {"delete": _SIZES, "deletes": [{"q": {"_id": chosen}, "limit": 1}]}
+            elif chosen < _UPDATED_MAX:
+                yield {"update": _SIZES, "updates": [{"q": {"_id": chosen}, "u": {"$inc": {"n": 1}}}]}
+            return
+        size = min(_LARGEST, int(2 ** (rng.random() * (24.0 if rng.random() < 0.1 else 15.0))))
+        pad = Binary(rng.randbytes(min(size, 1 << 16)) * max(1, size >> 16))[: max(0, size)]
+        if size not in self._sizes:
+            self._sizes.append(size)
+            yield {"insert": _SIZES, "documents": [{"_id": size, "pad": Binary(pad)}]}
+
+    def _message(self) -> None:
+        """An order and what is to be told of it, in one transaction; some are given up."""
+        rng = self._beside_rng
+        with suppress(PyMongoError), self._client.start_session() as session, session.start_transaction():
+            database = self._client[self.followed]
+            number = rng.randrange(12)
+            database[ORDERS].update_one({"_id": number}, {"$inc": {"n": 1}}, upsert=True, session=session)
+            payload = {"n": rng.randrange(1000)}
+            letter = {"_id": rng.getrandbits(60), "topic": "orders", "key": str(number), "payload": payload}
+            database[OUTBOX].insert_one(letter, session=session)
+            if rng.random() < 0.2:
+                raise PyMongoError("given up")
+
+    def expire(self) -> None:
+        """Documents that the server removes by itself, because their time is over; where it looks for them often."""
+        if self._wire.run("admin", {"getParameter": 1, "ttlMonitorSleepSecs": 1})["ttlMonitorSleepSecs"] > 1:
+            return
+        past = {"createIndexes": _EXPIRING, "indexes": [{"key": {"at": 1}, "name": "at", "expireAfterSeconds": 1}]}
+        self._wire.run(self.own, past)
+        documents = [{"_id": self._rng.getrandbits(60), "at": _LONG_AGO} for _ in range(5)]
+        self._wire.run(self.own, {"insert": _EXPIRING, "documents": documents})
+        self._set(ttlMonitorEnabled=True)
+        deadline = time.monotonic() + 120
+        while self._client[self.own][_EXPIRING].count_documents({}) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._set(ttlMonitorEnabled=False)
+
+    def _set(self, **parameters: Any) -> None:
+        self._wire.run("admin", {"setParameter": 1, **parameters})
+
+    def disturb(self, rng: random.Random) -> str | None:
+        """Where there are other members, let one of them become primary, or let the primary lose writes that no other
+        member has. What was done, if anything was."""
+        if len(self.deployment.members) == 1 or rng.random() < 0.5:
+            return None
+        done = "rollback" if rng.random() < 0.5 else "step-down"
+        if done == "rollback":
+            self._roll_back()
+        else:
+            self.deployment.step_down()
+        self._wire.close()
+        self._wire = authenticated(self._primary_uri())
+        return done
+
+    def _roll_back(self) -> None:
+        """Writes that the primary alone has are gone when it comes back: the others do not replicate meanwhile."""
+        first = self.deployment.primary
+        root = f"root:{ROOT_PASSWORD}@" if "root:" in self.deployment.uri else ""
+        others = [one for number, one in enumerate(self.deployment.members) if number != first]
+        uris = [f"mongodb://{root}{one.host}/?directConnection=true" for one in others]
+        for uri in uris:
+            _fail_point(uri, "alwaysOn")
+        with authenticated(self._primary_uri()) as wire:
+            lost = {"insert": "c0", "documents": [{"_id": "rolled back"}], "writeConcern": {"w": 1}}
+            wire.run(self.databases[0], lost)
+        self.deployment.kill(first)
+        for uri in uris:
+            _fail_point(uri, "off")
+        self.deployment.wait_until_ready()
+        self.deployment.restart(first)
+
+    # -- an older copy ----------------------------------------------------------------------------------------------
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Whether the deployment is one member, which can be stopped and copied."""
+        return len(self.deployment.members) == 1
+
+    def back_up(self, folder: Path) -> None:
+        """Copy all data as it is now."""
+        with self._stopped():
+            shutil.copytree(self.deployment.data_dir, folder)
+
+    @contextmanager
+    def restored(self, folder: Path, pause: ClusterTime) -> Iterator[None]:
+        """For as long as the block lasts, the deployment is what it was when it was copied, at ``pause``."""
+        data, newer = self.deployment.data_dir, folder.with_name("newer")
+        with self._stopped():
+            shutil.move(data, newer)
+            shutil.move(folder, data)
+        recorded, self._recorded = self._recorded, pause
+        try:
+            yield
+        finally:
+            self._recorded = recorded
+            with self._stopped():
+                shutil.rmtree(data)
+                shutil.move(newer, data)
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        self._wire.close()
+        self.deployment.stop(0)
+        yield
+        self.deployment.restart(0)
+        self._wire = authenticated(self._primary_uri())
+        while "operationTime" not in self._wire.run("admin", {"ping": 1}):
+            time.sleep(0.05)  # it says none until it has read the keys that it signs cluster times with
+        self._set(ttlMonitorEnabled=False)
+
+    def write_otherwise(self, count: int) -> None:
+        """Other writes than ``run`` carries out, to the same names."""
+        other = Workload(self.workload.seed, self.version, unique_names=self._unique_names)
+        other._rng.seed(f"tailrace workload {self.workload.seed} restored")
+        for operation in other.operations(count):
+            if operation.kind not in _NOT_WRITTEN:
+                self._run(operation)
+            self._beside(self._beside_rng)
+            self._message()
+
+    # -- the truth --------------------------------------------------------------------------------------------------
+
+    def pause(self, truth: Truth) -> ClusterTime:
+        """Record what is there now. Raises ServerFailed where the server's own stream cannot be read."""
+        time = note(self._wire, "workload pauses")
+        found = collections(self._client, self.databases)
+        since = self._recorded.tick()
+        stage: dict[str, Any] = {"startAtOperationTime": since.to_timestamp()}
+        events = self._read(stage, time)
+        imaged = []
+        if int(self.version.partition(".")[0]) >= 6:
+            available = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+            imaged = self._read({**stage, **available}, time)
+        truth.record(time, found, events, imaged)
+        self._recorded = time
+        return time
+
+    def _read(self, stage: dict[str, Any], until: ClusterTime) -> list[bytes]:
+        database, command = native.aggregate(("admin", None), stage)
+        found = native.read(self._wire, database, command, until)
+        if found.error is not None:
+            raise ServerFailed(f"the server's own stream: {found.error}")
+        return [event for event in found.events if time_of(event) <= until]
+
+    def partial_uri(self) -> str | None:
+        """The address with the name of a user who may read the oplog and one of the databases; ``None`` where the
+        server knows no users."""
+        if f"root:{ROOT_PASSWORD}@" not in self.deployment.uri:
+            return None
+        return with_partial_rights(self.deployment.uri, self.workload.seed, self.databases[0])
+
+
+def with_partial_rights(uri: str, seed: int, database: str) -> str:
+    """The address with the name of a new user of this replica set, who may read its oplog and that database."""
+    roles = [{"role": "read", "db": name} for name in ("local", "config", database)]
+    name = _partial(seed)
+    with MongoClient[Any](uri) as client, suppress(PyMongoError):  # it is there already
+        client.admin.command("createUser", name, pwd=name, roles=roles)
+    return uri.replace(f"root:{ROOT_PASSWORD}@", f"{name}:{name}@") + "&authSource=admin"
+
+
+def _partial(seed: int) -> str:
+    return f"partial{seed}"
+
+
+def _fail_point(uri: str, mode: str) -> None:
+    with MongoClient[Any](uri) as client:
+        client.admin.command("configureFailPoint", "stopReplProducer", mode=mode)
+
+
+class ServerFailed(Exception):  # noqa: N818 - as in the products
+    """The server's own stream ends: there is nothing to compare with."""
+
+
+#: How probable it is that a round has such names, where the one before had none.
+_UNREADABLE: Final = 0.15
+_LONG_AGO: Final = datetime(2001, 1, 1, tzinfo=UTC)
+
+
+def _as_events(command: Command, version: str) -> Command:
+    """What the products can follow: an atomic applyOps changes documents without an event (before 8.0), and 4.4 removes
+    documents from capped collections without an entry in the oplog."""
+    document = command.document
+    if "applyOps" in document:
+        document = {**document, "allowAtomic": False}
+    if document.get("viewOn") and str(document.get("create", "")).startswith("again"):
+        # A look-up that meets a view where its collection was ends the server's streams too (6.0).
+        return Command("admin", {"appendOplogNote": 1, "data": {"left out": "a view"}})
+    if version.startswith("4.") and "convertToCapped" in document:
+        document = {"appendOplogNote": 1, "data": {"left out": "capped"}}
+        return Command("admin", document)
+    if version.startswith("4.") and document.get("capped"):
+        document = {name: value for name, value in document.items() if name not in ("capped", "size", "max")}
+    return Command(command.database, document)
