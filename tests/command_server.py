@@ -1,9 +1,10 @@
 """Forks ``tailrace`` commands, and programs, from a process that has imported what they need.
 
-    python -m tests.command_server FD
+    python -m tests.command_server FD [MODULE ...]
 
 Every message on the socket asks for one command, and brings its three standard files and a socket that is told its
-process id and, at its end, its status. The end of the socket is ours. ``tests/commands.py`` starts it.
+process id and, at its end, its status. The end of the socket is ours. ``tests/commands.py`` starts it. With modules,
+these are what it imports.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -29,8 +31,8 @@ _MORE = ("tailrace.gateway.process", "tailrace.gateway.server", "tailrace.source
 MESSAGE_BYTES_MAX = 1 << 17
 
 
-def import_everything() -> None:
-    for name in (*(f"tailrace.cli.{command}" for command in _COMMANDS), *_MORE):
+def import_everything(modules: Sequence[str] = ()) -> None:
+    for name in modules or (*(f"tailrace.cli.{command}" for command in _COMMANDS), *_MORE):
         import_module(name)
     stamp = kernel_loader._stamp()
     if stamp is not None and kernel_loader._is_compiled(stamp):
@@ -100,6 +102,6 @@ def carry_out(request: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    import_everything()
+    import_everything(sys.argv[2:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one at the terminal is for the tests
     raise SystemExit(carry_out(serve(socket.socket(fileno=int(sys.argv[1])))))

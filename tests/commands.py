@@ -26,10 +26,12 @@ from tests.patience import PATIENCE_S
 _NOTHING = subprocess.DEVNULL
 
 
-class _Server:
-    """The process that forks; started with the first command."""
+class CommandServer:
+    """The process that forks; started with the first command. ``modules`` are what it has imported, in place of what
+    commands need."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,7 +48,7 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.command_server", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.command_server", str(theirs.fileno()), *self._modules],
                 stdin=_NOTHING, stdout=_NOTHING, pass_fds=[theirs.fileno()],
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -59,7 +61,7 @@ class _Server:
         process.wait()
 
 
-_server = _Server()
+_server = CommandServer()
 
 
 class Signalled:
@@ -93,6 +95,7 @@ class Command(Signalled):
         stderr: int | IO[Any] = _NOTHING,
         env: Mapping[str, str] | None = None,
         code: str | None = None,
+        server: CommandServer = _server,
     ) -> None:
         self.args = ["tailrace" if code is None else "-c", *arguments]
         self.returncode: int | None = None
@@ -101,7 +104,7 @@ class Command(Signalled):
         with theirs, open(os.devnull, "r+b") as nothing:
             files = [nothing if file == _NOTHING else file for file in (stdin, stdout, stderr)]
             numbers = [file if isinstance(file, int) else file.fileno() for file in files]
-            _server.ask(request, [*numbers, theirs.fileno()])
+            server.ask(request, [*numbers, theirs.fileno()])
         self._told = ours
         self.pid = int(self._hear() or b"0")
         assert self.pid, "the process that forks commands has ended"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.embedded import ReplicaSet, ShardedCluster, wine
 from tailrace.pipeline import kernel as pipeline_kernel
 from tests import shared_clock
 from tests.quiet import without_noops
@@ -53,7 +53,8 @@ def kernel_on_and_off(request: pytest.FixtureRequest) -> Iterator[str]:
 #: A file is run by one process, so a long one that begins last would leave the others without work. These take a minute
 #: or more; those that compute and those that wait alternate, and so do few JVMs run at once.
 LONGEST_FIRST = (
-    "spark/test_snapshot.py",  # with it all files of the Spark session
+    "spark/test_snapshot.py",  # with it most files that ask for a Spark session
+    "spark/test_sinks_away.py",  # with it the others
     "docs/test_pages.py",
     "sharded/test_exact_images.py",  # with it and with the next one the files that ask for the shared cluster
     "differential/test_habits_live.py",
@@ -80,6 +81,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return files.get(path, folders.get(path.parent, len(files) + len(folders)))
 
     items.sort(key=lambda item: rank(item.path))  # the order inside a file stays
+    if not wine.is_installed():
+        for item in items:
+            if needs_wine(item):
+                item.add_marker(pytest.mark.skip(reason=WAITS_FOR_WINE))
+
+
+WAITS_FOR_WINE = "waits for wine64"
+
+
+def needs_wine(item: pytest.Item) -> bool:
+    """Whether the test starts a mongod 7.0: it is marked so, or one of its parameters is such a version."""
+    if item.get_closest_marker("wine") is not None:
+        return True
+    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return any(value in ("7.0.28", "7.0.25") for value in values if isinstance(value, str))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What failed is kept for ``tests.again``. What this machine cannot run is said, also where a report of skipped
+    tests is not asked for."""
+    failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    if (cache := getattr(config, "cache", None)) is not None:
+        cache.set("tailrace/failed", sorted({report.nodeid for report in failed}))
+    waiting = [report for report in terminalreporter.getreports("skipped") if WAITS_FOR_WINE in str(report.longrepr)]
+    if waiting:
+        terminalreporter.write_line(f"{len(waiting)} tests wait for wine64, to run on mongod 7.0: {wine.INSTALL}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -98,6 +125,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 #: Folders by the process that runs those of their files that ask for the shared cluster: two take about as long.
 _CLUSTER_GROUPS = {"sharded": "other clusters", "spark": "other clusters", "tables": "other clusters"}
+#: What one process does with a Spark session of its own takes as long as what is left: these wait most of their time.
+_SECOND_SPARK_SESSION = (
+    "spark/test_sinks_away.py",
+    "spark/test_snapshot_full_disk.py",
+    "spark/test_sharded.py",
+    "spark/test_removed_shards.py",
+)
 #: Too long to wait for others, or for others to wait for.
 _ALONE = ("docs/test_pages.py",)
 
@@ -105,11 +139,12 @@ _ALONE = ("docs/test_pages.py",)
 @functools.cache
 def group_of(file: Path) -> str:
     """The files that one process runs one after the other: those that ask for the Spark session, whose first queries
-    take 25 s of processor, more than all others; and those that ask for the shared cluster, whose four servers take 5 s
-    to begin with and 1 % of a processor while they wait. Each process would have a session and a cluster of its own."""
+    take 25 s of processor, more than all others (two processes share them); and those that ask for the shared cluster,
+    whose four servers take 5 s to begin with and 1 % of a processor while they wait. Each process would have a session
+    and a cluster of its own."""
     name, text = file.relative_to(Path(__file__).parent).as_posix(), file.read_text()
     if re.search(r"\bspark: SparkSession\b|\btailrace_run: Callable\b", text):
-        return "the Spark session"
+        return "the second Spark session" if name in _SECOND_SPARK_SESSION else "the Spark session"
     if name not in _ALONE and re.search(r"\bsharded_cluster: ShardedCluster\b", text):
         return _CLUSTER_GROUPS.get(file.parent.name, "clusters")
     return name

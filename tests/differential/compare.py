@@ -104,7 +104,7 @@ class Bench:
 
     def compare_opening(self, case: Case) -> Difference | None:
         """Only whether the stream opens: the same error, or none on both sides and the same first token."""
-        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        database, command = aggregate(case.scope, case.stage, server=self.server, v2=case.v2, pipeline=case.pipeline)
         native = open_only(self.wire, database, command)
         now = None if native.error is not None else token_time(native.resume_token)
         ours = OurStream(self.memory, database, command, server=self.server, now=now)
@@ -117,7 +117,7 @@ class Bench:
         return None
 
     def _compare_once(self, case: Case) -> Compared:
-        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        database, command = aggregate(case.scope, case.stage, server=self.server, v2=case.v2, pipeline=case.pipeline)
         native = read(self.wire, database, command, self.end)
         ours = OurStream(self.live if case.live else self.memory, database, command, server=self.server)
         if not ours.closed:
@@ -136,7 +136,7 @@ class Bench:
 
     def _without_pushdown(self, case: Case, native: NativeStream, ours: OurStream) -> Difference | None:
         """The stream again with every entry read, transformed and only then matched: it must be the same stream."""
-        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        database, command = aggregate(case.scope, case.stage, server=self.server, v2=case.v2, pipeline=case.pipeline)
         plain = OurStream(self.memory, database, command, server=self.server, pushes_down=False)
         plain.advance(ours.position, entries_max=case.entries_max)
         if _hides_an_unreadable_entry(native, plain):
@@ -150,7 +150,7 @@ class Bench:
 
     def _behind_the_error(self, case: Case) -> ClusterTime | None:
         """One tick after the entry that ends our stream; None when it does not open at all."""
-        database, command = aggregate(case.scope, case.stage, v2=case.v2, pipeline=case.pipeline)
+        database, command = aggregate(case.scope, case.stage, server=self.server, v2=case.v2, pipeline=case.pipeline)
         again = OurStream(self.memory, database, command, server=self.server)
         if again.closed:
             return None

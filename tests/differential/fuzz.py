@@ -42,6 +42,7 @@ from tests.differential.ours import (
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.differential.workload import Workload
 from tests.golden.replay import MemoryOplog
+from tests.seeds import parser_of_seeds
 
 SERVER = "6.0.27"
 #: Prepared transactions need the test commands on a replica set that is no shard; three operations an entry make
@@ -291,12 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.differential.fuzz", description=(__doc__ or "").split("\n")[0]
-    )
-    chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--seed", type=lambda text: [int(text)], dest="seeds", help="one seed")
-    chosen.add_argument("--seeds", type=_range, help="A-B, both included")
+    parser = parser_of_seeds("tests.differential.fuzz", __doc__)
     parser.add_argument("--ops", "--operations", type=int, default=2000, help="operations a seed (2000)")
     parser.add_argument("--version", default=SERVER, help=f"of the server: 4.4.2, 5.0.4 or {SERVER} (default)")
     parser.add_argument("--matches", type=int, default=2, help="random $match stages for each stream (2)")
@@ -308,11 +304,6 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--show", type=int, default=3, help="differences to print a seed (3)")
     parser.add_argument("--report", type=Path, help="append every difference to this file")
     return parser.parse_args(arguments)
-
-
-def _range(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,16 @@ class NativeStream:
 
 
 def aggregate(
-    scope: tuple[str, str | None], stage: Mapping[str, Any], *, v2: bool = False, pipeline: tuple[Any, ...] = ()
+    scope: tuple[str, str | None],
+    stage: Mapping[str, Any],
+    *,
+    server: str = "6.0",
+    v2: bool = False,
+    pipeline: tuple[Any, ...] = (),
 ) -> tuple[str, dict[str, Any]]:
-    """Database and command for a stream; the scope is (database, collection), (database, None) or ("admin", None)."""
+    """Database and command for a stream; the scope is (database, collection), (database, None) or ("admin", None).
+
+    ``v2`` asks ``server`` for tokens of version 2; 7.0 writes no others, and refuses to be asked (6528200)."""
     database, collection = scope
     if database == "admin" and collection is None:
         stage = {"allChangesForCluster": True, **stage}
@@ -70,7 +77,7 @@ def aggregate(
         "pipeline": [{"$changeStream": stage}, *pipeline],
         "cursor": {},
     }
-    if v2:
+    if v2 and int(server.partition(".")[0]) < 7:
         command["$_generateV2ResumeTokens"] = True
     return database, command
 

@@ -178,6 +178,8 @@ def test_a_short_time_limit_of_the_client_does_not_break_the_wait_for_events(
 
 
 def test_a_reader_of_the_oplog_may_watch(guarded: Mongod) -> None:
+    with MongodSource(uri_of(guarded, ROOT, PASSWORD)).client as root:
+        root.shop.watched.insert_one({})  # where there is no such database, watch remarks on it
     done = tailrace("doctor", uri_of(guarded, "shopper", PASSWORD))
     assert done.returncode == 0, done.stdout
     assert PASSWORD.encode() not in done.stdout

@@ -11,6 +11,8 @@ import logging
 import subprocess
 import sys
 import time
+from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,9 +30,11 @@ from tailrace.spark.reading.slice_reader import slice_events
 from tailrace.spark.source.options import parse
 from tests.differential.compare import Bench, Case
 from tests.differential.execute import note
+from tests.differential.native import aggregate, read
 from tests.differential.ours import SourceOplog, read_into_memory
 from tests.differential.wire import Wire
 from tests.golden.crafted import BROKEN, GAP_S, HARMLESS, apply_ops, insert, placed, write
+from tests.golden.replay import OurStream
 
 pytestmark = pytest.mark.mongod
 
@@ -77,6 +81,54 @@ def test_definitions_without_o2_and_a_chain_that_leads_forward(version: str, tmp
                     assert result.equal_events == events
                     assert [error.code for error in result.errors_met] == codes
         source.close()
+
+
+_NO_OP = {"op": "n", "ns": "gr.c", "ui": insert(1)["ui"], "o": {"msg": "crafted"}}
+#: A shard that gets its first chunk of a collection, as servers up to 6.0 write it, and in 7.0's form. Only a stream
+#: that is to be merged shows them.
+_NEW_SHARDS = [
+    insert(1),
+    {**_NO_OP, "o2": {"type": "migrateChunkToNewShard", "from": "sh0", "to": "sh1"}},
+    {**_NO_OP, "o2": {"migrateChunkToNewShard": "gr.c", "fromShardId": "sh0", "toShardId": "sh1"}},
+    {**_NO_OP, "o2": {"migrateChunkToNewShard": "gr.c", "fromShardId": "sh1", "toShardId": "sh2"}, "fromMigrate": True},
+    {**_NO_OP, "ns": "gr.d", "o2": {"migrateChunkToNewShard": "gr.d", "fromShardId": "sh0", "toShardId": "sh1"}},
+    {**_NO_OP, "o2": {"reshardBegin": "gr.c", "reshardingUUID": insert(1)["ui"]}},
+    insert(2),
+]
+_NEW_SHARD_NAMES = {"6.0.27": b"kNewShardDetected", "7.0.28": b"migrateChunkToNewShard"}
+
+
+@pytest.mark.parametrize("version", ["6.0.27", "7.0.28"])
+def test_a_part_of_a_merged_stream_tells_of_new_shards(version: str, tmp_path: Path) -> None:
+    """The entries were recorded on 7.0.28 for streams without ``needsMerge`` alone, which show none of them."""
+    with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
+        before = note(wire, "the gap begins")
+        time.sleep(GAP_S)
+        end = note(wire, "the gap ends")
+        member = deployment.members[0]
+    write(member, placed(_NEW_SHARDS, before))
+    seen = 0
+    with (
+        ReplicaSet(version=version, data_dir=tmp_path) as deployment,
+        Wire.to(deployment.uri) as wire,
+        closing(MongodSource(deployment.uri)) as source,
+    ):
+        memory = read_into_memory(wire, source, ClusterTime(before - 1), end)
+        oplogs = (memory, SourceOplog(source))
+        for merging in ({}, {"fromMongos": True, "needsMerge": True}):
+            for shown in ({}, {"showExpandedEvents": True}, {"showMigrationEvents": True}):
+                for scope in (("gr", "c"), ("gr", None), ("admin", None)):
+                    stage = {"startAtOperationTime": before.to_timestamp(), **shown}
+                    database, command = aggregate(scope, stage, server=version)
+                    native = read(wire, database, {**command, **merging}, end)
+                    for oplog, kernel in product(oplogs, ("always", "never")):
+                        ours = OurStream(oplog, database, {**command, **merging}, server=version, kernel=kernel)
+                        ours.advance(end)
+                        assert (ours.error, ours.events) == (native.error, native.events), (merging, shown, scope)
+                    named = sum(_NEW_SHARD_NAMES[version] in event for event in native.events)
+                    assert bool(named) == bool(merging)
+                    seen += named
+    assert seen == {"6.0.27": 9, "7.0.28": 27}[version]
 
 
 @pytest.mark.parametrize("version", ["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow)])

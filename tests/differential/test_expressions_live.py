@@ -34,7 +34,7 @@ def test_random_stages_give_the_servers_bytes_and_error_codes(server: Server, se
     assert totals.differences == []
 
 
-@pytest.mark.parametrize("stages", [amount(2, 4), pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stages", [amount(1, 4), pytest.param(12, marks=pytest.mark.slow)])
 def test_every_operator_gives_the_servers_bytes_and_error_codes(server: Server, stages: int) -> None:
     names = sorted(set(grammar.Grammar(grammar.random.Random(0)).all))
     whole = Totals()
@@ -136,23 +136,37 @@ def test_decimals_are_rounded_and_turned_as_on_the_server(server: Server) -> Non
     assert totals.comparisons == len(texts) * 22
 
 
-def test_long_arrays_of_equal_elements_are_sorted_as_the_servers_library_sorts_them(server: Server) -> None:
+#: Of these some are equal and not the same.
+_NUMBERS_AND_MORE = (1, 1.0, bson.Int64(1), 2, 2.0, None, "x")
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_long_arrays_of_equal_elements_are_sorted_as_the_servers_library_sorts_them(
+    server: Server, alike: bool
+) -> None:
     """No array of the fuzz had had more than sixteen elements of which some are equal and yet not the same."""
+    if server.is_for_windows and not alike:
+        pytest.skip("a mongod for Windows sorts by another library (docs/reference/differences.md)")
     rng = grammar.random.Random(6)
     documents, totals = [], Totals()
     for place in range(120):
         size = rng.choice((15, 16, 17, 18, 33, 60, 200))
-        found: list[Any] = [{"$id": rng.randint(0, 3), "b": rng.randint(0, 1), "i": i} for i in range(size)]
+        found: list[Any] = [
+            {"$id": rng.randint(0, 3), "b": rng.randint(0, 1), "i": 0 if alike else i} for i in range(size)
+        ]
         if place % 3 == 0:
-            found = [rng.choice((1, 1.0, bson.Int64(1), 2, 2.0, None, "x")) for _ in range(size)]
+            found = [rng.choice(_NUMBERS_AND_MORE) for _ in range(size)]
+        if place % 3 == 0 and alike:
+            found = [{"$id": one if isinstance(one, str) else 1.5, "b": 0} for one in found]
         documents.append(bson.encode({"_id": place, "list": found}))
     server.load(documents)
     server.collation = None
-    for by in (1, -1, {"$id": 1}, {"$id": -1, "b": 1}, {"nope": 1}):
+    orders = [1, -1, {"$id": 1, "b": 1}, {"$id": -1, "b": 1}]
+    for by in orders if alike else [*orders, {"$id": 1}, {"nope": 1}]:
         expression = {"$sortArray": {"input": "$list", "sortBy": by}}
         compare_stage(server, [bson.encode({"$replaceWith": {"r": expression}})], documents, totals)
     assert totals.differences == []
-    assert totals.comparisons == 600
+    assert totals.comparisons == (480 if alike else 720)
 
 
 @pytest.mark.parametrize(

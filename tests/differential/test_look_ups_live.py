@@ -25,7 +25,6 @@ from tests.differential.wire import Wire
 
 pytestmark = pytest.mark.mongod
 
-_VERSION = "6.0.27"
 _DATABASE = "looked_up"
 _RANDOM = 60
 _INSERT = {"operationType": "insert"}
@@ -64,7 +63,7 @@ def views(replica_set: ReplicaSet) -> Iterator[Views]:
         ):
             wire.run(_DATABASE, command)
         end = note(wire, "it is one now")
-        bench = Bench(wire, read_into_memory(wire, source, start, end), SourceOplog(source), _VERSION, end)
+        bench = Bench(wire, read_into_memory(wire, source, start, end), SourceOplog(source), replica_set.version, end)
         begin = {"startAtOperationTime": start.to_timestamp()}
         whole = bench.compare(Case((_DATABASE, None), begin))
         assert whole.difference is None
@@ -109,7 +108,7 @@ def test_random_matches_look_up_what_the_server_looks_up(views: Views) -> None:
     predicates = EventPredicates(random.Random(3), views.events)
     met = 0
     for _ in range(_RANDOM):
-        match = accepted_match(predicates, _VERSION)
+        match = accepted_match(predicates, views.bench.server)
         case = Case((_DATABASE, None), {**views.begin, "fullDocument": "updateLookup"}, pipeline=(match,))
         result = views.bench.compare(case)
         assert result.difference is None, (bson.decode(match["$match"].raw), result.difference)

@@ -480,8 +480,8 @@ def test_a_read_waits_until_a_member_has_reached_the_time(replica_set: ReplicaSe
     connection = Connection(replica_set.uri)
     with closing(connection.client):
         newest = MongodSource(connection.client).newest()
-        with connection.session_after(newest) as session:
-            assert session.operation_time == newest.to_timestamp()
+        concern = connection.majority("local", "oplog.rs", after=newest).read_concern.document
+        assert concern == {"level": "majority", "afterClusterTime": newest.to_timestamp()}
 
 
 @pytest.mark.parametrize("version", ["4.4.2", "5.0.4"])

@@ -52,6 +52,17 @@ def native_events(client: MongoClient[Any], database: str, after: ClusterTime, *
             yield bytes(event.raw)
 
 
+def asking_for(version: int, server: str) -> dict[str, bool]:
+    """What a command says so that the server's stream has tokens of this version. 7.0 writes those of version 2 and
+    refuses to be asked for them; the others are asked for where test commands are on."""
+    series = int(server.partition(".")[0])
+    if version == (2 if series >= 7 else 1):
+        return {}
+    if series < 6:
+        pytest.skip(f"{server} has no tokens of version 2")
+    return {"$_generateV2ResumeTokens": version == 2}
+
+
 def token_differences(events: Iterator[bytes], version: int) -> tuple[int, list[str]]:
     """How many events there were, and the tokens that we do not make of their parts or do not read back to them."""
     seen, different = 0, []
@@ -102,7 +113,7 @@ def test_tokens_of_random_ids_equal_the_servers(replica_set: ReplicaSet, version
     with MongoClient(replica_set.uri, datetime_conversion="DATETIME_AUTO") as client:
         database = f"tokens_live_{version}"
         before = insert_random_ids(client, database, seed=version, count=4000)
-        options = {"$_generateV2ResumeTokens": True} if version == 2 else {}
+        options = asking_for(version, replica_set.version)
         seen, different = token_differences(native_events(client, database, before, **options), version)
         assert seen == client[database]["ids"].estimated_document_count() > 2500
     assert different == []

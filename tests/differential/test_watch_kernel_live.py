@@ -107,12 +107,16 @@ def test_close_in_the_middle_of_a_block_ends_it_and_keeps_its_place(
         closer = threading.Thread(target=stream.close)
         closer.start()
         closer.join()
-        assert stream.try_next() is None
+        assert not stream.alive
+        assert stream.resume_token == seen[-1]["_id"]
+        at_hand = list(iter(stream.try_next, None))  # as of PyMongo's stream
+        assert at_hand
+        assert [event["documentKey"]["_id"] for event in at_hand] == [*range(300, 300 + len(at_hand))]
         with pytest.raises(StopIteration):
             stream.next()
-        assert stream.resume_token == seen[-1]["_id"]
+        assert stream.resume_token == at_hand[-1]["_id"]
         with client.watch_kernel.c.watch(resume_after=stream.resume_token) as rest:
-            assert rest.next()["documentKey"] == {"_id": 300}
+            assert rest.next()["documentKey"] == {"_id": 300 + len(at_hand)}
 
 
 @pytest.mark.usefixtures("kernel_at_work")

@@ -26,6 +26,22 @@ _OP_MSG = 2013
 _TIMEOUT_S = 300.0
 
 
+def raw_command(kind: str, database: bytes, collection: bytes, fields: bytes = b"") -> bytes:
+    """A command for ``Wire.exchange`` whose names need not be text; ``fields`` are the elements of its other fields."""
+    body = _text(kind.encode(), collection) + fields + _text(b"$db", database)
+    return struct.pack("<i", len(body) + 5) + body + b"\0"
+
+
+def raw_insert(database: bytes, collection: bytes, *documents: Mapping[str, Any]) -> bytes:
+    """The same that inserts."""
+    numbered = bson.encode({str(number): one for number, one in enumerate(documents)})
+    return raw_command("insert", database, collection, b"\x04documents\0" + numbered)
+
+
+def _text(name: bytes, value: bytes) -> bytes:
+    return b"\x02" + name + b"\0" + struct.pack("<i", len(value) + 1) + value + b"\0"
+
+
 class CommandError(Exception):
     """The server's reply has ``ok: 0``; ``details`` is the reply."""
 

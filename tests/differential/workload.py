@@ -48,16 +48,17 @@ class Operation:
 
 
 class Workload:
-    """The operations of one seed on two databases named after it, for a server of that version."""
+    """The operations of one seed on two databases named after it, for a server of that version. ``unique_names``: no
+    document has two fields of one name."""
 
-    def __init__(self, seed: int, version: str = "6.0.27") -> None:
+    def __init__(self, seed: int, version: str = "6.0.27", *, unique_names: bool = False) -> None:
         self.seed = seed
         # A prepared transaction that wrote nothing: a stream that reads its commit ends the process of a mongod 4.4.2.
         self._prepares_nothing = not version.startswith("4.4")
         self.databases = (f"fuzz{seed}", f"fuzz{seed}x")
         self.settings = f"settings{seed}"
         # A pipeline's update of a document with two fields of one name ends the process of a mongod 5.0.4.
-        draw = docs.UniqueNames if version.startswith("5.") else random.Random
+        draw = docs.UniqueNames if unique_names or version.startswith("5.") else random.Random
         self._rng = draw(f"tailrace workload {seed}")
         self._long = random.Random(f"tailrace long description {seed}")
         # Not from the seed: the server remembers a session's transaction numbers, and a replay must not meet them.

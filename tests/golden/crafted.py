@@ -45,8 +45,8 @@ def apply_ops(*operations: Any, session: bool = True, **more: Any) -> Entry:
     return entry | more
 
 
-def _no_op(o2: Any, *, ns: str = "gr.c") -> Entry:
-    return _entry("n", {"msg": "crafted"}, ns=ns, o2=o2)
+def _no_op(o2: Any, *, ns: str = "gr.c", **more: Any) -> Entry:
+    return _entry("n", {"msg": "crafted"}, ns=ns, o2=o2, **more)
 
 
 def insert(id_: Any, **more: Any) -> Entry:
@@ -115,6 +115,15 @@ WHOLE: tuple[Entry, ...] = (
     insert(99),
 )
 
+#: Of 7.0: index builds, and what resharding writes into its own collection.
+SINCE_7_0: tuple[Entry, ...] = (
+    _command({"startIndexBuild": "c", "indexBuildUUID": _OTHER_UUID, "indexes": [{"v": 2, "key": {"a": 1}}]}),
+    _command({"startIndexBuild": "c2", "indexBuildUUID": _OTHER_UUID, "indexes": []}, fromMigrate=True),
+    {**insert(5), "ns": "gr.system.resharding.x"},
+    {**insert(6), "ns": "gr.system.reshardings"},
+    _no_op({"reshardDoneCatchUp": "gr.c", "reshardingUUID": _OTHER_UUID}, fromMigrate=True),
+)
+
 #: Entries that break their format: each is read alone, from its own time.
 BROKEN: dict[str, Entry] = {
     "sections out of order": _update({"$v": 2, "diff": {"i": {"a": 1}, "u": {"b": 1}}}),
@@ -175,7 +184,7 @@ BROKEN: dict[str, Entry] = {
 
 def record_crafted(version: str, *, broken: bool) -> dict[str, Any]:
     """A recording of ``WHOLE`` or of ``BROKEN``. An entry that ends the server's process is left out of the streams."""
-    entries = list(BROKEN.values()) if broken else list(WHOLE)
+    entries = list(BROKEN.values()) if broken else _whole(version)
     with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
         with ReplicaSet(version=version, data_dir=directory) as deployment, Wire.to(deployment.uri) as wire:
             before = note(wire, "the gap begins")
@@ -201,6 +210,17 @@ def record_crafted(version: str, *, broken: bool) -> dict[str, Any]:
         "documents": [],
         "streams": streams,
     }
+
+
+def _whole(version: str) -> list[Entry]:
+    """``WHOLE``; for 7.0 without the updates that end its streams, and with what only it makes events of."""
+    if int(version.partition(".")[0]) < 7:
+        return list(WHOLE)
+    return [*(one for one in WHOLE if one["op"] != "u" or not _is_old(one["o"])), *SINCE_7_0]
+
+
+def _is_old(update: dict[str, Any]) -> bool:
+    return update.get("$v", 2) != 2 or not update.keys() & {"$v", "_id"}
 
 
 def placed(entries: list[Entry], before: ClusterTime) -> list[Entry]:
@@ -247,7 +267,7 @@ def _whole_streams(deployment: ReplicaSet, start: ClusterTime, end: ClusterTime)
             for kind, stage in kinds.items():
                 for v2 in (False, True) if "," in kind else (False,):
                     options = {**stage, "startAtOperationTime": start.to_timestamp()}
-                    database, command = aggregate(scope, options, v2=v2)
+                    database, command = aggregate(scope, options, server=deployment.version, v2=v2)
                     native = read(wire, database, command, end)
                     name = f"{where} {kind}{' v2' if v2 else ''}"
                     packed = recording.pack_stream(name, database, command, native.raw_replies, native.error_details)

@@ -58,7 +58,7 @@ def record(version: str, workload: str) -> dict[str, Any] | None:
         if not plans:
             return None
         end = note(wire, "recording ends")
-        streams, documents = _read_streams(wire, plans, start, end)
+        streams, documents = _read_streams(wire, plans, start, end, version)
         after_start = {"$gt": start.to_timestamp()}
         pre_images = _all(wire, "config", "system.preimages", {"_id.ts": after_start})
         return {
@@ -73,7 +73,7 @@ def record(version: str, workload: str) -> dict[str, Any] | None:
 
 
 def _read_streams(
-    wire: Wire, plans: list[StreamPlan], start: ClusterTime, end: ClusterTime
+    wire: Wire, plans: list[StreamPlan], start: ClusterTime, end: ClusterTime, version: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The packed streams, and what their update look-ups found."""
     streams, read_before = [], dict[str, NativeStream]()
@@ -82,7 +82,7 @@ def _read_streams(
         stage = plan.stage(read_before) if callable(plan.stage) else {**plan.stage}
         if not callable(plan.stage):
             stage = {**stage, "startAtOperationTime": start.to_timestamp()}
-        database, command = aggregate(plan.scope, stage, v2=plan.v2, pipeline=plan.pipeline)
+        database, command = aggregate(plan.scope, stage, server=version, v2=plan.v2, pipeline=plan.pipeline)
         native = read(wire, database, command, end, batch_size=plan.batch_size)
         read_before[plan.name] = native
         if plan.batch_size is not None:

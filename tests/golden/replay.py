@@ -16,7 +16,9 @@ from bson.raw_bson import RawBSONDocument
 from tailrace.errors import TailraceError
 from tailrace.expression import compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.entry import first_elements, parse_entry
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.version_proof import version_proof
 from tailrace.pipeline.kernel import KernelUse
 from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.plan.options import StreamOptions
@@ -37,6 +39,7 @@ from tests.golden.recording import Recording, StreamError, entry_time
 
 Documents = Callable[[Sequence[DocumentLookup]], list[bytes | None]]
 EVERYTHING = 1 << 62
+EMPTY = bson.encode({})
 BEGINNING = ClusterTime.of(1, 0)
 
 
@@ -182,7 +185,23 @@ def memory_of(recording: Recording) -> MemoryOplog:
     def answer(lookups: Sequence[DocumentLookup]) -> list[bytes | None]:
         return [documents[f"{wanted.database}.{wanted.collection}", wanted.document_key] for wanted in lookups]
 
-    return MemoryOplog(recording.oplog, recording.pre_images, answer)
+    major = int(recording.server.partition(".")[0])
+    return MemoryOplog([as_written_by(major, entry) for entry in recording.oplog], recording.pre_images, answer)
+
+
+def as_written_by(major: int, raw: bytes) -> bytes:
+    """An entry as servers up to this version write it. Two kinds of crafted entries are written by later ones alone, so
+    we refuse them; the recorded server took them for a command and a transaction of its own."""
+    if major >= 8 or b"applyOps" not in raw:
+        return raw
+    parsed = parse_entry(raw)
+    proof = version_proof(parsed, first_elements(parsed.o or EMPTY))
+    if proof is None or int(proof.version.partition(".")[0]) <= major:
+        return raw
+    entry = bson.decode(raw)
+    if entry.pop("multiOpType", None) is None:
+        entry["o"]["$db"] = "admin"
+    return bson.encode(entry)
 
 
 def options_of(database: str, command: Mapping[str, Any]) -> StreamOptions:

@@ -202,7 +202,9 @@ def _union(recording: ShardedRecording, streams: dict[str, ShardedStream], end: 
     return tuple(
         _without_sort_key(event)
         for key, _, event, kind in keyed
-        if kind != "kNewShardDetected" and (last is None or key <= last) and _time_of(key) <= end
+        if kind not in ("kNewShardDetected", "migrateChunkToNewShard")
+        and (last is None or key <= last)
+        and _time_of(key) <= end
     )
 
 

@@ -11,7 +11,6 @@ part has lost something or has it twice; the last line gives the totals.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from pymongo import MongoClient
 from tailrace.embedded import ReplicaSet
 from tests.kills.parts import PARTS, Part
 from tests.kills.work import Work, prepare
+from tests.seeds import end_in_order
 from tests.spark.streams import newest
 
 
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--version", default="6.0.27", help="of the server")
     options = parser.parse_args()
     begun = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended too
+    end_in_order()
     # Exact images begin with a copy at one cluster time, which servers before 5.0 cannot give outside a transaction.
     possible = [name for name in names if name != "images" or int(options.version.split(".")[0]) >= 5]
     chosen = [names[name] for name in options.parts.split(",")] if options.parts else [names[name] for name in possible]

@@ -39,6 +39,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
 from tests.differential.kernel_choice import CHOICES, kernel_use
 from tests.golden.recording import token_time
+from tests.seeds import parser_of_seeds
 from tests.sharded import native
 from tests.sharded.random_workload import History, Ran, RandomWorkload, history_difference, history_of
 
@@ -381,10 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.sharded.fuzz", description=(__doc__ or "").split("\n")[0])
-    chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--seed", type=lambda text: [int(text)], dest="seeds", help="one seed")
-    chosen.add_argument("--seeds", type=_range, help="A-B, both included")
+    parser = parser_of_seeds("tests.sharded.fuzz", __doc__)
     parser.add_argument("--steps", type=int, default=150, help="writes or transactions of each of three writers (150)")
     parser.add_argument("--resumes", type=int, default=5, help="resumes of each kind for each stream (5)")
     parser.add_argument("--version", help="of mongod: 6.0.27 (the default), 5.0.4 or 4.4.2")
@@ -393,11 +391,6 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--report", type=Path, help="append every difference to this file")
     return parser.parse_args(arguments)
-
-
-def _range(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 if __name__ == "__main__":

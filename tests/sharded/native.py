@@ -29,6 +29,10 @@ def without_sort_key(event: bytes) -> bytes:
     return raw_bson.encode_document(*kept)
 
 
+#: The events that say of a chunk that its shard had none before: for the merge alone, by 6.0's name and by 7.0's.
+_OF_NEW_SHARDS = (b"kNewShardDetected", b"migrateChunkToNewShard")
+
+
 def shard_stream(
     uri: str,
     database: str,
@@ -87,19 +91,20 @@ def union(
         event
         for uri, until in parts.items()
         for event in shard_stream(uri, database, collection, start, min(end, until), for_merge=for_merge, **options)
-        if b"kNewShardDetected" not in event and token(event).cluster_time <= _time(min(end, until))
+        if not any(name in event for name in _OF_NEW_SHARDS) and token(event).cluster_time <= _time(min(end, until))
     ]
     return sorted(events, key=lambda event: token(event).sort_key)
 
 
 def removal(cluster: ShardedCluster, name: str) -> Timestamp:
     """When the shard was last removed, as the config server's oplog says."""
-    query = {"$or": [{"ns": "config.shards", "op": "d"}, {"ns": "config.$cmd", "o.applyOps.ns": "config.shards"}]}
+    query = {"$or": [{"ns": "config.shards", "op": "d"}, {"o.applyOps.ns": "config.shards"}]}  # 7.0: of admin
     found = Timestamp(0, 1)
     with pymongo.MongoClient(cluster.config.uri) as client:
         for entry in client.local["oplog.rs"].find(query):
             operations = entry["o"].get("applyOps", [entry])
-            if any(operation["op"] == "d" and operation["o"]["_id"] == name for operation in operations):
+            of_shards = [one for one in operations if one["ns"] == "config.shards" or one is entry]
+            if any(one["op"] == "d" and one["o"]["_id"] == name for one in of_shards):
                 found = entry["ts"]
     return found
 

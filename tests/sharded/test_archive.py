@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace.archive.layout import DESCRIPTION
+from tailrace.archive.cluster import ArchivedCluster
+from tailrace.archive.layout import DESCRIPTION, HEAD
+from tailrace.archive.record import read_record, write_record
 from tailrace.archive.source import ArchiveSource
-from tailrace.durable import read_json, write_json
+from tailrace.archive.verification import verify
 from tailrace.embedded import ShardedCluster
-from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError
+from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SourceError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import profile_for
 from tailrace.source.mongod import MongodSource
-from tests.differential.test_archive_live import archive_now
+from tailrace.spark.planning.opening import open_deployment
+from tailrace.spark.source.options import parse
+from tests.differential.test_archive_live import archive_now, entries_of
 from tests.sharded.workload import spread
 
 pytestmark = pytest.mark.mongod
@@ -94,11 +105,137 @@ def test_what_an_archive_cannot_tell_is_refused(
         with pytest.raises(ChangeStreamHistoryLost, match="what lies between is lost"):
             both[DATABASE].watch(start_at_operation_time=start.to_timestamp())
         monkeypatch.setattr(MongodSource, "oldest", lambda self: (ClusterTime(end - 1), False))
-        known: Any = read_json(folder / DESCRIPTION)
+        known: Any = read_record(folder / DESCRIPTION)
         name = min(known["sharded"])
         known["sharded"][name]["after"] = f"{end:016x}"
-        write_json(folder / DESCRIPTION, known)
+        write_record(folder / DESCRIPTION, known)
         with pytest.raises(SourceError, match=f"the shard {name} came or went"):
             both[DATABASE].watch(start_at_operation_time=start.to_timestamp())
+        # Another cluster with shards of the same names: no test had asked for more than a cluster.
+        known["sharded"][name]["after"] = f"{0:016x}"
+        write_record(folder / DESCRIPTION, known)
+        reach: Any = read_record(folder / name / HEAD)
+        write_record(folder / name / HEAD, {**reach, "replicaSetId": "f" * 24})
+        with pytest.raises(OtherHistoryError, match=f"the id of the replica set {name} was ffff"):
+            both[DATABASE].watch(start_at_operation_time=start.to_timestamp())
+        with pytest.raises(OtherHistoryError, match=f"the id of the replica set {name} was ffff"):
+            archive_now(sharded_cluster.uri, folder)
+        write_record(folder / name / HEAD, {**reach, "clusterId": "f" * 24})
+        with pytest.raises(SourceError, match="is a part of another archive: the cluster's id was"):
+            both[DATABASE].watch(start_at_operation_time=start.to_timestamp())
+        write_record(folder / name / HEAD, reach)
+        known["identity"]["cluster"] = "f" * 24
+        write_record(folder / DESCRIPTION, known)
+        with pytest.raises(OtherHistoryError, match="is the archive of another deployment: the cluster's id was ffff"):
+            archive_now(sharded_cluster.uri, folder)
     with pytest.raises(TailraceError, match="there is no archive"):
         tailrace.connect(sharded_cluster.uri, archive=tmp_path / "no")[DATABASE].watch()
+
+
+def test_one_run_ends_where_a_shard_has_joined_since_the_last_one(
+    start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path
+) -> None:
+    """The oplog of such a shard was archived without an end. No test had let a shard join between two runs."""
+    cluster = start_sharded_cluster(1)
+    folder = tmp_path / "archive"
+    archive_now(cluster.uri, folder)
+    added = cluster.add_shard()
+    cluster.router.create_database("joined", added)
+    cluster.router.insert_one("joined.c", {"_id": 1})
+    archive_now(cluster.uri, folder)
+    entries = entries_of(ArchiveSource(folder, added), ArchiveSource(folder, added).start, ClusterTime((1 << 64) - 1))
+    assert any(bson.decode(entry)["ns"] == "joined.c" for entry in entries)
+
+
+def test_a_start_before_a_shards_removal_is_refused_with_the_way_to_the_archive(
+    start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the removed shard's own oplog no longer reached back, that was all that was said, without the way out that
+    the page on the archive promises. Every test had asked for shards that are still there."""
+    cluster = start_sharded_cluster(1)
+    folder = tmp_path / "archive"
+    gone = cluster.add_shard()
+    archive_now(cluster.uri, folder)
+    start = max(ArchiveSource(folder, name).newest() for name in cluster.shards).tick()
+    cluster.router.create_database("kept", "shard0")
+    cluster.router.insert_one("kept.c", {"_id": 1})
+    cluster.remove_shard(gone)
+    archive_now(cluster.uri, folder)
+    begins = ClusterTime.from_timestamp(cluster.router.fence())
+    monkeypatch.setattr(MongodSource, "oldest", lambda self: (begins, False))
+    said = rf"the shard {gone} came or went at .* \(tailrace replay\)"
+    with (
+        tailrace.connect(cluster.uri, archive=folder) as both,
+        pytest.raises(SourceError, match=said),
+    ):
+        both.watch(start_at_operation_time=start.to_timestamp())
+    deployment = open_deployment(parse({"uri": cluster.uri, "archive": str(folder)}))
+    with closing(deployment), pytest.raises(SourceError, match=said):
+        deployment._member(gone, start)
+    with tailrace.connect(cluster.uri) as live, pytest.raises(ChangeStreamHistoryLost, match="and its oplog begins at"):
+        live.watch(start_at_operation_time=start.to_timestamp())
+
+
+@pytest.mark.slow  # tests/unit/test_archive_members.py has its quick form
+@pytest.mark.parametrize("version", ["6.0.27", "5.0.4"])
+def test_what_a_shard_held_that_was_removed_while_nobody_archived_is_in_the_archive(
+    start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
+) -> None:
+    """It was missing, and the archive's replay ended before it with exit status 0, whatever came later: a shard that
+    had gone by the time that the archiver came back was not read. Every test had removed shards from under a stream."""
+    cluster = start_sharded_cluster(1, version=version)
+    folder = tmp_path / "archive"
+    first = cluster.add_shard()
+    cluster.router.create_database("kept", "shard0")
+    cluster.router.create_database("gone", first)
+    cluster.router.insert_one("gone.c", {"_id": 1})
+    archive_now(cluster.uri, folder)
+    # One that the archive knows, and one that comes and goes meanwhile.
+    cluster.router.insert_one("gone.c", {"_id": 2})
+    second = cluster.add_shard()
+    cluster.router.create_database("also", second)
+    cluster.router.insert_one("also.c", {"_id": 3})
+    with tailrace.connect(cluster.uri, document_class=RawBSONDocument) as client:
+        start = ArchivedCluster(folder).oldest().to_timestamp()
+        with client.watch(start_at_operation_time=start, max_await_time_ms=500) as live:
+            former = {name: cluster.remove_shard(name) for name in (first, second)}
+            cluster.router.insert_one("kept.c", {"_id": 4})
+            wanted = until_document(live, 4)
+    former[second].stop(0)
+    with pytest.raises(
+        SourceError, match=rf"shard {second} was removed .* nothing of it is archived, and it cannot be"
+    ):
+        archive_now(cluster.uri, folder)
+    with pytest.raises(SourceError, match=rf"the shard {first} was removed from the cluster at .* no later event"):
+        list(replayed(folder))
+    lacking = [fault for report in verify(folder) for fault in report.faults]
+    assert any(f"the shard {second} was removed" in fault for fault in lacking)
+    former[second].restart(0)
+    archive_now(cluster.uri, folder)
+    assert [report.faults for report in verify(folder)] == [[]] * 4
+    got = list(replayed(folder))
+    assert got[: len(wanted)] == wanted
+    # There is nothing left of them to be read: their servers may go.
+    for one in former.values():
+        one.stop(0)
+    archive_now(cluster.uri, folder)
+    assert list(replayed(folder))[: len(got)] == got
+
+
+def until_document(stream: Any, last: int) -> list[bytes]:
+    """The events up to the insert of the document with this ``_id``."""
+    events: list[bytes] = []
+    for event in stream:
+        events.append(bytes(event.raw))
+        if event["operationType"] == "insert" and event["documentKey"]["_id"] == last:
+            return events
+    raise AssertionError("the stream ended")
+
+
+def replayed(folder: Path) -> Iterator[bytes]:
+    """The events of a cluster's archive."""
+    archived = ArchivedCluster(folder)
+    profile = profile_for(archived.description.server_version)
+    plan = build_plan(StreamOptions.parse(Scope.cluster(), {}, []), profile).start_at(archived.oldest())
+    for block in archived.open(plan):
+        yield from map(bytes, block.events())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,28 @@ def test_doctor_looks_at_every_shard(sharded_cluster: ShardedCluster, capfd: pyt
     assert found["cluster"]["found"] == "3 shards: shard0, shard1, shard2"
     assert {f"{shard}: oplog window" for shard in sharded_cluster.shards} <= set(found)
     assert status == 0
+
+
+def test_a_uri_of_one_shard_is_told_by_every_command_that_reads_it(
+    sharded_cluster: ShardedCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It looked healthy everywhere, and only its part was seen: no test had given a shard's URI."""
+    one = sharded_cluster.shards["shard1"].uri
+    said = "this is shard shard1 of a cluster: only its part is seen"
+    main(["doctor", one, "--format", "json"])
+    findings = {finding["check"]: finding for finding in json.loads(capfd.readouterr().out)}
+    assert findings["cluster"] == {
+        "check": "cluster",
+        "status": "warn",
+        "found": said,
+        "advice": "Give the URI of the cluster's config server or of a mongos to see all of it",
+    }
+    for command in (
+        ["watch", one, "--until", "now"],
+        ["archive", one, str(tmp_path / "archive"), "--once", "--from", "now"],
+        ["tables", "write", one, str(tmp_path / "tables"), "nothing.*", "--once"],
+    ):
+        assert main(command) == 0
+        assert said in capfd.readouterr().err
+    assert main(["watch", sharded_cluster.uri, "--until", "now"]) == 0
+    assert "only its part" not in capfd.readouterr().err

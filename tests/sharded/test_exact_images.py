@@ -20,6 +20,7 @@ from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding import Transaction
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source import sharded
 from tests.amounts import amount
 from tests.sharded import native
 from tests.sharded.random_workload import RandomWorkload
@@ -87,6 +88,18 @@ def test_images_are_the_shards_own_while_chunks_move(sharded_cluster: ShardedClu
         token = RawBSONDocument(expected[100])["_id"]
         with orders.watch(**EXACT, resume_after=token) as stream:
             assert not differences(read_until(stream, ran.end), expected[101:])
+
+
+def test_a_closed_stream_leaves_its_directory_to_the_next(
+    sharded_cluster: ShardedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that waited for an idle shard to reach the stream's beginning did not hear that it was closed, and kept
+    the state for up to 10 s: the next stream was refused. In the tests before this one every shard was written to."""
+    monkeypatch.setattr(sharded, "_CLOSE_S", 0.0)  # as if the readers always took longer
+    with tailrace.connect(sharded_cluster.uri, images=tmp_path) as client:
+        for _ in range(3):
+            with client["exact_closed"]["orders"].watch(**EXACT) as stream:
+                stream.try_next()
 
 
 def test_a_stream_from_now_on_knows_what_is_there(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "design" / "architecture.md"
 
 #: From the ground up. Rooms in one tuple share a floor. ``tailrace`` itself is the front door: it loads nothing.
 FLOORS = (
-    ("errors", "version"),
-    ("metrics_server",),
+    ("errors", "version", "printable"),
+    ("metrics_server", "threads"),
     ("raw_bson",),
     ("oplog",),
     ("event",),
@@ -37,6 +37,7 @@ FLOORS = (
     ("tail",),
     ("snapshot",),
     ("client",),
+    ("compare",),
     ("consumer",),
     ("gateway",),
     ("testing",),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.committer import commit_batch
 from tailrace.lake.identity import Opening, open_lake
 from tailrace.lake.layout import cluster_time_of
@@ -18,6 +19,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 #: 2026-11-21T00:00:00Z. Event number n happens n seconds later.
 MIDNIGHT = 1_795_219_200
 STREAM = {"settings": {"scope": "shop.orders"}, "columns": ["event", "token"], "documents": "json"}
+NOTHING = PlannedRange(ClusterTime(0), ClusterTime(0))
 COLUMNS = [
     {"name": name, "type": kind, "nullable": True, "metadata": {}}
     for name, kind in (("token", "string"), ("number", "long"), ("event", "binary"))
@@ -45,18 +47,26 @@ def stage(root: Path, numbers: Iterable[int], *, stem: str = "0-0", payload: int
 
 
 def planned_for(files: tuple[StagedFile, ...]) -> PlannedRange:
-    """The range that Spark would have planned for just these events."""
+    """The range that Spark would have planned for just these events: it begins at the event before them."""
     first, last = cluster_time_of(files[0].first_token), cluster_time_of(files[-1].last_token)
-    return PlannedRange(ClusterTime(first - 1), last)
+    return PlannedRange(ClusterTime.of(first.seconds - 1, first.increment), last)
 
 
 def put(
     root: Path, claim: str, number: int, files: tuple[StagedFile, ...], planned: PlannedRange | None = None
 ) -> Commit | None:
-    """Commit a micro-batch; without ``planned`` its range is that of its events."""
+    """Commit a micro-batch; without ``planned`` its range is that of its events, from where the lake was read to."""
     if planned is None:
-        planned = planned_for(files) if files else PlannedRange(ClusterTime(0), ClusterTime(0))
+        planned = as_spark_plans(root, number, planned_for(files)) if files else NOTHING
     return commit_batch(root, claim, number, planned, files)
+
+
+def as_spark_plans(root: Path, number: int, own: PlannedRange) -> PlannedRange:
+    """The range of micro-batch ``number``: ``own``, begun where the lake was read to."""
+    head = CommitLog(root).head()
+    if head.newest is not None and (head.newest.batch, head.newest.planned.until) == (number, own.until):
+        return head.newest.planned  # given again
+    return own if head.reached is None else PlannedRange(min(own.after, head.reached), own.until)
 
 
 def make(root: Path, checkpoint: Path) -> Opening:

@@ -1,4 +1,4 @@
-"""Which shards an archive follows, and from when on its streams may begin.
+"""Which shards an archive follows and up to when, and from when on its streams may begin.
 
 The first version asked for every change since the cluster began, and took a shard that had been removed and added again
 long ago for one that is gone: it was not archived, without a word. Nobody had archived a cluster with a past.
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tailrace.archive import recorder
-from tailrace.archive.layout import Membership, describe
+from tailrace.archive.layout import HEAD, Membership, Reach, describe
+from tailrace.archive.record import write_record
 from tailrace.archive.recorder import ArchivePolicy, Recorder
 from tailrace.errors import SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
@@ -53,9 +54,26 @@ class Starts(Recorder):
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         super().__init__(None, cluster, folder, ArchivePolicy())  # type: ignore[arg-type]
         self.started: dict[str, ClusterTime | None] = {}
+        self.ends: dict[str, ClusterTime] = {}
 
     def _start(self, name: str, client: Any, begin: ClusterTime | None, until: ClusterTime | None) -> None:
         self.started[name] = begin
+        if until is not None:
+            self.ends[name] = until
+
+
+class Source:
+    """A shard's oplog: that of ``gone`` cannot be read."""
+
+    gone: str | None = None
+
+    def __init__(self, client: Any, retry_seconds: float = 1.0) -> None:
+        self._client = client
+
+    def oldest(self) -> tuple[ClusterTime, bool]:
+        if self._client == self.gone:
+            raise SourceError("no server answers")
+        return at(1), True
 
 
 PAST = [
@@ -70,7 +88,9 @@ def history(monkeypatch: pytest.MonkeyPatch) -> list[ShardChange]:
     """What the config server's oplog tells of its shards."""
     told = list(PAST)
     monkeypatch.setattr(recorder, "Connection", lambda client: None)
-    monkeypatch.setattr(recorder, "MongodSource", lambda client: None)
+    monkeypatch.setattr(recorder, "MongodSource", Source)
+    monkeypatch.setattr(recorder, "remembered_host", lambda connection, name: f"r{name}/x:1")
+    monkeypatch.setattr(recorder, "cluster_id", lambda connection: "c1")
     monkeypatch.setattr(recorder, "changes", lambda connection, after: [one for one in told if one.time > after])
     return told
 
@@ -93,8 +113,40 @@ def test_what_came_and_went_since_is_followed_also_by_the_next_run(tmp_path: Pat
     again = Starts(tmp_path, Cluster())
     found = again._begin_cluster(again._cluster, describe(tmp_path))  # type: ignore[arg-type]
     assert found.shards == {"a": Membership(ZERO), "b": Membership(ZERO, at(70)), "d": Membership(at(60))}
-    assert again.started == {"config.shards": None, "a": None, "d": at(60)}
+    assert again.started == {"config.shards": None, "a": None, "b": None, "d": at(60)}
+    assert again.ends == {"b": at(70)}
     assert again._follow_members(found) == found
+
+
+def test_the_rest_of_a_removed_shard_is_archived_once(
+    tmp_path: Path, history: list[ShardChange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left out without a word: the archive ended before its entries for ever, and so did its replay. This
+    module's own test had written that down as right, and no test had removed a shard while nobody archived."""
+    made = Starts(tmp_path, Cluster())
+    made._begin_cluster(made._cluster, None)  # type: ignore[arg-type]
+    history += [
+        ShardChange(at(60), "d", "rd/x:1", None),
+        ShardChange(at(70), "b", None, None),
+        ShardChange(at(80), "d", None, None),
+    ]
+    for name in "bd":
+        monkeypatch.setattr(Source, "gone", name)
+        again = Starts(tmp_path, Cluster())
+        said = rf"the shard {name} was removed from the cluster at .*, and nothing of it is archived, and it cannot be"
+        with pytest.raises(SourceError, match=said):
+            again._begin_cluster(again._cluster, describe(tmp_path))  # type: ignore[arg-type]
+    monkeypatch.setattr(Source, "gone", None)
+    for name, until, begun in (("b", at(69), True), ("b", at(70), False), ("d", at(79), True), ("d", at(81), False)):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        write_record(folder / HEAD, Reach(at(1), until).document())
+        monkeypatch.setattr("tailrace.archive.layout.first_hole", lambda reach, found: None)
+        again = Starts(tmp_path, Cluster())
+        again._begin_cluster(again._cluster, describe(tmp_path))  # type: ignore[arg-type]
+        assert (name in again.started) is begun, (name, until)
+        if begun:
+            assert again.ends[name] == (at(70) if name == "b" else at(80))
 
 
 def test_a_shard_that_is_added_again_under_its_name_is_an_error(tmp_path: Path, history: list[ShardChange]) -> None:

@@ -103,7 +103,7 @@ def test_replay_takes_the_dump_from_standard_input(tmp_path: Path) -> None:
     entry = {"ts": Timestamp(5, 1), "t": Int64(1), "v": Int64(2), "op": "i", "ns": "d.c", "o2": {"_id": 1}}
     entry |= {"ui": Binary(bytes(16), 4), "wall": __import__("datetime").datetime(2026, 1, 1), "o": {"_id": 1}}
     for form in ("json", "bson"):
-        command = ["replay", "-", "d.c", "--format", form]
+        command = ["replay", "-", "d.c", "--format", form, "--server-version", "6.0"]
         done = commands.run(*command, input=bson.encode(entry))
         assert (done.returncode, done.stderr) == (0, b"")
         event = json.loads(done.stdout) if form == "json" else bson.decode(done.stdout)

@@ -149,7 +149,8 @@ def test_the_end_is_now_a_time_or_a_number_of_events() -> None:
         (SourceError("cannot use mongodb://ann:secret@h/"), 1, "tailrace: cannot use mongodb://ann:***@h/.\n"),
         (InternalError("odd"), 1, "tailrace: odd. This is a bug of tailrace: please report it.\n"),
         (KeyboardInterrupt(), 130, ""),
-        (BrokenPipeError(), 0, ""),
+        # Any broken pipe was taken for standard output's, whose reader has seen enough: exit status 0.
+        (BrokenPipeError(32, "Broken pipe"), 1, "tailrace: Broken pipe.\n"),
         (OSError(28, "No space left on device", "/lake/x"), 1, "tailrace: /lake/x: No space left on device.\n"),
         (
             ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql"),
@@ -215,7 +216,7 @@ def test_text_that_the_output_cannot_hold_is_escaped(tmp_path: Path) -> None:
     dump = tmp_path / "oplog.bson"
     dump.write_bytes(bson.encode({**entry, "o": {"_id": 1, "text": "日本 😀"}}))
     for form in ("json", "pretty"):
-        command = [sys.executable, "-m", "tailrace", "replay", str(dump), "--format", form]
+        command = [sys.executable, "-m", "tailrace", "replay", str(dump), "--format", form, "--server-version", "6.0"]
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
         done = subprocess.run(command, capture_output=True, timeout=300, check=False, env=environment)
         assert (done.returncode, done.stderr) == (0, b"")
@@ -252,3 +253,62 @@ def test_a_command_loads_no_modules_of_others() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "No such file"),
+        (".", "Is a directory"),
+        ("binary", "not UTF-8"),
+        ("a\0b", "not the name"),
+        ("", "not the name"),
+    ],
+)
+def test_a_file_that_an_argument_names_and_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=f"--pipeline cannot be read from the file .*{reason}"):
+        pipeline_of(parsed("--pipeline", f"@{name}"))
+
+
+def test_an_option_that_is_misspelt_is_answered_with_the_one_that_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["watch", "mongodb://h", "--full-documnt", "x"])
+    assert "unrecognized arguments: --full-documnt x. Did you mean --full-document?" in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_command_as_an_interrupt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def work(args: argparse.Namespace) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            closed.append(True)
+        return 0
+
+    monkeypatch.setattr("tailrace.cli.watch.run", work)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert main(["watch", "mongodb://host"]) == 143
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert closed == [True]
+
+
+def test_a_package_of_others_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, package, wanted in (("watch", "odd", "odd"), ("archive", "pyarrow", "'tailrace[archive]'")):
+
+        def missing(args: argparse.Namespace, package: str = package) -> int:
+            raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+
+        monkeypatch.setattr(f"tailrace.cli.{command}.run", missing)
+        assert main([command, "mongodb://h", *(["dir"] if command == "archive" else [])]) == 1
+        assert capsys.readouterr().err.endswith(f"Install it: pip install {wanted}.\n")

@@ -89,3 +89,57 @@ def test_wrong_usage_does_not_show_the_password(arguments: list[str]) -> None:
     assert done.returncode == 2
     assert "usage: tailrace" in done.stderr
     assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["watch", "shop.orders", URI], "without a flag, as in: tailrace watch URI db[.coll]"),
+        (["watch", "--uri", URI, "shop.orders"], "without a flag, as in: tailrace watch URI db[.coll]"),
+        (["doctor", f"--uri={URI}"], "without a flag, as in: tailrace doctor URI"),
+        (["archive", "DIR", URI], "without a flag, as in: tailrace archive URI DIR"),
+        (["streams", "--uri", URI], "without a flag, as in: tailrace streams URI"),
+        (["view", URI, "verify"], "invalid choice"),
+        (["gateway", URI], "is given with --upstream"),
+        (["gateway", "--uri", URI], "is given with --upstream"),
+        (["listen", URI, "os:getcwd", "--resource", "x"], "is given with --uri"),
+        (["listen", "os:getcwd", URI, "--resource", "x"], "is given with --uri"),
+        (["replay", URI], "takes no connection URI: it reads a dump or an archive"),
+        (["replay", "DUMP", "--uri", URI], "takes no connection URI: it reads a dump or an archive"),
+        (["run", URI], "takes no connection URI: the pipeline file names the deployment"),
+        (["run", "pipeline.yaml", "--uri", URI], "takes no connection URI: the pipeline file names the deployment"),
+        (["lake", "status", URI], "takes no connection URI"),
+        (["tables", "write", "DIR", URI, "shop.*"], "comes first: tailrace tables write URI DIR 'shop.*'"),
+        (["tables", "write", "DIR", "shop.*", URI, "--once"], "comes first: tailrace tables write URI DIR 'shop.*'"),
+        (["tables", "verify", "DIR", URI], "comes first: tailrace tables verify URI DIR"),
+        (["tables", "as-of", URI, "DIR", "shop.orders", "1,1"], "is given with --uri"),
+        (["tables", "compact", URI, "DIR"], "takes no connection URI"),
+        (["tables", "status", "DIR", URI], "takes no connection URI"),
+    ],
+)
+def test_a_uri_in_another_place_is_answered_with_its_own(arguments: list[str], told: str) -> None:
+    """It was read as a namespace ("write it with a dot"), as a file, or as an option ("did you mean --until"). Where
+    the URI belongs differs among the commands, and each test had it at its place."""
+    done = commands.run_text(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_the_tables_words_may_stand_before_or_after_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tables write --once URI DIR 'shop.*'` was "unrecognized arguments": argparse gave the words nothing."""
+    expected = [URI, "DIR", "shop.*"]
+    for arguments in (["--once", *expected], [*expected, "--once"], [URI, "--once", "DIR", "shop.*"]):
+        args = parsed("tables", "write", *arguments)
+        assert (args.words, args.once) == (expected, True)
+    monkeypatch.setenv("TAILRACE_URI", URI)
+    done = commands.run_text("tables", "write", "DIR", "shop.*", env={"TAILRACE_URI": URI})
+    assert "cannot reach 127.0.0.1:1: connection refused" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["watch", URI], ["replay", "DUMP"], ["tables", "write", URI, "DIR"]])
+def test_a_namespace_with_a_slash_is_answered_with_the_dot(command: list[str]) -> None:
+    done = commands.run_text(*command, "shop/orders")
+    assert done.returncode == 1
+    assert "'shop/orders'" in done.stderr
+    assert done.stderr.count("shop.orders") == 1

@@ -25,12 +25,13 @@ UI = Binary(bytes(range(16)), 4)
 _INSERT = {"op": "i", "ns": "d.c", "ui": UI, "o": {"_id": 1}, "o2": {"_id": 1}}
 
 
-def _types(version: str, *entries: dict[str, Any], **options: Any) -> list[str]:
+def _types(version: str, *entries: dict[str, Any], needs_merge: bool = False, **options: Any) -> list[str]:
     raw = b"".join(
         bson.encode({**entry, "ts": Timestamp(9, number), "t": Int64(1), "wall": datetime(2026, 1, 1)})
         for number, entry in enumerate(entries, 1)
     )
-    plan = build_plan(StreamOptions.parse(Scope.of_database("d"), options), profile_for(version))
+    parsed = StreamOptions.parse(Scope.of_database("d"), options, needs_merge=needs_merge)
+    plan = build_plan(parsed, profile_for(version))
     pipeline = ChangeStreamPipeline(plan.start_at(ClusterTime.of(1, 1)))
     found: list[str] = []
     for request in pipeline.process(OplogBatch(raw, ClusterTime.of(9, 9))):
@@ -49,6 +50,28 @@ def test_a_definition_without_its_o2_is_passed_over_where_the_stream_does_not_sh
     if version == "6.0":
         with pytest.raises(OplogFormatError):
             _types(version, entry, _INSERT, showExpandedEvents=True)
+
+
+_BY_TYPE = {"type": "migrateChunkToNewShard", "from": "sh0", "to": "sh1"}
+_BY_NAME = {"migrateChunkToNewShard": "d.c", "fromShardId": "sh0", "toShardId": "sh1"}
+
+
+@pytest.mark.parametrize(
+    ("version", "merged", "expected"),
+    [
+        ("4.4", False, ["kNewShardDetected"]),
+        ("6.0", False, []),
+        ("6.0", True, ["kNewShardDetected"]),
+        ("7.0", False, []),
+        ("7.0", True, ["migrateChunkToNewShard"] * 2),
+        ("7.0.28", True, ["migrateChunkToNewShard"] * 2),
+        ("8.0", True, ["migrateChunkToNewShard"] * 2),
+    ],
+)
+def test_a_new_shard_is_told_of_to_a_merge(version: str, merged: bool, expected: list[str]) -> None:
+    """Measured in ``test_crafted_entries_live.py``, but 8.0. The recordings of 7.0.28 have no stream that is merged."""
+    entries = [{"op": "n", "ns": "d.c", "ui": UI, "o": {"msg": "x"}, "o2": o2} for o2 in (_BY_TYPE, _BY_NAME)]
+    assert _types(version, *entries, needs_merge=merged) == expected
 
 
 def test_a_transaction_whose_chain_leads_forward_is_lost_history() -> None:

@@ -17,6 +17,7 @@ from tailrace.images.bucket import ImageStateError
 from tailrace.images.source import ExactSource
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.oplog.witness import DeploymentIdentity
 from tailrace.plan.profile import SERVER_6_0
 from tailrace.plan.request import OplogBatch
 from tailrace.source.mongod import MongodSource
@@ -31,6 +32,12 @@ def at(increment: int) -> ClusterTime:
 def entry(op: str, time: int, o: dict[str, Any], o2: dict[str, Any] | None = None) -> tuple[int, bytes]:
     fields = {"op": op, "ns": "shop.orders", "ui": UUID, "o": o, "ts": Timestamp(100, time), "t": 1, "v": 2}
     return time, bson.encode(fields | ({} if o2 is None else {"o2": o2}))
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oplog in memory is of no deployment that could be asked who it is."""
+    monkeypatch.setattr("tailrace.images.source.identity_if_allowed", lambda client: DeploymentIdentity())
 
 
 class _Shard:
@@ -48,7 +55,11 @@ class _Shard:
         return int(at(self.begins)), 1
 
     def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:
-        return [None] * len(times)
+        there = {at(time): raw for time, raw in self.entries_there}
+        return [there.get(time) for time in times]
+
+    def newest(self) -> ClusterTime:
+        return max(at(time) for time, _ in self.entries_there)
 
     def tail(self, after: ClusterTime, **_: Any) -> Generator[OplogBatch, None, None]:
         self.times_read += 1

@@ -25,7 +25,9 @@ from tailrace.cli import replay
 from tailrace.cli.stream_arguments import Until
 from tailrace.errors import ServerError
 from tailrace.event.event_block import EventBlock
-from tailrace.gateway.engine import INLINE_BYTES, Engine
+from tailrace.gateway.engine import Engine
+from tailrace.gateway.local_acting import LocalActing
+from tailrace.gateway.reading import INLINE_BYTES
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.kernel import KernelUse
@@ -242,7 +244,9 @@ def test_the_gateways_driver_throws_a_refusal_into_the_cursor(size: int) -> None
         acting = cursors.registry.run("d", bson.encode(command), at.now_ms)
         with ThreadPoolExecutor(1) as pool:
             engine = cast(Any, SimpleNamespace(_work_pool=pool, version="6.0.27"))
-            return bson.decode(await Engine._carried_out(engine, acting, cast(Any, Answering()), size))
+            return bson.decode(
+                await Engine._carried_out(engine, LocalActing(acting, pool, 1), cast(Any, Answering()), size)
+            )
 
     first, second = asyncio.run(get_more()), asyncio.run(get_more())
     assert [event["documentKey"]["_id"] for event in first["cursor"]["nextBatch"]] == [1, 2]

@@ -19,7 +19,7 @@ from tailrace.images.key import state_key
 from tailrace.images.state import ImageState
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.plan.profile import SERVER_6_0
+from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0
 from tailrace.plan.request import OplogBatch
 
 UUID = Binary(bytes(range(16)), 4)
@@ -51,17 +51,18 @@ _RARE += (DatetimeMS(5), Regex("a"), Timestamp(1, 1), MinKey(), Int64(-(2**62)))
 
 
 class _History:
-    """Random entries that fit the documents before them; some documents are never known."""
+    """Random entries that fit the documents before them; some documents are never known. With ``migrates`` some inserts
+    and deletes are a migration's, which compiled code leaves to the plain way with all of their batch."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.time = 0
         self.there: set[bytes] = set()
 
-    def entries(self, count: int) -> list[bytes]:
-        return [self._one() for _ in range(count)]
+    def entries(self, count: int, *, migrates: bool = False) -> list[bytes]:
+        return [self._one(migrates=migrates) for _ in range(count)]
 
-    def _one(self) -> bytes:
+    def _one(self, *, migrates: bool) -> bytes:
         rng = self.rng
         self.time += 1
         key = rng.choice((rng.randrange(30), f"s{rng.randrange(9)}", Int64(rng.randrange(40)), rng.choice(_RARE)))
@@ -70,7 +71,9 @@ class _History:
             if rng.random() < 0.1:
                 return entry("u", self.time, {"$v": 2, "diff": {"u": {"a": 1}}}, {"_id": key})
             self.there.add(name)
-            return entry("i", self.time, {"_id": key, "a": 0, "o": {"x": 0, "y": [1, 2, 3]}, "n": 1}, {"_id": key})
+            marked = MIGRATED if migrates and rng.random() < 0.2 else {}
+            made = {"_id": key, "a": 0, "o": {"x": 0, "y": [1, 2, 3]}, "n": 1}
+            return entry("i", self.time, made, {"_id": key}, **marked)
         kind = rng.random()
         if kind < 0.05:
             self.there.discard(name)
@@ -81,8 +84,9 @@ class _History:
             return entry("u", self.time, {"$v": 1, "$set": {"a": rng.random(), "o.x": 2}}, {"_id": key})
         if kind < 0.25:
             return entry("u", self.time, {"$v": 2, "diff": {"i": {"a": rng.random()}}}, {"_id": key})
-        if kind < 0.3:
-            return entry("i", self.time, {"_id": key}, {"_id": key}, fromMigrate=True)
+        if kind < 0.3 and migrates:
+            self.there.discard(name)
+            return entry("d", self.time, {"_id": key}, fromMigrate=True)
         inside = {"u": {"x": rng.random()}, "sy": {"a": True, "u1": rng.randrange(9)}}
         return entry("u", self.time, {"$v": 2, "diff": {"u": {"n": self.time}, "so": inside}}, {"_id": key})
 
@@ -94,8 +98,8 @@ def test_the_compiled_way_makes_what_the_plain_way_makes(tmp_path: Path, seed: i
     fast_state, fast = folder(tmp_path / "fast", kernel=True, memory_bytes=memory_bytes)
     with plain_state, fast_state:
         batches = []
-        for _ in range(15):
-            entries = history.entries(200)
+        for number in range(15):
+            entries = history.entries(200, migrates=number % 3 == 2)
             batches.append(batch(entries, history.time))
         expected = [fold(plain, each) for each in batches]
         assert [fold(fast, each) for each in batches] == expected
@@ -113,8 +117,8 @@ def test_workers_share_the_documents(tmp_path: Path) -> None:
         one = ImageState.open(tmp_path / str(number), map_bytes=64 << 20)
         kernel = number == 1
         parts.append((one, ImageFolder(one, SCOPE, SERVER_6_0, kernel=lambda size, k=kernel: k, share=(number, 3))))
-    for _ in range(5):
-        each = batch(history.entries(100), history.time)
+    for number in range(5):
+        each = batch(history.entries(100, migrates=number % 2 == 1), history.time)
         images = [fold(part, each) for _, part in parts]
         assert {key: image for found in images for key, image in found.items()} == fold(whole, each)
     assert sorted(pair for one, _ in parts for pair in one.documents()) == sorted(state.documents())
@@ -172,6 +176,22 @@ def test_a_shard_gets_a_dropped_collection_back_with_its_documents(tmp_path: Pat
             fold(target, batch([one], time))
         images = fold(target, batch([entry("d", 6, {"_id": 1})], 6))
         assert [bson.decode(image) for image in images.values()] == [{"_id": 1, "a": 2}]
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_only_a_server_that_logs_each_loss_inserts_no_document_that_is_there(tmp_path: Path, kernel: bool) -> None:
+    """4.4 logs nothing where a capped collection loses a document, and one may be inserted again: the stream ended."""
+    for profile in (SERVER_4_4, SERVER_5_0, SERVER_6_0):
+        with ImageState.open(tmp_path / str(profile.version), map_bytes=64 << 20) as state:
+            target = ImageFolder(state, SCOPE, profile, kernel=lambda size: kernel)
+            fold(target, batch([entry("i", 1, {"_id": 1, "a": 1}, {"_id": 1})], 1))
+            again = batch([entry("i", 2, {"_id": 1, "a": 2}, {"_id": 1})], 2)
+            if profile is not SERVER_4_4:
+                with pytest.raises(ImageMismatchError, match="an insert of a document that is there already"):
+                    fold(target, again)
+                continue
+            fold(target, again)
+            assert [bson.decode(document) for _, document in state.documents()] == [{"_id": 1, "a": 2}]
 
 
 def test_a_transaction_that_the_copy_has_already(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,9 +134,15 @@ def test_batches_that_cannot_be_written_together_are_all_gone(
         assert (state.position, set(state.get(names))) == (8, {b"new"})
 
 
+def begin_as_before(folder: Path) -> None:
+    """A state of one bucket, as earlier versions began it: without checksums and identities."""
+    (folder / "layout.json").write_text(json.dumps({"format": 1, "buckets": 1, "folder": "generation-1"}))
+
+
 def test_a_batch_of_an_earlier_version_can_be_undone(tmp_path: Path) -> None:
     """That version kept each previous document in a record of its own."""
     one, two = keys(2)
+    begin_as_before(tmp_path)
     with opened(tmp_path, buckets=1) as state:
         write(state, 1, {one: b"1"})
         write(state, 2, {one: b"1b", two: b"2"})
@@ -351,3 +360,111 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
         assert state.position == last
         assert set(state.get(keys(40 + last))) == {b"%d" % last * 900}
         write(state, last + 1, dict.fromkeys(keys(2), b"goes on"))
+
+
+# -- damage, copies, halves: none had been looked for beyond a file that is cut off ------------------------------------
+
+
+def found_at(content: bytes, text: bytes) -> list[int]:
+    return [match.start() for match in re.finditer(re.escape(text), content)]
+
+
+def damaged(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_no_flipped_bit_of_a_record_gives_another_document_or_none(tmp_path: Path) -> None:
+    """Bits of documents, of their checksums and of keys: a document is the one that was written, or there is an error,
+    also where a key is lost that a search then does not find."""
+    names = keys(40)
+    documents: dict[bytes, bytes | None] = {name: b"document " + name for name in names}
+    with opened(tmp_path, buckets=1) as state:
+        write(state, 1, documents)
+    path = tmp_path / "generation-1" / "0000" / "data.mdb"
+    whole = path.read_bytes()
+    places = [at + offset for name in names[::7] for at in found_at(whole, name) for offset in (0, 16, len(name) - 1)]
+    places += [at - 4 for at in found_at(whole, b"document ")[::5]]
+    found = 0
+    for place in places:
+        damaged(path, place)
+        try:
+            with opened(tmp_path) as state, state.batch(2) as batch:
+                read = batch.get(names)
+                batch.confirm_missing([name for name, known in zip(names, read, strict=True) if known is None])
+                assert read == list(documents.values())
+        except ImageStateError as error:
+            assert f"the file {path} is damaged: " in error.message  # noqa: PT017  what is found is counted
+            found += 1
+        path.write_bytes(whole)
+    assert found > len(places) / 3  # LMDB leaves older pages in the file, which nobody reads
+
+
+@pytest.mark.parametrize("left", [None, b""], ids=["deleted", "emptied"])
+@pytest.mark.parametrize("bucket", [0, 1])
+def test_a_bucket_whose_file_has_gone_is_no_new_one(tmp_path: Path, left: bytes | None, bucket: int) -> None:
+    with opened(tmp_path, buckets=2) as state:
+        write(state, 1, dict.fromkeys(keys(20), b"x"))
+    path = tmp_path / "generation-1" / f"{bucket:04d}" / "data.mdb"
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+    with pytest.raises(ImageStateError, match=r"is missing|is empty"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("bucket", [0, 1])
+def test_a_bucket_of_another_state_or_of_an_older_copy_is_found(tmp_path: Path, bucket: int) -> None:
+    one, other, copy = tmp_path / "one", tmp_path / "other", tmp_path / "copy"
+    for folder in (one, other):
+        with opened(folder, buckets=2) as state:
+            for number in range(1, 4):
+                write(state, number, dict.fromkeys(keys(20), bytes([number])))
+    place = Path("generation-1") / f"{bucket:04d}" / "data.mdb"
+    shutil.copytree(one, copy)
+    shutil.copy(other / place, one / place)
+    with pytest.raises(ImageStateError, match="not the bucket of this state"):
+        opened(one)
+    shutil.copy(copy / place, one / place)
+    with opened(one) as state:
+        for number in range(4, 8):
+            write(state, number, dict.fromkeys(keys(20), bytes([number])))
+    shutil.copy(copy / place, one / place)
+    with pytest.raises(ImageStateError, match="older than the other buckets"):
+        opened(one)
+    shutil.rmtree(one)
+    shutil.copytree(copy, one)  # all of it is an older state, and whole
+    with opened(one) as state:
+        assert (state.position, set(state.get(keys(20)))) == (3, {b"\3"})
+
+
+def test_an_older_first_bucket_is_undone_or_found(tmp_path: Path) -> None:
+    """One write behind is what a crash leaves, and is undone, unless what that takes was deleted."""
+    path = tmp_path / "generation-1" / "0000" / "data.mdb"
+    with opened(tmp_path, buckets=2) as state:
+        write(state, 1, dict.fromkeys(keys(20), b"1"))
+        state.flush()
+        kept = path.read_bytes()
+        write(state, 2, dict.fromkeys(keys(20), b"2"))
+    path.write_bytes(kept)
+    with opened(tmp_path) as state:
+        assert (state.position, set(state.get(keys(20)))) == (1, {b"1"})
+        write(state, 2, dict.fromkeys(keys(20), b"2"))
+        state.settle()
+    path.write_bytes(kept)
+    with pytest.raises(ImageStateError, match="older than the other buckets"):
+        opened(tmp_path)
+
+
+def test_a_state_of_an_earlier_version_goes_on_and_gets_checksums_by_rebucket(tmp_path: Path) -> None:
+    names = keys(20)
+    begin_as_before(tmp_path)
+    with opened(tmp_path) as state:
+        write(state, 1, dict.fromkeys(names, b"1"))
+    with opened(tmp_path) as state:
+        assert (state.position, set(state.get(names))) == (1, {b"1"})
+        state.rebucket(2).close()
+    (tmp_path / "generation-2" / "0001" / "data.mdb").write_bytes(b"")
+    with pytest.raises(ImageStateError, match="is empty"):
+        opened(tmp_path)

@@ -20,14 +20,14 @@ from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.compaction import compact
 from tailrace.lake.erasure import drop_days, erase
 from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import Gap, StagedFile
+from tailrace.lake.manifest import Gap, PlannedRange, StagedFile
 from tailrace.lake.part_writer import PartWriter
 from tailrace.lake.partitioning import Partitioning
 from tailrace.lake.retention import expire
 from tailrace.lake.status import lake_status
 from tailrace.lake.verification import verify
 from tailrace.oplog.cluster_time import ClusterTime
-from tests.unit.lake_events import COLUMNS, MIDNIGHT, STREAM, begin, numbers_in, put, token
+from tests.unit.lake_events import COLUMNS, MIDNIGHT, STREAM, as_spark_plans, begin, numbers_in, put, token
 
 NAMES = ("orders", "customers", "a/b")
 LAKE_COLUMNS = [*COLUMNS, {"name": "collection", "type": "string", "nullable": True, "metadata": {}}]
@@ -134,10 +134,8 @@ def test_the_lakes_last_events_can_go_and_are_not_written_again(tmp_path: Path) 
 
 def put_after(root: Path, claim: str, numbers: Sequence[int]) -> None:
     """As if Spark had planned these events for a later range."""
-    from tailrace.lake.manifest import PlannedRange
-
     later = ClusterTime.of(MIDNIGHT + 90_000, 1)
-    put(root, claim, 10, stage(root, numbers), PlannedRange(later, later.tick()))
+    put(root, claim, 10, stage(root, numbers), as_spark_plans(root, 10, PlannedRange(later, later.tick())))
 
 
 def test_old_days_go_whole(tmp_path: Path) -> None:
@@ -249,7 +247,8 @@ def test_what_cannot_be_erased_changes_nothing(tmp_path: Path) -> None:
     assert verify(root).leftovers == 0, "files that were made already are gone again"
     held = root / "_tailrace" / "lake.json"
     known = json.loads(held.read_text())
-    held.write_text(json.dumps({**known, "stream": {**known["stream"], "columns": ["token"]}}))
+    known.pop("sha256")
+    durable.write_sealed(held, {**known, "stream": {**known["stream"], "columns": ["token"]}})
     with pytest.raises(UsageError, match="no column 'event'"):
         erase(root, {"a": 1})
 
@@ -278,7 +277,7 @@ def test_the_command_line_erases_and_says_what_went(tmp_path: Path, capsys: pyte
         (["erase", str(root)], "needs --match", 2),
         (["erase", str(root), "--match", "{"], "--match is not Extended JSON", 2),
         (["erase", str(root), "--match", "3"], "--match must be a document", 2),
-        (["erase", str(root), "--match", "@nothing"], "cannot read nothing", 2),
+        (["erase", str(root), "--match", "@nothing"], "cannot be read from the file 'nothing'", 2),
         (["erase", str(root), "--match", "{}"], "would erase every event", 1),
         (["erase", str(root), "--match", '{"ns.db": "shop"}'], "tailrace lake erase --all", 1),
         (["status", str(root), "--dry-run"], "--dry-run belongs to tailrace lake erase", 2),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tailrace.durable import read_json, write_sealed
 from tailrace.errors import SinkError, UsageError
 from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.compaction import compact
@@ -24,7 +25,7 @@ from tailrace.lake.part_writer import FileLimits, PartWriter
 from tailrace.lake.partitioning import Partitioning
 from tailrace.lake.retention import expire
 from tailrace.lake.verification import verify
-from tests.unit.lake_events import COLUMNS, STREAM, begin, planned_for, put, token
+from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, planned_for, put, token
 
 #: Names that cannot be directories, look like numbers or dates, or differ in case alone; and events of no collection.
 NAMES = ["orders", "Orders", "2024", "a/b", "..", "x" * 200, "näme %20 = #", "2026-01-01", None]
@@ -176,7 +177,7 @@ def test_files_of_a_collection_that_do_not_ascend_are_refused(tmp_path: Path) ->
         put(root, claim, 1, (*second, *first))
     early = stage(root, [100], ["collection"])
     with pytest.raises(SinkError, match="already reaches"):
-        put(root, claim, 1, (*early, *second), planned_for(second))
+        put(root, claim, 1, (*early, *second), as_spark_plans(root, 1, planned_for(second)))
 
 
 def test_what_a_lake_cannot_be_divided_by_is_refused(tmp_path: Path) -> None:
@@ -192,9 +193,10 @@ def test_what_a_lake_cannot_be_divided_by_is_refused(tmp_path: Path) -> None:
         open_lake(root, checkpoint, STREAM, LAKE_COLUMNS, partitioning=Partitioning())
     open_lake(root, checkpoint, STREAM, LAKE_COLUMNS)
     held = root / "_tailrace" / "lake.json"
-    known = json.loads(held.read_text())
+    known = read_json(held) or {}
+    known.pop("sha256")
     for damaged in ("day", ["month"], [7]):
-        held.write_text(json.dumps({**known, "partitionBy": damaged}))
+        write_sealed(held, {**known, "partitionBy": damaged})
         with pytest.raises((SinkError, UsageError), match=r"lake\.json|cannot be partitioned"):
             open_lake(root, checkpoint, STREAM, LAKE_COLUMNS)
 

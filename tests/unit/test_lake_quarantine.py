@@ -28,7 +28,7 @@ from tailrace.lake.progress import GrowthWatch
 from tailrace.lake.status import lake_status
 from tailrace.lake.verification import verify
 from tailrace.oplog.cluster_time import ClusterTime
-from tests.unit.lake_events import MIDNIGHT, STREAM, begin, make, numbers_in, token
+from tests.unit.lake_events import MIDNIGHT, STREAM, as_spark_plans, begin, make, numbers_in, token
 from tests.unit.test_lake_commits import die_at
 from tests.unit.test_lake_erasure import LAKE_COLUMNS, event
 from tests.unit.test_lake_erasure import stage as stage_rows
@@ -46,12 +46,13 @@ def stage(root: Path, rows: Sequence[int], put_aside: Sequence[int]) -> tuple[St
 
 
 def planned(first: int, last: int) -> PlannedRange:
-    return PlannedRange(ClusterTime.of(MIDNIGHT + first, 0), ClusterTime.of(MIDNIGHT + last, 9))
+    return PlannedRange(ClusterTime.of(MIDNIGHT + first - 1, 9), ClusterTime.of(MIDNIGHT + last, 9))
 
 
 def put(root: Path, claim: str, batch: int, rows: Sequence[int], put_aside: Sequence[int]) -> Commit | None:
     every = [*rows, *put_aside]
-    return commit_batch(root, claim, batch, planned(min(every), max(every)), stage(root, rows, put_aside))
+    range_ = as_spark_plans(root, batch, planned(min(every), max(every)))
+    return commit_batch(root, claim, batch, range_, stage(root, rows, put_aside))
 
 
 def held(root: Path) -> list[int]:

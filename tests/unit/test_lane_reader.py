@@ -15,6 +15,7 @@ from bson.timestamp import Timestamp
 from tailrace.consumer import lane_reader
 from tailrace.consumer.lane_queue import LaneQueue
 from tailrace.consumer.lane_reader import LaneReader
+from tailrace.consumer.rules.lane_key import outline
 from tailrace.consumer.rules.lanes import LanePlan
 from tailrace.consumer.rules.position import StreamPosition
 
@@ -137,3 +138,48 @@ def test_a_lane_that_has_gone_holds_nobody() -> None:
     reader.stop()
     reader.join(300)
     assert not reader.is_alive()
+
+
+def at_one_time(queue: LaneQueue, lane: int, *, begin: int = 0) -> list[tuple[int, bool]]:
+    """What a reader that begins behind event ``begin`` puts into the queue of ``lane`` of two, of a stream in which two
+    shards have logged an insert, a drop and an invalidate at one time each: numbers, and whether all lanes wait."""
+    shards = [(1, "insert"), (2, "insert"), (2, "insert"), (3, "drop"), (3, "drop"), (4, "insert")]
+    shards += [(5, "invalidate"), (5, "invalidate")]
+    left = [
+        bson.encode({"_id": token(place), "operationType": kind, "documentKey": {"_id": 0}, "n": number})
+        for number, (place, kind) in enumerate(shards)
+        if place > begin
+    ]
+    stream: Any = Stream()
+    stream.try_next = lambda: RawBSONDocument(left.pop(0)) if left else None
+    stream.left = left
+    reader = LaneReader(lambda _: stream, LanePlan(2, BEGIN), {lane: queue}, "reading")
+    reader.start()
+    until(lambda: reader.caught_up)
+    reader.stop()
+    reader.join(300)
+    assert not reader.is_alive()
+    found = []
+    while not queue.is_empty:
+        item = queue.take(1)
+        assert item is not None
+        found.append((bson.decode(item.event)["n"], item.is_barrier))
+    return found
+
+
+def test_lanes_are_given_each_event_of_a_token_that_several_have() -> None:
+    """A cluster's shards give events of their own with one token, and a lane was given the first alone: a reader took
+    the second for what it had put already. No test had a stream in which a token comes twice."""
+    assert key_hash_of_0() == 1, "the documents are of lane 1"
+    queue = LaneQueue(BEGIN)
+    assert at_one_time(queue, 0) == [(3, True), (4, False), (6, True)]
+    assert at_one_time(queue, 0) == [], "another reader has put them all"
+    assert at_one_time(LaneQueue(BEGIN), 1) == [(0, False), (1, False), (2, False), (3, True), (5, False), (6, True)]
+    # A lane that is done with such a token is done with all events that have it, as is a stream that resumes there.
+    done = LaneQueue(StreamPosition(token(2)), BEGIN)
+    assert at_one_time(done, 1) == [(3, True), (5, False), (6, True)]
+
+
+def key_hash_of_0() -> int:
+    event = bson.encode({"_id": token(1), "operationType": "insert", "documentKey": {"_id": 0}})
+    return (outline(event).hash or 0) % 2

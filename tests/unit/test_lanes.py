@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import raw_bson
+from tailrace.consumer.messages import Outbox
 from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
 from tailrace.consumer.rules.lane_group import LaneGroupLogic
-from tailrace.consumer.rules.lane_key import PlacedEvent, key_hash, outline
+from tailrace.consumer.rules.lane_key import PlacedEvent, key_hash, known_lane_key, lane_key, lane_keys, outline
 from tailrace.consumer.rules.lane_need import GiveLease, RunLanes
 from tailrace.consumer.rules.lane_shares import moves, share
 from tailrace.consumer.rules.lanes import Floor, LanePlan, all_at, order_of
@@ -134,6 +136,93 @@ def test_a_pipeline_that_takes_away_the_key_is_refused(missing: str) -> None:
         outline(bson.encode(document))
 
 
+# --- a key of one's own ---------------------------------------------------------------------------------------------
+
+
+def outbox_insert(number: int, **document: Any) -> bytes:
+    return event(number, fullDocument={"_id": number, "topic": "t", "payload": "p", **document})
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.none(), st.integers(-2, 2), st.floats(-2, 2), st.text("ab1{", max_size=2), st.just({"a": 1})),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_messages_of_one_key_have_one_lane(keys: list[Any]) -> None:
+    """Lanes were chosen by the outbox document's ``_id``, and a third of a key's messages came out of order. No test
+    had published an outbox from several lanes."""
+    outbox = Outbox()
+    lanes: dict[str | None, int | None] = {}
+    for number, key in enumerate(keys):
+        raw = outbox_insert(number, **({} if key is None else {"key": key}))
+        message = outbox(SimpleNamespace(raw=raw))
+        assert message is not None
+        hash_ = outbox.lane_key.place(raw).hash
+        assert hash_ is not None
+        assert lanes.setdefault(message.key, hash_) == hash_
+
+
+def test_an_outbox_s_other_changes_hold_no_lane_up() -> None:
+    outbox = Outbox(key="to.whom")
+    deleted = outbox.lane_key.place(event(1, "delete"))
+    assert deleted == outline(event(1, "delete"))
+    assert (
+        outbox.lane_key.place(outbox_insert(1, to={"whom": "k"})).hash
+        == outbox.lane_key.place(outbox_insert(2, to={"whom": "k"})).hash
+    )
+    assert outbox.lane_key.name == "outbox:to.whom"
+
+
+def by_customer(event: Mapping[str, Any]) -> Any:
+    return (event.get("fullDocument") or {}).get("customer")
+
+
+@pytest.mark.parametrize("choice", ["fullDocument.customer", by_customer], ids=["path", "function"])
+def test_a_path_or_a_function_chooses_the_lane(choice: Any) -> None:
+    key = lane_key(choice)
+    ann, again = (event(n, fullDocument={"customer": value}) for n, value in ((1, 7), (2, 7.0)))
+    assert key.place(ann).hash == key.place(again).hash == hash_of(7)
+    assert key.place(ann).order == outline(ann).order
+    assert key.place(event(1, fullDocument={"customer": 8})).hash != hash_of(7)
+    assert key.place(event(1, "delete")).hash is None, "all lanes wait for a change without a key"
+    assert key.place(event(1, fullDocument={"customer": 7}).replace(b"insert", b"rename")).hash is None
+    damaged = event(1, fullDocument={"customer": "xx"}).replace(b"xx", b"\xff\xfe")
+    assert key.place(damaged).hash is not None
+    assert known_lane_key(key.name, (key,)) == key
+
+
+def test_the_id_by_its_path_is_the_id() -> None:
+    assert lane_key("documentKey._id") is lane_key(None)
+
+
+@pytest.mark.parametrize("choice", ["", "a..b", 5, lambda event: 1], ids=["empty", "gap", "number", "lambda"])
+def test_a_lane_key_that_other_processes_could_not_name_is_refused(choice: Any) -> None:
+    with pytest.raises(UsageError, match=r"path|name"):
+        lane_key(choice)
+
+
+async def by_awaiting(event: Mapping[str, Any]) -> int:
+    return 1
+
+
+def by_failing(event: Mapping[str, Any]) -> int:
+    raise KeyError("customer")
+
+
+@pytest.mark.parametrize("function", [by_awaiting, by_failing])
+def test_a_lane_key_that_fails_says_so(function: Any) -> None:
+    with pytest.raises(UsageError, match="lane_key"):
+        lane_key(function).place(event(1))
+
+
+def test_a_function_of_another_process_is_not_guessed() -> None:
+    with pytest.raises(UsageError, match="chosen by"):
+        known_lane_key(lane_key(by_customer).name, lane_keys(None))
+
+
 # --- shares ----------------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +277,11 @@ def stored(plan: LanePlan) -> LanePlan:
     return LanePlan.from_document(bson.decode(bson.encode(plan.to_document())), "orders")
 
 
+def placed(event: PlacedEvent, key: str) -> PlacedEvent:
+    """Under the key "path:half" two documents share a lane."""
+    return event if key == "" or event.hash is None else PlacedEvent(event.order, event.hash // 2)
+
+
 def run_lanes(plan: LanePlan, events: list[PlacedEvent], rng: random.Random) -> tuple[list[int], list[Any]]:
     """Each lane handles some of what it has left: the numbers of the events handled, and the positions then."""
     handled: list[int] = []
@@ -195,8 +289,9 @@ def run_lanes(plan: LanePlan, events: list[PlacedEvent], rng: random.Random) -> 
     for lane in range(plan.lanes):
         for number in range(rng.randrange(len(events) + 1)):
             event = events[number]
-            if event.order > order_of(plan.start) and event.hash is not None and event.hash % plan.lanes == lane:
-                if not plan.is_done(event):
+            mine = placed(event, plan.key)
+            if event.order > order_of(plan.start) and mine.hash is not None and mine.hash % plan.lanes == lane:
+                if not plan.is_done(mine, lambda key: placed(event, key)):  # noqa: B023
                     handled.append(number)
                 positions[lane] = at(number + 2)
     return handled, positions
@@ -211,9 +306,15 @@ def test_changes_of_their_number_lose_nothing_and_repeat_nothing(seed: int, numb
     for wanted in [*numbers[1:], 1, 2]:
         done, positions = run_lanes(plan, events, rng)
         handled += done
-        asked = plan.asked_for(wanted)
-        plan = stored((asked if asked.next_lanes else plan.asked_for(plan.lanes + 1)).changed(positions))
-    handled += [n for n, e in enumerate(events) if e.order > order_of(plan.start) and not plan.is_done(e)]
+        key = rng.choice(("", "path:half"))
+        asked = plan.asked_for(wanted, key)
+        plan = stored((asked if asked.next_lanes else plan.asked_for(plan.lanes + 1, key)).changed(positions))
+        assert plan.key == key
+    handled += [
+        n
+        for n, e in enumerate(events)
+        if e.order > order_of(plan.start) and not plan.is_done(placed(e, plan.key), lambda key: placed(e, key))  # noqa: B023
+    ]
     assert sorted(handled) == list(range(60))
     for key in range(12):
         of_key = [n for n in handled if events[n].hash == key]
@@ -255,6 +356,8 @@ def test_lane_0_waits_at_a_barrier_for_all_others() -> None:
         {"start": {"token": {"_data": "zz"}}},
         {"generation": None},
         {"nextLanes": "6"},
+        {"key": 5},
+        {"floors": [{"orders": ["82"]}]},
     ],
 )
 def test_a_plan_changed_by_hand_is_refused(change: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tailrace.consumer import Lease, LeaseLost, LeaseStore, MemoryLeaseStore
-from tailrace.consumer.lease import LeaseCommit
+from tailrace.consumer.lease import LeaseCommit, commits_together
 from tailrace.errors import UsageError
 from tailrace.testing import LeaseStoreError, check_lease_store
 
@@ -119,6 +119,25 @@ class StopsAtTheFirstThatIsLost(MemoryLeaseStore):
     def commit_together(self, commits: Sequence[LeaseCommit]) -> list[Any]:
         answers = [error for error in map(self._outcome, commits[:1]) if error is not None]
         return [*answers, *answers] if answers else super().commit_together(commits)
+
+
+class SeesEachCommit(MemoryLeaseStore):
+    def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        return super().commit(lease, position, seconds)
+
+
+class SeesBoth(SeesEachCommit):
+    def commit_together(self, commits: Sequence[LeaseCommit]) -> list[Any]:
+        return super().commit_together(commits)
+
+
+def test_a_store_whose_class_changes_commit_alone_is_given_each_commit_alone() -> None:
+    """Lanes passed such a class by, and every listener would."""
+    assert [commits_together(kind()) is not None for kind in (MemoryLeaseStore, SeesEachCommit, SeesBoth)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 class CommitsTogetherForAnybody(MemoryLeaseStore):

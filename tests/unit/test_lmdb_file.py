@@ -94,7 +94,7 @@ def test_a_file_is_whole_if_lmdb_can_read_it(tmp_path: Path, seed: int) -> None:
     expected, whole = None, True
     for pages in range(data.stat().st_size // page, 2, -1):
         cut(data, copy, pages * page)
-        whole = is_whole(copy / "data.mdb", page_size=page)
+        whole = is_whole(copy / "data.mdb")
         found = what_lmdb_reads(copy)
         expected = expected or found
         assert whole == (found == expected is not None), (seed, pages)
@@ -129,11 +129,11 @@ def hundred_documents(directory: Path) -> tuple[Path, int, int]:
 def test_noise_in_a_page_is_damage(tmp_path: Path) -> None:
     data, page, pages = hundred_documents(tmp_path)
     whole = data.read_bytes()
-    assert is_whole(data, page_size=page)
+    assert is_whole(data)
     damaged = 0
     for number in range(2, pages):
         data.write_bytes(whole[: number * page] + b"\xff" * page + whole[(number + 1) * page :])
-        damaged += not is_whole(data, page_size=page)
+        damaged += not is_whole(data)
     assert damaged > 25  # the others are free
 
 
@@ -145,4 +145,4 @@ def test_pages_that_lead_round_in_a_circle_are_damage(tmp_path: Path) -> None:
     (branch,) = (start for start in starts if int.from_bytes(whole[start + 10 : start + 12], "little") == 1)
     node = branch + int.from_bytes(whole[branch + 16 : branch + 18], "little")
     data.write_bytes(whole[:node] + (branch // page).to_bytes(2, "little") + whole[node + 2 :])
-    assert not is_whole(data, page_size=page)
+    assert not is_whole(data)

@@ -98,6 +98,32 @@ def test_values_that_differ_have_different_ordering_keys() -> None:
     assert len({key_of(value) for value in values}) == len(values)
 
 
+def not_utf8(**more: Any) -> Made:
+    """A change with the string ff 61 wherever "\\x01a" was put."""
+    made = change(operation="insert", **more)
+    return Made(made.raw.replace(b"\x01a\0", b"\xffa\0"))
+
+
+@pytest.mark.parametrize("cloud_events", [None, "structured", "binary"])
+def test_strings_that_are_not_utf8_are_carried_as_they_are(cloud_events: Any) -> None:
+    """The event could not be decoded, and the listener ended. No test had such a string, which the server stores."""
+    made = not_utf8(fullDocument={"_id": 1, "name": "\x01a"})
+    for body in ("json", "bson"):
+        message = ChangeMessages("orders", body=body, cloud_events=cloud_events)(made)  # type: ignore[arg-type]
+        assert message is not None
+        assert b"\xffa" in message.body or (body == "bson" and cloud_events == "structured")
+    letter = {"topic": "t", "payload": "\x01a", "key": "\x01a", "headers": {"h": "\x01a"}, "type": "\x01a"}
+    made = not_utf8(fullDocument={"_id": "\x01a", **letter}, key="\x01a")
+    message = Outbox(cloud_events=cloud_events)(made)
+    assert message is not None
+    assert b"\xffa" in message.body
+    assert message.key == "\\xffa"
+    assert message.headers["h"] == message.headers["outbox-id"] == "\\xffa"
+    assert ordering_key(made.raw) == '"\\xffa"'
+    for text in (message.key, *message.headers.values()):
+        text.encode()
+
+
 def test_an_event_without_a_document_has_no_ordering_key() -> None:
     drop = bson.encode({"_id": {"_data": "82"}, "operationType": "drop", "ns": {"db": "shop", "coll": "orders"}})
     assert ordering_key(drop) is None

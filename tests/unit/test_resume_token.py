@@ -9,7 +9,9 @@ import bson
 import pytest
 from bson.binary import Binary
 
+from tailrace import raw_bson
 from tailrace.errors import InvalidResumeToken
+from tailrace.event import keystring
 from tailrace.event.resume_token import EVENT, HIGH_WATER_MARK, ResumeToken, encode_event_token
 from tailrace.oplog.cluster_time import ClusterTime
 
@@ -218,3 +220,10 @@ def test_a_decimal_with_more_bits_than_a_double_is_rounded_as_the_server_rounds_
     data = TIME + "2B022C0100296E" + UUID + "46465F696400461E6700{}F063726561746500F0000004"
     token = ResumeToken.parse({"_data": data.format(given), "_typeBits": bytes.fromhex("82" + type_bits)})
     assert token.to_document()["_data"] == data.format(made)
+
+
+def test_a_pointers_name_ends_in_a_token_at_its_first_nul() -> None:
+    """As 6.0.27 and 7.0.28 write it (measured with the ``_id`` of an insert). Random documents had no such name."""
+    pointer = b"\x05\x00\x00\x00db\x00c\x00" + b"\x01" * 12
+    key, _ = keystring.encode(raw_bson.DB_POINTER, pointer)
+    assert key == b"\x96\x00\x00\x00\x02db" + b"\x01" * 12

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace import connect
 from tailrace.cli import main as main_module
+from tailrace.cli.doctor import version_finding
 from tailrace.errors import UsageError
-from tailrace.plan.profile import PROFILES, differences, profile_for
+from tailrace.plan.profile import PROFILES, differences, knowledge_of, profile_for
 from tailrace.plan.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-versions.md"
@@ -32,6 +34,25 @@ def test_every_difference_is_explained_and_makes_a_difference() -> None:
 )
 def test_a_version_has_the_newest_profile_that_is_not_newer(version: str, name: str) -> None:
     assert profile_for(version).name == name
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        *((version, "measured") for version in ("4.4.2", "5.0", "6.0.27", "7.0.5", "7.0.31", [7, 0, 28])),
+        *((version, "derived") for version in ("5.3.1", "6.3", "7.3.4", "8.0.12", "8.1", "8.3.0-rc1")),
+        *((version, "unknown") for version in ("9.0", "9.1.2", "10.0")),
+    ],
+)
+def test_doctor_says_what_is_known_of_a_version_and_proposes_to_compare(version: Any, known: str) -> None:
+    """A series between two that are measured (6.3, 7.3) passed for measured, and 9.0 for derived: no test had asked for
+    a version that no server here has."""
+    assert knowledge_of(version) == known
+    name = version if isinstance(version, str) else ".".join(map(str, version))
+    finding = version_finding(name)
+    assert finding.found.startswith(f"MongoDB {name}, {known}")
+    assert (finding.status == "ok") == (known == "measured") == (finding.advice == "")
+    assert ("tailrace compare" in finding.advice) == (known != "measured")
 
 
 @pytest.mark.parametrize("version", ["4.2", "3.6.23", "x", "", []])

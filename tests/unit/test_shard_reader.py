@@ -27,6 +27,8 @@ class _Source:
 
     def wait_until_reachable(self) -> None: ...
 
+    def expect_present_version(self) -> None: ...
+
     def tail(self, after: ClusterTime, **options: Any) -> Iterator[OplogBatch]:
         yield from self._batches
 

@@ -11,6 +11,7 @@ import pytest
 from tailrace.errors import UsageError
 from tailrace.event.resume_token import EVENT, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.witness import EntryMark
 from tailrace.spark.source.offset import Offset, Resume, StreamIdentity
 from tailrace.spark.source.options import parse
 
@@ -31,7 +32,9 @@ def test_an_offset_is_the_same_text_after_a_round_trip() -> None:
     key = bson.encode({"_id": 1.5})  # a fraction leaves type bits beside the token's digits
     token = ResumeToken(TIME.tick(), token_type=EVENT, uuid=bytes(16), event_identifier=key)
     assert token.type_bits is not None
-    for one in (offset(), offset(invalidated=True), offset(resume=Resume("startAfter", token), token_version=2)):
+    marks = (("rs0", EntryMark.of(TIME, b"entry")), ("rs1", EntryMark.of(TIME, b"other")))
+    resume = Resume("startAfter", token)
+    for one in (offset(), offset(invalidated=True), offset(resume=resume, token_version=2), offset(entries=marks)):
         text = json.dumps(one.to_json())
         again = Offset.from_json(json.loads(text))
         assert json.dumps(again.to_json()) == text
@@ -41,7 +44,9 @@ def test_an_offset_is_the_same_text_after_a_round_trip() -> None:
 def test_every_key_is_in_sorted_order_on_every_level() -> None:
     token = ResumeToken(TIME, token_type=EVENT, uuid=bytes(16))
     value = offset(
-        resume=Resume("resumeAfter", token), stream=identity(database="d", fullDocument="required")
+        resume=Resume("resumeAfter", token),
+        stream=identity(database="d", fullDocument="required"),
+        entries=(("rs0", EntryMark.of(TIME, b"entry")),),
     ).to_json()
     assert json.dumps(value) == json.dumps(value, sort_keys=True)
 

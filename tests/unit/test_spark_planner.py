@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.outline import Bucket
-from tailrace.spark.planning.planner import SLICE_BYTES_MIN, Limits, batch_end, cuts, slices
+from tailrace.spark.planning.planner import SLICE_BYTES_MIN, Limits, batch_end, cuts, parts_of_full, slices
 
 entries = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4 << 20)), max_size=60)
 
@@ -69,3 +69,46 @@ def test_slices_are_ascending_balanced_and_lose_nothing(rows: list[tuple[int, in
 
 def test_a_small_range_is_one_slice() -> None:
     assert cuts(single([(1, SLICE_BYTES_MIN // 2)] * 3), 8) == []
+
+
+def test_a_full_micro_batch_has_as_many_slices_as_were_asked_for() -> None:
+    """With ``maxBytesPerTrigger=4m`` and ``partitions=4`` every stage had one task: a slice had 2 MB at least, and a
+    full micro-batch has a little less than 4. No test had bounded micro-batches and asked for slices at once."""
+    buckets = single([(1, 100_000)] * 41)
+    limits = Limits(None, 4 << 20)
+    assert parts_of_full(buckets, limits, 4) == 4
+    assert len(cuts(buckets, 4, least=4)) == 3
+    assert cuts(buckets, 4) == []
+    assert parts_of_full(buckets[:10], limits, 4) == 1, "one that is not full has fewer"
+    assert parts_of_full(single([(1, 10)] * 98), Limits(100, 1 << 30), 4) == 4
+
+
+def test_large_documents_that_were_written_at_once_are_cut_between() -> None:
+    """They are in one bucket, and that was one task."""
+    entries = single([(1, 3 << 20)] * 40)
+    whole = Bucket(entries[0].first, entries[-1].last, 40, 40, 120 << 20)
+    assert len(cuts([whole], 4, refine=lambda _: entries)) == 3
+    assert cuts([whole], 4) == []
+
+
+@given(entries, entries, st.integers(2, 8))
+def test_cuts_ascend_where_the_buckets_of_two_shards_overlap(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], parts: int
+) -> None:
+    pieces = [single(one), single(other)]
+    buckets = sorted(
+        (
+            Bucket(rows[0].first, rows[-1].last, len(rows), len(rows), sum(row.bytes for row in rows))
+            for rows in pieces
+            if rows
+        ),
+        key=lambda bucket: bucket.last,
+    )
+    found = cuts(
+        buckets,
+        parts,
+        refine=lambda bucket: [row for rows in pieces for row in rows if row.last <= bucket.last],
+        least=parts,
+    )
+    assert all(low < high for low, high in pairwise(found))
+    assert not buckets or all(cut < buckets[-1].last for cut in found)

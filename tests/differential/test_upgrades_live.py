@@ -1,0 +1,317 @@
+"""A replica set that is upgraded while it is read: nothing is lost or given twice, and the events are those of the
+member that is read, as the server's own stream resumes there. No test had changed a server's version under a stream, so
+each kept the version that it had found when it was opened.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+
+import tailrace
+from tailrace import raw_bson
+from tailrace.archive.layout import existing
+from tailrace.archive.recorder import ArchivePolicy, Recorder
+from tailrace.consumer import Change, Listener
+from tailrace.consumer.memory_lease_store import MemoryLeaseStore
+from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.mongod import MongodSource
+from tailrace.spark.planning.deployment import Deployment
+from tailrace.spark.planning.opening import open_deployment
+from tailrace.spark.source.offset import Offset
+from tailrace.spark.source.options import parse
+from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.writer import TablesWriter
+from tests.commands import run
+from tests.differential.upgrading import END_S, RAW, Background, Follower, Writer, key_of
+from tests.gateway.gateways import running_gateway
+from tests.tables.equality import assert_equal, in_collection
+
+pytestmark = pytest.mark.mongod
+
+#: The document that is inserted at the end.
+LAST: dict[str, Any] = {"_id": "the last one", "n": 0}
+IMAGE = "fullDocumentBeforeChange"
+
+
+class Streams:
+    """Streams over one deployment, beside the server's own, each with the events that it has given."""
+
+    def __init__(self, uri: str, folder: Path, stack: ExitStack) -> None:
+        ours = stack.enter_context(tailrace.connect(uri, images=folder))
+        server = stack.enter_context(tailrace.connect(uri, engine="server"))
+        beyond = stack.enter_context(MongoClient[Any](stack.enter_context(running_gateway(uri)).uri()))
+        alone = stack.enter_context(tailrace.connect(uri))
+        options: dict[str, Any] = {"document_class": RawBSONDocument, "max_await_time_ms": 100}
+        raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
+        self.streams: dict[str, Any] = {
+            "server": server.watch(**options),
+            "alone": alone.watch(**options),
+            "together": ours.watch(**options),
+            "together, a collection": ours.shop.orders.watch(**options),
+            "gateway": beyond.shop.get_collection("orders", codec_options=raw).watch(max_await_time_ms=100),
+            "exact": ours.shop.orders.watch(full_document_before_change="exact", **options),
+        }
+        self.events: dict[str, list[bytes]] = {name: [] for name in self.streams}
+        for stream in self.streams.values():
+            stack.callback(stream.close)
+
+    def take(self) -> None:
+        for name, stream in self.streams.items():
+            while (event := stream.try_next()) is not None:
+                self.events[name].append(bytes(event.raw))
+
+    def settle(self, client: MongoClient[Any]) -> None:
+        """Take all that there is, to a mark that is written now."""
+        mark = {"_id": f"mark {time.monotonic()}"}
+        client.shop.orders.insert_one(mark)
+        deadline = time.monotonic() + END_S
+        while any(not given or key_of(given[-1]) != mark for given in self.events.values()):
+            assert time.monotonic() < deadline, {name: len(given) for name, given in self.events.items()}
+            self.take()
+
+
+def _is_order(event: bytes) -> bool:
+    return bool(bson.decode(event)["ns"] == {"db": "shop", "coll": "orders"})
+
+
+def _decoded(events: list[bytes], *names: str) -> list[dict[str, Any]]:
+    """The events without some of their fields."""
+    return [{name: value for name, value in bson.decode(one).items() if name not in names} for one in events]
+
+
+def _write(client: MongoClient[Any], first: int) -> None:
+    """Twenty documents, of which the half is removed by one command."""
+    orders = client.shop.orders
+    orders.insert_many([{"_id": first + number, "n": 0} for number in range(20)])
+    orders.update_many({"_id": {"$gte": first}}, {"$inc": {"n": 1}})
+    orders.delete_many({"_id": {"$gte": first, "$lt": first + 10}})
+    client.shop.other.insert_one({"_id": first})
+
+
+def _compare(streams: Streams, without_wall_time: range) -> None:
+    """``without_wall_time``: of the server's events, those that lack the field as long as the feature compatibility
+    version is 5.0 still: ours have it."""
+    theirs = streams.events["server"]
+    for name, given in streams.events.items():
+        of_all = name in ("server", "alone", "together")
+        expected = list(enumerate(theirs)) if of_all else [(at, one) for at, one in enumerate(theirs) if _is_order(one)]
+        assert _decoded(given, "wallTime", IMAGE) == _decoded([one for _, one in expected], "wallTime"), name
+        for (at, event), ours in zip(expected, given, strict=True):
+            if at in without_wall_time:
+                assert ("wallTime" in bson.decode(event), "wallTime" in bson.decode(ours)) == (False, name != "server")
+            elif name != "exact":
+                assert ours == event, name
+    for event in map(bson.decode, streams.events["exact"]):
+        if event["operationType"] == "delete":
+            assert event[IMAGE] == {**event["documentKey"], "n": 1}
+
+
+def _planned(spark: Deployment, start: Offset) -> str:
+    """The server version whose events the workers of a micro-batch make."""
+    newest = spark.newest()
+    spark.settle(newest)
+    (part,) = {slice_.server_version for slice_ in spark.slices(start, spark.end(start, newest, None))}
+    return part
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [("5.0.4", "6.0.27"), pytest.param("6.0.27", "7.0.28", marks=pytest.mark.slow)],
+)
+def test_each_stream_takes_the_version_of_the_member_that_it_reads(older: str, newer: str, tmp_path: Path) -> None:
+    with ReplicaSet(version=older) as deployment, ExitStack() as stack:
+        client = stack.enter_context(MongoClient[Any](deployment.uri))
+        client.shop.orders.insert_one({"_id": -1})
+        streams = Streams(deployment.uri, tmp_path, stack)
+        spark = open_deployment(parse({"uri": deployment.uri}))
+        stack.callback(spark.close)
+        _write(client, 0)
+        assert _planned(spark, spark.start("oldest")) == older
+        streams.settle(client)
+        deployment.upgrade(0, newer)
+        before = len(streams.events["server"])
+        _write(client, 100)
+        streams.settle(client)
+        between = range(before, len(streams.events["server"]))
+        assert _planned(spark, spark.start("oldest")) == newer
+        deployment.set_compatibility(newer[:3])
+        _write(client, 200)
+        streams.settle(client)
+    _compare(streams, between if older == "5.0.4" else range(0))
+    first, last = bson.decode(streams.events["alone"][0]), bson.decode(streams.events["alone"][-1])
+    assert ("wallTime" in first) == (older >= "6")
+    assert "wallTime" in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("older", "newer"), [("5.0.4", "6.0.27"), ("6.0.27", "7.0.28")])
+def test_nothing_is_lost_while_a_replica_set_is_upgraded_member_by_member(
+    older: str, newer: str, tmp_path: Path
+) -> None:
+    with ReplicaSet(3, version=older) as deployment, ExitStack() as stack:
+        client = stack.enter_context(MongoClient[Any](deployment.uri))
+        client.shop.orders.insert_one({"_id": -1, "n": 0})
+        begin = MongodSource(deployment.uri).newest()
+        everything = Everything(deployment.uri, tmp_path, stack)
+        writer = Writer(deployment.uri)
+        _upgrade(deployment, newer, writer)
+        writer.stop()
+        client.shop.orders.insert_one(LAST)
+        everything.end()
+        end = MongodSource(deployment.uri).newest()
+        _check_streams(everything, writer.rounds)
+        _check_archive(tmp_path / "archive", client, begin, [older, newer])
+        assert_equal(tmp_path / "tables", {"shop.orders": in_collection(client.shop.orders)}, set())
+        assert end > begin
+
+
+def _upgrade(deployment: ReplicaSet, newer: str, writer: Writer) -> None:
+    """The secondaries, then the primary after it has stepped down, then the feature compatibility version."""
+    last = deployment.primary
+    for member in [*(one for one in range(3) if one != last), last]:
+        if deployment.primary == member:
+            deployment.step_down()
+        deployment.upgrade(member, newer)
+        _let_write(writer)
+    deployment.set_compatibility(newer[:3])
+    _let_write(writer)
+
+
+def _let_write(writer: Writer) -> None:
+    rounds = writer.rounds
+    while writer.rounds < rounds + 30:
+        time.sleep(0.05)
+
+
+class Everything:
+    """All that reads a deployment, at work."""
+
+    def __init__(self, uri: str, folder: Path, stack: ExitStack) -> None:
+        client = stack.enter_context(tailrace.connect(uri, images=folder / "images"))
+        server = stack.enter_context(tailrace.connect(uri, engine="server"))
+        other = stack.enter_context(tailrace.connect(uri))
+        orders, exact = client.shop.orders, {"full_document_before_change": "exact", **RAW}
+        self.followers = {
+            "server": Follower("server", lambda start: server.shop.orders.watch(**RAW, **start)),
+            "watch": Follower("watch", lambda start: other.shop.orders.watch(**RAW, **start)),
+            "watch, together": Follower("together", lambda start: other.shop.orders.watch(**RAW, **start)),
+            "exact": Follower("exact", lambda start: orders.watch(**exact, **start)),
+        }
+        self.handled: list[Any] = []
+        self.listener = Listener(
+            client.shop.orders, self._handle, resource="orders", store=MemoryLeaseStore(), retries=1000
+        ).start()
+        plain = stack.enter_context(MongoClient[Any](uri))
+        self.recorder = Recorder(plain, None, folder / "archive", ArchivePolicy(images=False))
+        self._uri, self._settings = uri, TableSettings(folder / "tables", (TableRule("shop.orders"),))
+        self.tables = TablesWriter(uri, self._settings)
+        self.threads = [Background("archive", self.recorder.run), Background("tables", self.tables.run)]
+
+    def _handle(self, change: Change) -> None:
+        self.handled.append((change.event["clusterTime"], change.event.get("documentKey")))
+
+    def end(self) -> None:
+        for follower in self.followers.values():
+            follower.end_at({"_id": LAST["_id"]})
+        deadline = time.monotonic() + END_S
+        while not self.handled or self.handled[-1][1] != {"_id": LAST["_id"]}:
+            assert time.monotonic() < deadline, self.handled[-1:]
+            time.sleep(0.05)
+        self.listener.stop()
+        self.recorder.stop()
+        self.tables.stop()
+        for thread in self.threads:
+            thread.join()
+        self.tables.close()
+        with TablesWriter(self._uri, self._settings) as tables:
+            tables.run_to_present()
+
+
+def _check_streams(everything: Everything, rounds: int) -> None:
+    theirs = everything.followers["server"].events
+    assert len(theirs) > rounds * 10
+    told = _decoded(theirs, "wallTime", "_id")
+    for name, follower in everything.followers.items():
+        # Around each change of the member one stream may have read an event of the older one, and another not.
+        assert _decoded(follower.events, "wallTime", "_id", IMAGE) == told, (name, follower.errors)
+        assert _places(follower.events) == _places(theirs), name
+        if name != "exact":
+            assert follower.events[:5] == theirs[:5], name
+            assert follower.events[-5:] == theirs[-5:], name
+    for event in map(bson.decode, everything.followers["exact"].events):
+        if event["operationType"] == "delete":
+            assert event[IMAGE]["_id"] == event["documentKey"]["_id"]
+    handled = [(event["clusterTime"], event["documentKey"]) for event in map(bson.decode, theirs)]
+    assert [one for one in everything.handled if one[0] >= handled[0][0]] == handled
+
+
+def _places(events: list[bytes]) -> list[Any]:
+    """What the resume tokens say beside their version, and what only one version says."""
+    tokens = [ResumeToken.from_hex(bson.decode(event)["_id"]["_data"]) for event in events]
+    return [(token.cluster_time, token.txn_op_index, token.uuid) for token in tokens]
+
+
+def _check_archive(folder: Path, client: MongoClient[Any], begin: ClusterTime, versions: list[str]) -> None:
+    """Replay of the archive gives what the upgraded server gives that resumes where the archive begins."""
+    description = existing(folder)
+    assert [note.version for note in description.versions] == versions
+    raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
+    orders = client.shop.get_collection("orders", codec_options=raw)
+    expected: list[bytes] = []
+    with orders.watch(start_at_operation_time=begin.tick().to_timestamp()) as stream:
+        while not expected or key_of(expected[-1]) != {"_id": LAST["_id"]}:
+            expected.append(bytes(stream.next().raw))
+    start = f"--start-at-operation-time={begin.seconds},{begin.increment + 1}"
+    said = run("replay", str(folder), "shop.orders", start, "--format", "bson")
+    assert said.returncode == 0, said.stderr
+    assert f"MongoDB {versions[-1]}: the archive says so".encode() in said.stderr
+    assert list(raw_bson.split(said.stdout)) == expected
+
+
+@pytest.mark.slow
+def test_a_clusters_streams_take_the_version_of_the_oldest_shard(tmp_path: Path) -> None:
+    """5.0 to 6.0, the config server first, while a stream and a gateway's read both shards."""
+    with ShardedCluster(shards=2, version="5.0.4") as cluster, ExitStack() as stack:
+        clients = {name: MongoClient[Any](shard.uri) for name, shard in cluster.shards.items()}
+        for client in clients.values():
+            stack.enter_context(client)
+        ours = stack.enter_context(tailrace.connect(cluster.uri, images=tmp_path))
+        streams = {
+            "watch": ours.watch(**RAW),
+            "exact": ours.watch(full_document_before_change="exact", **RAW),
+        }
+        events: dict[str, list[bytes]] = {name: [] for name in streams}
+        written: list[Any] = []
+
+        def write_and_read() -> None:
+            for number, (name, client) in enumerate(clients.items()):
+                written.append({"_id": f"{name} {len(written)}"})
+                client[f"shop{number}"].orders.insert_one(dict(written[-1]))
+            deadline = time.monotonic() + END_S
+            while any(len(given) < len(written) for given in events.values()):
+                assert time.monotonic() < deadline, events
+                for name, stream in streams.items():
+                    if (event := stream.try_next()) is not None:
+                        events[name].append(bytes(event.raw))
+
+        write_and_read()
+        for part in (cluster.config, *cluster.shards.values()):
+            part.upgrade(0, "6.0.27")
+            write_and_read()
+        for stream in streams.values():
+            stream.close()
+    for name, given in events.items():
+        # The two writers do not know of each other's times, so the events of one round come in any order.
+        assert sorted(key_of(event)["_id"] for event in given) == sorted(one["_id"] for one in written), name
+        shown = ["wallTime" in bson.decode(event) for event in given]
+        assert shown == [False] * 6 + [True] * 2, name

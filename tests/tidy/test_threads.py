@@ -1,0 +1,119 @@
+"""Every thread, process and task of the product has an end that is known, and told.
+
+Whoever starts one does it by ``CheckedThread`` or hands its future to ``told``; every other place is on this list,
+with the reason why nothing ends there without a word. A thread that died unseen had taken the tables of
+``tailrace run`` with it, with exit status 0.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import tailrace
+from tests.tidy.parsing import parse
+
+SOURCE = Path(tailrace.__file__).parent
+
+#: What starts a thread, a process or a task.
+STARTS = {
+    "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Threads", "submit", "run_in_executor", "to_thread",
+    "create_task", "ensure_future", "run_coroutine_threadsafe", "TaskGroup", "Popen", "Process", "fork",
+    "posix_spawn", "system", "create_subprocess_exec", "create_subprocess_shell", "start_new_thread",
+    "call_soon_threadsafe", "call_later", "call_soon", "start_http_server",
+}  # fmt: skip
+#: Classes whose objects are threads.
+BASES = {"Thread", "ThreadPoolExecutor", "Process"}
+
+#: Module and function: why what is started there cannot end unseen.
+KNOWN = {
+    "archive.writer": "_write keeps what ends it, empties the queue, and run() raises it",
+    "cli.processes": "the exit status of each process is looked at; the thread 'parent' only waits and sends a signal",
+    "client.asynchronous.change_stream": "each future is awaited, or its outcome looked at by the next call",
+    "client.asynchronous.client": "awaited",
+    "client.kernel_loader": "a failure leaves the plain stages at work, and is logged",
+    "client.sharded_stream": "a Worker's outcome() is raised in the stream",
+    "consumer.async_change": "awaited, or result() is asked for",
+    "consumer.async_listener": "the task is awaited in join(), each lane's outcome is asked for",
+    "consumer.lane_reader": "what ends it goes to every queue, where the lanes raise it",
+    "consumer.lanes": "what ends a lane is kept and raised by the group",
+    "consumer.listener": "join() raises what ended it; a lease that is not kept is lost, and says why",
+    "consumer.messages.nats_jetstream": "a loop that runs what is asked for; each result is waited for",
+    "consumer.mongo_lease_store": "awaited",
+    "demo.pipeline_process": "check() raises the exit status and the last words",
+    "embedded.guard": "the guard is the parent of the server, and ends with it",
+    "embedded.mongod": "the exit status is looked at while it starts and whenever it does not answer",
+    "embedded.replica_set": "each result is asked for",
+    "embedded.sharded_cluster": "each result is asked for",
+    "gateway.attendant": "_begin and _give_back tell the thread that waits for them",
+    "gateway.connection": "both tasks are gathered, and _tell says how they ended",
+    "gateway.engine": "what goes wrong while streams are looked after is logged, and it is tried again",
+    "gateway.reading": "the keeper logs what ends a read and begins again; a read ahead is taken or closed",
+    "gateway.server": "_serve logs whatever ends a connection",
+    "gateway.stage_workers": "the exchange is awaited; that a process has ended is found by the next request, and told",
+    "gateway.upstream": "what _take_over raises is logged by the event loop",
+    "metrics_server": "the client library of Prometheus answers each request for itself",
+    "snapshot.reader": "what ends a range is put into the queue, and raised by who takes it",
+    "source.merged_outline": "map() raises",
+    "source.outline": "map() raises",
+    "source.shard_reader": "_fail keeps what ended it, and the stream raises it",
+    "source.sharded": "a Worker; the reader of the shard meets the same trouble",
+    "source.worker": "outcome() gives what a job has raised",
+    "spark.planning.cluster": "map() raises",
+    "spark.planning.replica_set": "the future is given what it raised, and asked for by slices()",
+    "spark.runtime.fork_server": "the launcher is told the exit status of the process that it has asked for",
+    "spark.runtime.preloaded": "where the server has gone, Spark starts its workers itself",
+    "tables.read_ahead": "result() raises what the read has raised",
+    "tail.reader": "the receiver is told in any case, and each stream then reads for itself",
+    "testing.lease_store": "each result is asked for",
+}
+
+
+def starts(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of every place of a module that starts a thread, a process or a task in a way of its own."""
+    tree = parse(path.read_text())
+    told = {
+        id(argument)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "told"
+        for argument in node.args
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in told:
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in STARTS:
+                yield node.lineno, name
+        elif isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+                if name in BASES and path.name != "threads.py":
+                    yield node.lineno, f"class of {name}"
+
+
+def found() -> dict[str, list[tuple[int, str]]]:
+    modules = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        places = list(starts(path))
+        if places:
+            modules[".".join(path.relative_to(SOURCE).with_suffix("").parts)] = places
+    return modules
+
+
+def test_every_thread_process_and_task_has_an_end_that_is_told() -> None:
+    modules = found()
+    assert {name: places for name, places in modules.items() if name not in KNOWN} == {}
+    assert sorted(set(KNOWN) - set(modules)) == [], "these start nothing any more"
+
+
+def test_a_new_thread_is_noticed(tmp_path: Path) -> None:
+    module = tmp_path / "new.py"
+    module.write_text(
+        "import threading\n"
+        "threading.Thread(target=print).start()\n"
+        "told(pool.submit(print), 'it failed')\n"
+        "pool.submit(print)\n"
+        "CheckedThread(print, 'checked').start()\n"
+        "class Mine(threading.Thread): ...\n"
+    )
+    assert sorted(starts(module)) == [(2, "Thread"), (4, "submit"), (6, "class of Thread")]

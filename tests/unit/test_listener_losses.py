@@ -1,0 +1,234 @@
+"""What a listener does about history that is lost and a source that stays away: it waits between tries, and says so.
+
+The one test that lost history lost it once, on a server: fifty gaps in four seconds pushed the real one out of the
+twenty that are kept, and lanes whose stream could be opened and not read tried again for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from tailrace.consumer.rules.commit_policy import CommitPolicy
+from tailrace.consumer.rules.lanes import LanePlan
+from tailrace.consumer.rules.lease import Lease
+from tailrace.consumer.rules.listener import ListenerLogic
+from tailrace.consumer.rules.need import (
+    AcquireLease,
+    CommitPosition,
+    FindStart,
+    HandleChange,
+    Need,
+    OpenStream,
+    Outcome,
+    Pause,
+    PullChange,
+    Pulled,
+    TakeSnapshot,
+    TellGap,
+)
+from tailrace.consumer.rules.position import GAPS_MAX, StreamPosition, joined_gaps
+from tailrace.consumer.rules.settings import ListenerSettings
+from tailrace.errors import ChangeStreamHistoryLost, SourceError
+from tailrace.event.resume_token import ResumeToken
+from tailrace.oplog.cluster_time import ClusterTime
+
+
+def token(seconds: int) -> Mapping[str, Any]:
+    return ResumeToken.high_water_mark(ClusterTime.of(seconds, 1)).to_document()
+
+
+def gap(begin: int, end: int) -> dict[str, Any]:
+    return {"from": Timestamp(begin, 1), "to": Timestamp(end, 1)}
+
+
+class World:
+    """Answers a listener's needs. ``answers`` says what an open, a pull and a look for the oldest entry give; ``None``
+    stands for an ordinary answer."""
+
+    def __init__(self, stored: StreamPosition, answers: Callable[[Need], Any], **settings: Any) -> None:
+        self.needs: list[Need] = []
+        self.now = 1000.0
+        self.logic = ListenerLogic(
+            ListenerSettings(resource="r", lease_seconds=10_000, commits=CommitPolicy(1), **settings)
+        )
+        self._stored = stored
+        self._answers = answers
+
+    def run(self) -> None:
+        steps = self.logic.steps()
+        need = next(steps)
+        try:
+            for _ in range(5000):
+                self.needs.append(need)
+                asked, value, error = self.now, None, None
+                try:
+                    value = self._answer(need)
+                except (SourceError, ChangeStreamHistoryLost) as raised:
+                    error = raised
+                need = steps.send(Outcome(asked, self.now, value, error))
+            raise AssertionError("the listener goes on for ever")
+        except StopIteration:
+            return
+
+    def _answer(self, need: Need) -> Any:
+        self.now += need.seconds if isinstance(need, Pause) else 0.001
+        if isinstance(need, AcquireLease):
+            return Lease("r", "me", 1, self._stored.to_document())
+        return False if isinstance(need, HandleChange) else self._answers(need)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [need for need in self.needs if isinstance(need, kind)]
+
+
+STORED = StreamPosition(token(100), gaps=(gap(10, 20),))
+
+
+def test_an_oplog_that_is_being_truncated_makes_one_gap_and_is_waited_for() -> None:
+    oldest = iter(range(200, 250))
+
+    def answers(need: Need) -> Any:
+        match need:
+            case FindStart():
+                return Timestamp(next(oldest), 1)
+            case OpenStream():
+                if need.position.at != Timestamp(249, 1):
+                    raise ChangeStreamHistoryLost("truncated")
+            case PullChange():
+                world.logic.stopping = True
+                return Pulled({}, token(300))
+        return None
+
+    world = World(STORED, answers, on_history_lost="gap")
+    world.run()
+    positions = [need.position for need in world.of(CommitPosition)]
+    assert positions[-1].token == token(300)
+    assert all(list(one.gaps) == [gap(10, 20), {"from": Timestamp(100, 1), "to": one.at}] for one in positions[:-1])
+    assert list(positions[-1].gaps) == [gap(10, 20), gap(100, 249)]
+    assert [(told.begin, told.end) for told in world.of(TellGap)][:2] == [
+        (Timestamp(100, 1), Timestamp(200, 1)),
+        (Timestamp(200, 1), Timestamp(201, 1)),
+    ]
+    assert world.now - 1000 > 200, "fifty tries in 4 s"
+    assert world.logic.statistics.gaps == 50
+
+
+def test_a_lane_whose_own_place_is_there_waits_for_the_one_that_has_lost_its_own() -> None:
+    """It was moved back to the oldest entry, which the store refuses."""
+    tries = 0
+
+    def answers(need: Need) -> Any:
+        nonlocal tries
+        match need:
+            case FindStart():
+                return Timestamp(50, 1)
+            case PullChange():
+                tries += 1
+                if tries < 5:
+                    raise ChangeStreamHistoryLost("lane 0")
+                world.logic.stopping = True
+                return Pulled({}, token(300))
+        return None
+
+    world = World(STORED, answers, on_history_lost="gap")
+    world.run()
+    (position,) = [need.position for need in world.of(CommitPosition)]
+    assert (position.token, list(position.gaps)) == (token(300), [gap(10, 20)])
+    assert world.of(TellGap) == []
+    assert len(world.of(Pause)) == 3
+
+
+def test_history_that_is_lost_during_a_copy_is_copied_again_and_no_gap() -> None:
+    """The rest of the copy would have been left out without a word."""
+
+    def answers(need: Need) -> Any:
+        match need:
+            case OpenStream():
+                if need.position.at == Timestamp(100, 1):
+                    raise ChangeStreamHistoryLost("truncated")
+            case TakeSnapshot():
+                assert need.position is not None
+                return replace(need.position, at=Timestamp(400, 1))
+            case PullChange():
+                world.logic.stopping = True
+                return Pulled(None, None)
+        return None
+
+    stored = StreamPosition(at=Timestamp(100, 1), snapshot={"collections": []}, gaps=(gap(10, 20),))
+    world = World(stored, answers, on_history_lost="gap")
+    world.run()
+    assert len(world.of(TakeSnapshot)) == 1
+    assert list(world.of(CommitPosition)[-1].position.gaps) == [gap(10, 20)]
+
+
+def test_a_read_that_was_cut_while_the_oldest_entry_was_looked_for_is_tried_again() -> None:
+    """As by 136: the oplog was truncated under the read. It ended the listener."""
+    failing = iter([SourceError("position in capped collection lost", code=136)] * 3)
+
+    def answers(need: Need) -> Any:
+        match need:
+            case FindStart():
+                for error in failing:
+                    raise error
+                return Timestamp(200, 1)
+            case OpenStream():
+                if need.position.token is not None:
+                    raise ChangeStreamHistoryLost("truncated")
+            case PullChange():
+                world.logic.stopping = True
+                return Pulled(None, None)
+        return None
+
+    world = World(STORED, answers, on_history_lost="gap")
+    world.run()
+    assert list(world.of(CommitPosition)[-1].position.gaps) == [gap(10, 20), gap(100, 200)]
+
+
+@pytest.mark.parametrize("failing", [OpenStream, PullChange, FindStart])
+def test_a_source_that_stays_away_ends_the_listener_after_five_minutes(failing: type[Any]) -> None:
+    """One that could be opened and not read did not, as a lane's can: its reader is another thread."""
+
+    def answers(need: Need) -> Any:
+        if isinstance(need, failing):
+            raise SourceError("away")
+        if isinstance(need, OpenStream) and failing is FindStart:
+            raise ChangeStreamHistoryLost("truncated")
+        return None
+
+    world = World(STORED, answers, on_history_lost="gap")
+    with pytest.raises(SourceError, match="away"):
+        world.run()
+    assert 300 < world.now - 1000 < 400
+
+
+@pytest.mark.parametrize("failing", [OpenStream, PullChange])
+def test_a_listener_that_is_stopped_while_its_source_is_away_ends_in_peace(failing: type[Any]) -> None:
+    def answers(need: Need) -> Any:
+        if isinstance(need, failing):
+            raise SourceError("away")
+        world.logic.stopping = len(world.of(Pause)) == 3
+        return None
+
+    world = World(STORED, answers)
+    world.run()
+
+
+def test_more_gaps_than_are_kept_are_joined_and_cover_all_that_was_lost() -> None:
+    gaps = [gap(10 * n, 10 * n + 2) for n in range(GAPS_MAX)] + [gap(1000, 1002), gap(1004, 1006)]
+    joined = joined_gaps(gaps[5:], gaps[:8])
+    assert len(joined) == GAPS_MAX
+    for lost in gaps:
+        assert any(one["from"] <= lost["from"] and lost["to"] <= one["to"] for one in joined)
+    assert joined[-1] == gap(1000, 1006), "those that are nearest to each other"
+
+
+def test_another_number_of_lanes_keeps_the_gaps_of_all() -> None:
+    start = StreamPosition(at=Timestamp(1, 1))
+    lanes = [StreamPosition(token(100 + n), gaps=(gap(10 + 5 * n, 14 + 5 * n),)) for n in range(3)]
+    plan = LanePlan(3, start).asked_for(2).changed(lanes)
+    assert list(plan.start.gaps) == [gap(10, 14), gap(15, 19), gap(20, 24)]
+    assert plan.start.token == token(100)
