@@ -29,10 +29,10 @@ KERNEL ?= auto
 # that collect the tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway kills simulate-consumers record bench lock clean
+.PHONY: help demo test test-slow test-7.0 test-version test-whole lint style format fuzz fuzz-expressions fuzz-images fuzz-sharded fuzz-gateway fuzz-products gateway-siege kills simulate-consumers record bench lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## a real MongoDB, Spark and a lake of exact change events, in a few minutes
 	$(BIN)/tailrace demo $(ARGS)
@@ -43,12 +43,28 @@ test: style ## format and lint, then every test that is not slow, and types besi
 	result=0
 	$(BIN)/python -m tests.prepare
 	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS) || result=$$?
+	[ $$result != 1 ] || ! $(BIN)/python -m tests.again || result=0
 	wait $$types || result=$$?
 	exit $$result
 
 test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hours; ARGS="-k spark"
 	$(BIN)/python -m tests.prepare
 	$(BIN)/python -m pytest -m slow -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What is compared with a live server, on another version of it: make test-7.0, or make test-version VERSION=5.0.4.
+VERSION ?= 7.0.28
+ON_A_SERVER := golden differential sharded gateway client spec consumer tables/test_equality.py embedded/test_wine.py
+
+test-7.0: ## the tests that compare with a live server, on mongod 7.0.28 (needs wine64); VERSION=7.0.25
+	@$(MAKE) --no-print-directory test-version VERSION=$(VERSION) ARGS="$(ARGS)"
+
+test-version: $(INSTALLED) ## the same on any version; VERSION=5.0.4
+	$(BIN)/python -m tests.prepare
+	export TAILRACE_MONGOD
+	TAILRACE_MONGOD=$$($(BIN)/python -c 'import sys; from tailrace.embedded import find_mongod; print(find_mongod(sys.argv[1]).path)' $(VERSION))
+	folders=()
+	for folder in $(ON_A_SERVER); do [ ! -e tests/$$folder ] || folders+=(tests/$$folder); done
+	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder "$${folders[@]}" $(ARGS)
 
 test-whole: $(INSTALLED) ## all tests, the slow ones too, with as many random examples as they have: takes hours
 	$(BIN)/python -m tests.prepare
@@ -80,8 +96,14 @@ fuzz-sharded: $(INSTALLED) ## random writes on a live sharded cluster while chun
 fuzz-gateway: $(INSTALLED) ## damaged frames of the wire protocol; SEED=n, ARGS="--cases n", ARGS=--atheris where it is installed
 	$(BIN)/python -m tests.gateway.fuzz --seed $(SEED) $(ARGS)
 
+fuzz-products: $(INSTALLED) ## all that stands on the stream beside the server, and a hand that harms it; SEED=n or SEEDS=a-b, ARGS="--version 5.0.4 --products tables,archive"
+	$(BIN)/python -m tests.products $(if $(SEEDS),--seeds $(SEEDS),--seed $(SEED)) $(ARGS)
+
 kills: $(INSTALLED) ## SIGKILL at 50 random moments of all that reads a deployment; SEED=n, ARGS="--kills 10 --parts lake --version 5.0.4"
 	$(BIN)/python -m tests.kills --seed $(SEED) $(ARGS)
+
+gateway-siege: $(INSTALLED) ## hostile tenants beside an honest client, through one gateway; ARGS="--seconds 3600"
+	$(BIN)/python -m tests.gateway.siege $(ARGS)
 
 simulate-consumers: $(INSTALLED) ## listeners under a seeded scheduler that pauses, kills and loses; SEEDS=a-b, ARGS="--seed n" replays
 	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -1,6 +1,7 @@
 """FastAPI: a page hears of changes by server-sent events. One stream for each visitor."""
 
 import asyncio
+import json
 import os
 
 from fastapi import FastAPI
@@ -19,7 +20,9 @@ async def changes():
         async with await prices.watch([{"$match": {"operationType": "update"}}]) as stream:
             opened.set()
             async for change in stream:
-                yield f"data: {change['documentKey']['_id']} {change['updateDescription']['updatedFields']}\n\n"
+                # As JSON: a newline in a key or a value would begin an event of the writer's own.
+                shown = {"_id": change["documentKey"]["_id"], **change["updateDescription"]["updatedFields"]}
+                yield f"data: {json.dumps(shown, default=str)}\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream")
 

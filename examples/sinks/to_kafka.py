@@ -2,10 +2,10 @@
 
     python to_kafka.py MONGODB_URI DATABASE BOOTSTRAP_SERVERS TOPIC CHECKPOINT
 
-A topic is its own record of what it has: each message carries its token, a document's changes all go to one partition,
-and the producer keeps their order. So the last message of each partition tells which events of a batch that is given
-again are there already. That holds as long as nobody else writes to the topic, its number of partitions stays, and
-its retention keeps the last message.
+A topic is its own record of what it has: each message carries its token (with a number, where several events have one
+token), a document's changes all go to one partition, and the producer keeps their order. So the last message of each
+partition tells which events of a batch that is given again are there already. That holds as long as nobody else writes
+to the topic, its number of partitions stays, and its retention keeps the last message.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ class Topic:
             if error is not None:
                 refused.append(error)
 
+        before, again = "", 0
         for row in batch.rows():
             key = document_of(row.event)
             partition = crc32(key) % len(tokens)
-            if row.token <= tokens[partition]:
+            # What several shards log at one time, such as a drop, may have one token.
+            before, again = row.token, again + 1 if row.token == before else 0
+            place = f"{row.token}-{again:03}" if again else row.token
+            if place <= tokens[partition]:
                 continue
-            headers = [(TOKEN, row.token.encode()), ("operation", row.operation_type.encode())]
+            headers = [(TOKEN, place.encode()), ("operation", row.operation_type.encode())]
             while True:
                 try:
                     self._producer.produce(
@@ -64,7 +68,7 @@ class Topic:
                     break
                 except BufferError:
                     self._producer.poll(1)
-            tokens[partition] = row.token
+            tokens[partition] = place
         if self._producer.flush(WAIT_S) or refused:
             raise KafkaException(refused[0] if refused else KafkaError(KafkaError._TIMED_OUT))
 
