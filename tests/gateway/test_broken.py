@@ -30,6 +30,7 @@ from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_
 from tailrace.gateway.generic_fields import is_ordinary
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import OplogReading
+from tailrace.gateway.reply_facts import facts_of_reply
 from tailrace.source.uri import hide
 from tests.differential.wire import Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
