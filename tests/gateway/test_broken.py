@@ -28,8 +28,9 @@ from tailrace.gateway.command import opens_stream
 from tailrace.gateway.engine import Engine
 from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, BadFrame, op_msg, parse_header
 from tailrace.gateway.generic_fields import is_ordinary
+from tailrace.gateway.local_acting import LocalActing
 from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.gateway.reading import OplogReading
+from tailrace.gateway.reading import OplogReading, Threads
 from tailrace.gateway.reply_facts import facts_of_reply
 from tailrace.source.uri import hide
 from tests.differential.wire import Wire
@@ -282,6 +283,7 @@ def test_a_fault_of_a_stream_is_counted_once() -> None:
 
     engine = object.__new__(Engine)
     engine.metrics, engine.streams, engine.version = GatewayMetrics(), {}, (6, 0)
-    reply = asyncio.run(engine._carried_out(failing(), object.__new__(OplogReading), 0))
+    acting = LocalActing(failing(), Threads(1, thread_name_prefix="test"), 1)
+    reply = asyncio.run(engine._carried_out(acting, object.__new__(OplogReading), 0))
     engine._count(reply, facts_of_reply(reply))
     assert sum(engine.metrics.errors.values()) == 1
