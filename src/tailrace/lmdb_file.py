@@ -4,7 +4,8 @@ LMDB maps the file into memory and follows it without a look: a page behind the 
 of a place in one, and the process is killed (SIGBUS, SIGSEGV), or a page is overwritten that is in use. So a file that
 is not known to be as LMDB left it is read before LMDB opens it, with ordinary reads: each page that its metas lead to,
 each place in these pages, the order of keys, the lists of free pages, and whether the counts are those that the metas
-state. What values hold is not looked at: that is for the checksums of whoever wrote them.
+state. What values hold is not looked at: that is for the checksums of those who wrote them, and these are here too
+(``sealed``, ``unsealed``).
 
 A file is known to be as LMDB left it where its times, size and inode are those that were noted when it was closed. So
 after a clean end nothing is read; after a crash, a copy or a restore all of it is. What a disk changes by itself later,
@@ -19,13 +20,15 @@ The layout is that of LMDB 0.9 on a 64-bit machine in little-endian order, as Py
 from __future__ import annotations
 
 import fcntl
+import operator
 import os
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import lmdb
 
@@ -55,6 +58,11 @@ _KEY_MAX: Final = 511
 _MAP_MAX: Final = 1 << 46
 _PAGE_SIZES: Final = tuple(1 << power for power in range(9, 17))
 _NOTED: Final = "closed"
+_CHECKSUM_BYTES: Final = 4
+#: A leaf page holds fewer records than that: so many on either side of a key are looked at where it is missed, but no
+#: more than so many bytes of them.
+NEAR: Final = 64
+_NEAR_BYTES: Final = 1 << 18
 
 
 class _Damage(Exception):  # noqa: N818  never leaves this module
@@ -316,3 +324,69 @@ def _check_order(keys: list[bytes], low: bytes | None, high: bytes | None) -> No
 def is_whole(path: Path) -> bool:
     """Whether the file at ``path`` can be opened by LMDB."""
     return damage_of(path) is None
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def sealed(key: bytes, value: bytes) -> bytes:
+    """The record for a value under ``key``: a checksum of both, then the value."""
+    return zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECKSUM_BYTES, "little") + value
+
+
+def unsealed(key: bytes, record: bytes) -> bytes:
+    """The value of a record. Raises ``lmdb.CorruptedError`` where it is not what was written under ``key``."""
+    value = record[_CHECKSUM_BYTES:]
+    if zlib.crc32(value, zlib.crc32(key)) != int.from_bytes(record[:_CHECKSUM_BYTES], "little"):
+        raise _changed()
+    return value
+
+
+def records(cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the sealed records whose keys begin with ``prefix``, ascending.
+
+    A key that was changed stays at its place, among or beside those of its prefix, where no search finds it. So the
+    records beside them are compared too. Raises ``lmdb.CorruptedError``.
+    """
+    found = cursor.set_range(prefix)
+    if cursor.prev() if found else cursor.last():
+        key, record = cursor.item()
+        unsealed(key, record)
+        if key >= prefix:
+            raise _changed()
+    last = b""
+    for key, record in cursor.iternext() if found and cursor.set_range(prefix) else ():
+        value = unsealed(key, record)
+        if key < prefix or key <= last:
+            raise _changed()
+        if not key.startswith(prefix):
+            return
+        yield key, value
+        last = key
+
+
+def confirm_missing(cursor: Any, key: bytes, near: int = NEAR) -> None:
+    """Raise ``lmdb.CorruptedError`` where ``key`` is not found although it may be there: the sealed records around its
+    place are out of order or damaged. In a damaged page a search goes astray, and says nothing. ``near``: so many
+    records are compared on either side."""
+    is_before_one = cursor.set_range(key)
+    _check_run(key, cursor.iternext() if is_before_one else (), operator.gt, near)
+    comes_after = cursor.set_range(key) and cursor.prev() if is_before_one else cursor.last()
+    _check_run(key, cursor.iterprev() if comes_after else (), operator.lt, near)
+
+
+def _check_run(
+    last: bytes, run: Iterable[tuple[bytes, bytes]], follows: Callable[[bytes, bytes], bool], near: int
+) -> None:
+    size = 0
+    for key, record in islice(run, near):
+        if not follows(key, last):
+            raise _changed()
+        unsealed(key, record)
+        last, size = key, size + len(record)
+        if size > _NEAR_BYTES:
+            return
+
+
+def _changed() -> lmdb.CorruptedError:
+    return lmdb.CorruptedError("it does not hold what was written to it")

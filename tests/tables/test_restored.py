@@ -32,6 +32,7 @@ from tailrace.tables.state import TableState
 from tailrace.tables.writer import TablesWriter
 from tests.tables.equality import in_collection, in_table
 from tests.tables.test_as_of import rows_of
+from tests.unit.test_tables_state_damage import to_plain
 
 pytestmark = pytest.mark.mongod
 
@@ -271,6 +272,7 @@ def test_a_state_of_the_first_format_is_read(replica_set: ReplicaSet, collection
 
 
 def to_first_format(path: Path) -> None:
+    to_plain(path)
     environment = lmdb.open(str(path), max_dbs=3)
     meta = environment.open_db(b"meta")
     with environment.begin(write=True, db=meta) as transaction:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import operator
 import os
 import struct
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +21,7 @@ import lmdb
 
 from tailrace import durable
 from tailrace.errors import TailraceError
-from tailrace.lmdb_file import check_before_opening, note_closed
+from tailrace.lmdb_file import check_before_opening, confirm_missing, note_closed, sealed, unsealed
 
 #: The address space of a new environment, in bytes. The file is only as long as what was written to it.
 MAP_BYTES: Final = 4 << 30
@@ -36,14 +33,9 @@ _SEQUENCE: Final = 4
 _FIRST_CHUNK: Final = 1 << 31
 #: Previous values that are kept in one record: few enough that the record fits into freed pages.
 _CHUNK: Final = 32
-_CHECKSUM_BYTES: Final = 4
 _IDENTITY: Final = b"identity"
 #: What is kept to undo batches up to this one was deleted.
 _FORGOTTEN: Final = b"forgotten"
-#: A leaf page holds fewer records than that: so many on either side of a key are looked at where it is missed, but no
-#: more than so many bytes of them.
-_NEAR: Final = 64
-_NEAR_BYTES: Final = 1 << 18
 AGAIN: Final = "Put the whole directory back from one copy, or seed the images again in a new directory"
 
 
@@ -188,43 +180,21 @@ class ImageBucket:
         try:
             with self._env.begin() as txn, txn.cursor(db=self._documents) as cursor:
                 for key in keys:
-                    is_before_one = cursor.set_range(key)
-                    self._check_run(key, cursor.iternext() if is_before_one else (), operator.gt)
-                    comes_after = cursor.set_range(key) and cursor.prev() if is_before_one else cursor.last()
-                    self._check_run(key, cursor.iterprev() if comes_after else (), operator.lt)
+                    confirm_missing(cursor, key)
         except lmdb.Error as error:
             raise self._failed(error) from error
-
-    def _check_run(
-        self, last: bytes, records: Iterable[tuple[bytes, bytes]], follows: Callable[[bytes, bytes], bool]
-    ) -> None:
-        size = 0
-        for key, record in islice(records, _NEAR):
-            if not follows(key, last):
-                raise self._damaged()
-            self._checked(key, record)
-            last, size = key, size + len(record)
-            if size > _NEAR_BYTES:
-                return
 
     def _checked(self, key: bytes, record: bytes) -> bytes:
         """What a record holds. Raises ImageStateError where it is not what was written under this key."""
         if not self._checks:
             return record
-        value = record[_CHECKSUM_BYTES:]
-        if zlib.crc32(value, zlib.crc32(key)) != int.from_bytes(record[:_CHECKSUM_BYTES], "little"):
-            raise self._damaged()
-        return value
+        try:
+            return unsealed(key, record)
+        except lmdb.CorruptedError as error:
+            raise self._failed(error) from None
 
     def _record(self, key: bytes, value: bytes) -> bytes:
-        if not self._checks:
-            return value
-        return zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECKSUM_BYTES, "little") + value
-
-    def _damaged(self) -> ImageStateError:
-        return ImageStateError(
-            f"the file {self.directory / 'data.mdb'} is damaged: it does not hold what was written to it", hint=AGAIN
-        )
+        return sealed(key, value) if self._checks else value
 
     def put(self, documents: Mapping[bytes, bytes | None]) -> None:
         """Write the new documents of keys; ``None`` deletes. Only inside a transaction."""

@@ -248,6 +248,9 @@ class _Overlay:
     def delete(self, number: int, key: bytes) -> None:
         self.changed.setdefault(number, {})[key] = None
 
+    def confirm_missing(self, number: int, key: bytes) -> None:
+        """Nothing to do: what is missing here is missing in the version."""
+
     def forget(self, collection: TabledCollection) -> None:
         """Nothing to do: the caller leaves out the rows of other collections."""
 

@@ -48,6 +48,8 @@ class Documents(Protocol):
 
     def delete(self, number: int, key: bytes) -> None: ...
 
+    def confirm_missing(self, number: int, key: bytes) -> None: ...
+
     def forget(self, collection: TabledCollection) -> None: ...
 
 
@@ -416,5 +418,7 @@ def _take_over(works: list[DocumentWork], state: Documents, touched: dict[int, l
             state.put(number, work.key, ClusterTime(work.changes[-1][2] & (2**64 - 1)), after)
         elif held is not None:
             state.delete(number, work.key)
+        else:  # what was deleted may be there, where a search does not find it
+            state.confirm_missing(number, work.key)
         if held is not None or after is not None:
             touched.setdefault(number, []).append(work.key)

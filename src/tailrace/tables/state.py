@@ -6,7 +6,8 @@ table that has not taken it over gets it from here, without reading the oplog ag
 
 A document's key is the number of its collection (four bytes) and the sortable key of its ``_id``; its value is the
 cluster time of its last change (eight bytes; 0 for one that was copied), the length of the sortable key, that key, and
-the document.
+the document. What is read of the file is compared with its checksum (``state_file.py``), the metadata all at once when
+it is opened.
 """
 
 from __future__ import annotations
@@ -14,30 +15,27 @@ from __future__ import annotations
 import json
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from tailrace import durable
-from tailrace.durable import LakeFullError
 from tailrace.errors import SinkError
-from tailrace.lmdb_file import check_before_opening, check_before_reading, note_closed
+from tailrace.lmdb_file import note_closed
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.witness import Witness
+from tailrace.printable import in_a_line
 from tailrace.tables.names import state_key
+from tailrace.tables.state_file import MADE_ANEW, Databases, clear_errors, open_file
 
-#: Address space in bytes, not disk space: the file grows as it is written.
-_MAP_BYTES: Final = 1 << 40
-#: LMDB's lock file, which it maps into memory.
-_LOCK_BYTES: Final = 8192
-#: The first format held no witness, and of a table no more than its micro-batch: both are noted at the first run.
-_FORMAT: Final = 2
-_READABLE: Final = (1, 2)
+#: The first format held no witness, and of a table no more than its micro-batch: both are noted at the first run. The
+#: second one had no checksums: its file gets them when it is opened for writing.
+_FORMAT: Final = 3
+_READABLE: Final = (1, 2, 3)
 _HEAD: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
 #: So many pending rows are read at a time.
@@ -49,6 +47,7 @@ _TABLE: Final = b"table/"
 _COPY: Final = b"copy"
 _COPYING: Final = b"copying/"
 _NAME: Final = b"state"
+_NEXT: Final = b"next"
 _RESYNC: Final = b"resync/"
 #: The number of no collection: a table has rows of one that the state does not know.
 UNKNOWN: Final = 0
@@ -147,27 +146,21 @@ class TableState:
 
     def __init__(self, directory: Path, *, readonly: bool = False) -> None:
         self._path, self._readonly = directory, readonly
-        with _clear_errors(directory):
-            if not readonly:
-                with durable.writing(directory):
-                    directory.mkdir(parents=True, exist_ok=True)
-                    durable.reserve(directory / "lock.mdb", _LOCK_BYTES)
-                check_before_opening(directory)
-            elif not (directory / "data.mdb").exists():
-                raise SinkError(f"{directory} does not exist", hint="Give the directory of the tables")
-            else:
-                check_before_reading(directory, lock=directory.parent / "lock")
-            with durable.begun_whole(directory / "data.mdb"):
-                self._environment = lmdb.open(
-                    str(directory), map_size=_MAP_BYTES, max_dbs=3, readahead=False, readonly=readonly
-                )
-            names = (b"documents", b"waiting", b"meta")
-            self._documents, self._waiting, self._meta = (
-                self._environment.open_db(name, create=not readonly) for name in names
-            )
-            if not readonly and self._read(_NAME) is None:
-                with self._environment.begin(write=True) as transaction:
-                    transaction.put(_NAME, json.dumps({"name": secrets.token_hex(8)}).encode(), db=self._meta)
+        with clear_errors(directory):
+            self._environment, self._databases = open_file(directory, readonly=readonly)
+            try:
+                self._begin()
+            except BaseException:
+                self._environment.close()
+                raise
+
+    def _begin(self) -> None:
+        """Compare all metadata: a record whose key was changed would be missed by nobody. Name a new state."""
+        for _ in self._records(self._databases.meta, b""):
+            pass
+        if not self._readonly and self._read(_NAME) is None:
+            with self.writing() as transaction:
+                transaction.set_name(secrets.token_hex(8))
 
     def close(self) -> None:
         """Close the files."""
@@ -179,32 +172,37 @@ class TableState:
 
     def position(self) -> TablesPosition | None:
         """The position; ``None`` if nothing was copied yet."""
-        found = self._read(_POSITION)
-        if found is None:
-            return None
-        if found.get("format") not in _READABLE:
-            raise SinkError(f"{self._path} was written by another version of Tailrace (format {found.get('format')})")
-        times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
-        return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2], _witness(found))
+        with self._reading():
+            found = self._read(_POSITION)
+            if found is None:
+                return None
+            if (written := found["format"]) not in _READABLE:
+                raise SinkError(f"{self._path} was written by another version of Tailrace (format {written})")
+            times = [ClusterTime(found[name]) for name in ("time", "hold", "stated")]
+            return TablesPosition(found["batch"], times[0], found["members"], times[1], times[2], _witness(found))
 
     @property
     def name(self) -> str:
         """What tells this state from others: chosen at random when it began."""
-        found = self._read(_NAME)
-        return "" if found is None else str(found["name"])
+        with self._reading():
+            found = self._read(_NAME)
+            return "" if found is None else str(found["name"])
 
     def selection(self) -> tuple[str, ...] | None:
         """The patterns whose collections are there; ``None`` where that is not known."""
-        found = self._read(_SELECTION)
-        return None if found is None else tuple(found["patterns"])
+        with self._reading():
+            found = self._read(_SELECTION)
+            return None if found is None else tuple(found["patterns"])
 
     def collections(self) -> list[TabledCollection]:
         """The collections that have tables."""
-        return [TabledCollection(**one) for one in self._all(_COLLECTION)]
+        with self._reading():
+            return [TabledCollection(**one) for one in self._all(_COLLECTION)]
 
     def marks(self) -> dict[str, TableMark]:
         """What each table took over last, by namespace."""
-        return {one["namespace"]: TableMark(**one) for one in self._all(_TABLE)}
+        with self._reading():
+            return {one["namespace"]: TableMark(**one) for one in self._all(_TABLE)}
 
     def snapshot(self) -> tuple[TablesPosition | None, dict[str, TableMark], dict[int, str]]:
         """The position, the marks and the UUIDs of the collections by number, all as they were at one moment. For
@@ -217,89 +215,134 @@ class TableState:
 
     def copy_begun(self) -> CopyBegun | None:
         """The first copy, if one has begun and not come to its end."""
-        found = self._read(_COPY)
-        return None if found is None else CopyBegun(ClusterTime(found["start"]), found["members"], _witness(found))
+        with self._reading():
+            found = self._read(_COPY)
+            return None if found is None else CopyBegun(ClusterTime(found["start"]), found["members"], _witness(found))
 
     def copying(self) -> dict[str, CopyingCollection]:
         """The collections that are being copied, by UUID."""
-        return {one["uuid"]: CopyingCollection(**one) for one in self._all(_COPYING)}
+        with self._reading():
+            return {one["uuid"]: CopyingCollection(**one) for one in self._all(_COPYING)}
 
     def resyncing(self) -> list[str]:
         """The collections that are being copied again."""
-        return [one["namespace"] for one in self._all(_RESYNC)]
+        with self._reading():
+            return [one["namespace"] for one in self._all(_RESYNC)]
 
     def documents(self, number: int) -> Iterator[StoredDocument]:
         """All documents of a collection, in the order of their keys."""
-        prefix = _NUMBER.pack(number)
-        with self._environment.begin(self._documents) as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            while found and cursor.key()[:4] == prefix:
-                yield _document(cursor.value())
-                found = cursor.next()
+        with self._reading_documents(number):
+            for _, value in self._records(self._databases.documents, _NUMBER.pack(number)):
+                yield _document(value)
 
     def waiting_keys(self, number: int) -> list[bytes]:
         """The keys whose rows the collection's table has to take over."""
-        prefix = _NUMBER.pack(number)
-        with self._environment.begin(self._waiting) as transaction, transaction.cursor() as cursor:
-            rows = cursor.iternext() if cursor.set_range(prefix) else iter(())
-            return [key for _, key in takewhile(lambda row: row[0].startswith(prefix), rows)]
+        with clear_errors(self._path):
+            return [key for _, key in self._records(self._databases.waiting, _NUMBER.pack(number))]
 
     def waiting(self, number: int) -> Iterator[StoredDocument]:
         """The documents of these keys, of those that have not been deleted."""
-        prefix = _NUMBER.pack(number)
+        databases = self._databases
         with (
+            self._reading_documents(number),
             self._environment.begin() as transaction,
-            transaction.cursor(self._waiting) as cursor,
-            transaction.cursor(self._documents) as documents,
+            transaction.cursor(databases.waiting) as cursor,
+            transaction.cursor(databases.documents) as documents,
         ):
-            rows = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
-            ours = takewhile(lambda place: place.startswith(prefix), rows)
-            while places := list(islice(ours, _AT_ONCE)):
-                for _, value in documents.getmulti(places):
-                    yield _document(value)
+            rows = databases.records(cursor, _NUMBER.pack(number))
+            while places := [place for place, _ in islice(rows, _AT_ONCE)]:
+                found = dict(documents.getmulti(places))
+                for place in places:
+                    if place in found:
+                        yield _document(databases.value(place, found[place]))
+                    else:
+                        databases.confirm_missing(documents, place)
 
-    def _read(self, key: bytes) -> dict[str, Any] | None:
-        with self._environment.begin(self._meta) as transaction:
-            value = transaction.get(key)
-        return None if value is None else _json(value)
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around reads of metadata. Without checksums, damage may be anything that is not what was written."""
+        try:
+            with clear_errors(self._path):
+                yield
+        except (KeyError, TypeError, ValueError) as error:
+            raise SinkError(f"{self._path} is damaged: {error!r}", hint=MADE_ANEW.format(path=self._path)) from error
 
-    def _all(self, prefix: bytes) -> Iterator[dict[str, Any]]:
-        with self._environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
-                yield _json(cursor.value())
-                found = cursor.next()
+    @contextmanager
+    def _reading_documents(self, number: int) -> Iterator[None]:
+        with clear_errors(self._path):
+            try:
+                yield
+            except lmdb.CorruptedError:
+                raise self._damaged(number) from None
+
+    def _damaged(self, number: int) -> SinkError:
+        """The error for a document that is not what was written. A collection can be copied again by itself."""
+        found = next((one.namespace for one in self.collections() if one.number == number), None)
+        anew = MADE_ANEW.format(path=self._path)
+        if found is None:
+            return SinkError(f"{self._path} is damaged: a document in it is not what was written", hint=anew)
+        name = in_a_line(found)
+        return SinkError(
+            f"{self._path} is damaged: a document of {name} in it is not what was written",
+            hint=f"`tailrace tables resync` lets the next run copy {name} again. If that is not enough: {anew}",
+        )
+
+    def _read(self, key: bytes) -> Any:
+        with self._environment.begin(self._databases.meta) as transaction:
+            record = transaction.get(key)
+        return None if record is None else json.loads(self._databases.value(key, record))
+
+    def _all(self, prefix: bytes) -> Iterator[Any]:
+        for _, value in self._records(self._databases.meta, prefix):
+            yield json.loads(value)
+
+    def _records(self, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with self._environment.begin(database) as transaction, transaction.cursor() as cursor:
+            yield from self._databases.records(cursor, prefix)
 
     # -- changing it ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def writing(self) -> Iterator[StateTransaction]:
         """One transaction: at the end all of it is on the device, or nothing."""
-        with (
-            _clear_errors(self._path),
-            self._environment.begin(write=True) as transaction,
-        ):
-            yield StateTransaction(transaction, self._documents, self._waiting, self._meta)
+        with clear_errors(self._path), self._environment.begin(write=True) as transaction:
+            yield StateTransaction(transaction, self._databases, self._damaged)
 
 
 class StateTransaction:
-    """Changes to the state, and reads that see them."""
+    """Changes to the state, and reads that see them. ``damaged``: the error for a collection's documents."""
 
-    def __init__(self, transaction: Any, documents: Any, waiting: Any, meta: Any) -> None:
+    def __init__(self, transaction: Any, databases: Databases, damaged: Callable[[int], SinkError]) -> None:
         self._transaction = transaction
-        self._documents = documents
-        self._waiting = waiting
-        self._meta = meta
+        self._databases = databases
+        self._documents, self._waiting, self._meta, _ = databases
+        self._damaged = damaged
 
     def get(self, number: int, key: bytes) -> bytes | None:
         """The BSON of the document with a sortable key."""
-        value = self._transaction.get(_NUMBER.pack(number) + state_key(key), db=self._documents)
-        return None if value is None else value[_HEAD.size + _HEAD.unpack_from(value)[1] :]
+        place = _NUMBER.pack(number) + state_key(key)
+        record = self._transaction.get(place, db=self._documents)
+        if record is None:
+            return None
+        try:
+            value = self._databases.value(place, record)
+        except lmdb.CorruptedError:
+            raise self._damaged(number) from None
+        return value[_HEAD.size + _HEAD.unpack_from(value)[1] :]
+
+    def confirm_missing(self, number: int, key: bytes) -> None:
+        """Raise SinkError where ``get`` has missed a document that may be there."""
+        try:
+            with self._transaction.cursor(self._documents) as cursor:
+                self._databases.confirm_missing(cursor, _NUMBER.pack(number) + state_key(key))
+        except lmdb.CorruptedError:
+            raise self._damaged(number) from None
 
     def put(self, number: int, key: bytes, time: ClusterTime, document: bytes) -> None:
         """Write the current document."""
+        place = _NUMBER.pack(number) + state_key(key)
         value = _HEAD.pack(time, len(key)) + key + document
-        self._transaction.put(_NUMBER.pack(number) + state_key(key), value, db=self._documents)
+        self._transaction.put(place, self._databases.record(place, value), db=self._documents)
 
     def delete(self, number: int, key: bytes) -> None:
         """Delete the document, if there is one."""
@@ -308,8 +351,9 @@ class StateTransaction:
     def wait(self, number: int, keys: Iterable[bytes]) -> None:
         """Add rows, by their sortable keys, to those that the collection's table has to take over."""
         prefix = _NUMBER.pack(number)
+        places = sorted((prefix + state_key(key), key) for key in keys)
         with self._transaction.cursor(self._waiting) as cursor:
-            cursor.putmulti(sorted((prefix + state_key(key), key) for key in keys))
+            cursor.putmulti([(place, self._databases.record(place, key)) for place, key in places])
 
     def forget_waiting(self) -> None:
         """Empty the list of rows to take over: the tables have them all."""
@@ -342,10 +386,14 @@ class StateTransaction:
 
     def next_number(self) -> int:
         """A number that no collection has had."""
-        value = self._transaction.get(b"next", db=self._meta)
-        number = 1 if value is None else int(value)
-        self._transaction.put(b"next", str(number + 1).encode(), db=self._meta)
+        record = self._transaction.get(_NEXT, db=self._meta)
+        number = 1 if record is None else int(self._databases.value(_NEXT, record))
+        self._put(_NEXT, number + 1)
         return number
+
+    def set_name(self, name: str) -> None:
+        """Name the state."""
+        self._put(_NAME, {"name": name})
 
     def set_collection(self, collection: TabledCollection) -> None:
         """Add or change a collection."""
@@ -390,8 +438,8 @@ class StateTransaction:
         """All collections that these patterns select are there."""
         self._put(_SELECTION, {"patterns": list(patterns)})
 
-    def _put(self, key: bytes, value: Mapping[str, Any]) -> None:
-        self._transaction.put(key, json.dumps(value).encode(), db=self._meta)
+    def _put(self, key: bytes, value: object) -> None:
+        self._transaction.put(key, self._databases.record(key, json.dumps(value).encode()), db=self._meta)
 
 
 def taken_over(mark: TableMark, batch: int) -> TableMark:
@@ -422,28 +470,3 @@ def _witnessed(witness: Witness | None) -> dict[str, Any]:
 
 def _witness(found: Mapping[str, Any]) -> Witness | None:
     return Witness.from_document(found["witness"]) if "witness" in found else None
-
-
-def _json(value: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(value)
-    return found
-
-
-@contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except lmdb.DiskError as error:
-        raise LakeFullError(f"no room left to write {path}: {error}", hint="Make room and start again") from error
-    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError) as error:
-        raise SinkError(
-            f"{path} is damaged: {error}",
-            hint="Remove the directory of the tables; the next run copies the collections again",
-        ) from error
-    except lmdb.Error as error:
-        text = str(error)
-        full = "No space left" in text or "File too large" in text or "quota" in text.lower()
-        # LMDB says no more than that about a write that was cut short.
-        if full or ("Input/output error" in text and durable.has_no_room(path)):
-            raise LakeFullError(f"no room left to write {path}: {text}", hint="Make room and start again") from error
-        raise SinkError(f"cannot use {path}: {text}") from error
