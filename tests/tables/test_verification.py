@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import pytest
 from deltalake import DeltaTable
 from pymongo import MongoClient
@@ -28,6 +27,7 @@ from tailrace.tables.names import folder_of
 from tailrace.tables.resync import Resync, leave_request, request_resync
 from tailrace.tables.schema import TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
+from tailrace.tables.state import TableState
 from tailrace.tables.verification import verify
 from tailrace.tables.writer import TablesWriter
 from tests import commands
@@ -60,21 +60,18 @@ def brought_up(uri: str, root: Path, database: Any) -> None:
 
 
 def spoil(root: Path, *, deletes: bool = True) -> None:
-    """Change the state's documents in ways that the tables take over, as damage that nobody sees would."""
-    number = 0
-    environment = lmdb.open(str(root / "_tailrace" / "state"), map_size=1 << 40, max_dbs=3)
-    documents, waiting = environment.open_db(b"documents"), environment.open_db(b"waiting")
-    with environment.begin(write=True) as transaction:
-        for key, value in list(transaction.cursor(documents)):
-            if b"spoil" in value:
-                other = value.replace(b"spoil", b"SPOIL") if number % 2 or not deletes else None
-                if other is None:
-                    transaction.delete(key, db=documents)
+    """Change the state's documents in ways that the tables take over, as a fault of ours would: the checksums fit."""
+    state = TableState(root / "_tailrace" / "state")
+    for collection in state.collections():
+        spoiled = [one for one in state.documents(collection.number) if b"spoil" in one.document]
+        with state.writing() as writing:
+            for number, one in enumerate(spoiled):
+                if number % 2 or not deletes:
+                    writing.put(collection.number, one.key, one.time, one.document.replace(b"spoil", b"SPOIL"))
                 else:
-                    transaction.put(key, other, db=documents)
-                transaction.put(key, key[4:], db=waiting)
-                number += 1
-    environment.close()
+                    writing.delete(collection.number, one.key)
+            writing.wait(collection.number, [one.key for one in spoiled])
+    state.close()
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -198,7 +198,7 @@ def _status(root: Path, words: list[str]) -> int:
     from tailrace.tables.delta_table import CollectionTable  # noqa: PLC0415
     from tailrace.tables.description import described  # noqa: PLC0415
     from tailrace.tables.names import folder_of  # noqa: PLC0415
-    from tailrace.tables.standing import is_known  # noqa: PLC0415
+    from tailrace.tables.standing import harm_of  # noqa: PLC0415
     from tailrace.tables.state import UNKNOWN, TableState  # noqa: PLC0415
     from tailrace.tables.versions import disk_use  # noqa: PLC0415
 
@@ -222,7 +222,7 @@ def _status(root: Path, words: list[str]) -> int:
         say(f"{namespace}: version {table.version}, {table.rows():,} rows in {files:,} files, last changed {changed}")
         if namespace in resyncing:
             say(f"{namespace}: is being copied again")
-        elif marks[namespace].collection == UNKNOWN or not is_known(table.root, marks[namespace]):
+        elif marks[namespace].collection == UNKNOWN or harm_of(table.root, marks[namespace]) is not None:
             say(f"{namespace}: is not as the state knows it; the next run writes it anew")
         disk = disk_use(table.root)
         say(

@@ -36,7 +36,7 @@ from tailrace.tables.names import BSON, CHANGED, KEY, folder_of
 from tailrace.tables.oplogs import WINDOW_BYTES, OplogMember, Oplogs, read_window
 from tailrace.tables.rows import chunks, make_rows
 from tailrace.tables.schema import TableSchema
-from tailrace.tables.standing import is_known
+from tailrace.tables.standing import check_log, harm_of
 from tailrace.tables.state import UNKNOWN, StoredDocument, TabledCollection, TableMark, TableState
 
 _NUMBER: Final = 1
@@ -91,13 +91,13 @@ def as_of(
     if not (folder / "_delta_log").is_dir():
         raise UsageError(f"{namespace} has no table in {root}")
     known = _known(root, namespace)
-    found, following = versions.around(folder, time)
     reached = known.reached
-    if known.mark is not None and not is_known(folder, known.mark):
+    if known.mark is not None and (harm := harm_of(folder, known.mark)) is not None:
         raise SinkError(
-            f"the table of {namespace} is not as its state knows it: its folder was set back, or its log is damaged",
+            f"the table of {namespace} is not as its state knows it: it {harm}",
             hint="`tailrace tables write` writes it anew",
         )
+    found, following = versions.around(folder, time)
     if found is None:
         raise UsageError(
             f"the table of {namespace} knows nothing of {delta_commit.time_text(time)}: {_first(folder)}",
@@ -110,6 +110,7 @@ def as_of(
             f"{delta_commit.time_text(time)} was asked for",
             hint=None if reached is not None else "Nobody follows the collection: tables has no rule for it",
         )
+    check_log(folder, found if following is None else following, known.mark)
     table = _load(folder, found)
     if following is None or time <= following.after:
         return AsOf(time, found.version, 0, _rows(table, found))

@@ -9,6 +9,10 @@ in ``commitInfo`` are strings, which ``DeltaTable.history()`` shows:
 ``tailrace.batch``        the micro-batch; also the version of the application transaction
 ``tailrace.state``        the name of the state that the rows come from
 ``tailrace.witness``      whose oplogs led there, with an entry of each (``tailrace.oplog.witness``), as JSON
+``tailrace.previous``     the digests of the versions' files from our last one on, by version, as JSON
+``tailrace.seal``         a digest of the version's number and its file; in place of the seal, the file had zeros then
+
+The last two are in every commit of ours, in those that only merge files too (``log_chain.py``).
 """
 
 from __future__ import annotations
@@ -36,9 +40,11 @@ from tailrace.version import version
 TIME, AFTER, TOKEN, BATCH, KIND, UUID, STATE, WITNESS = (
     f"tailrace.{name}" for name in ("clusterTime", "after", "token", "batch", "kind", "collection", "state", "witness")
 )
+PREVIOUS, SEAL = "tailrace.previous", "tailrace.seal"
 PATH, TYPE, WAS = "tailrace.path", "tailrace.type", "tailrace.was"
 _ENGINE: Final = f"tailrace/{version()}"
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+_UNSEALED: Final = "0" * 32
 _TYPES: Final = {
     "string": "string",
     "int": "integer",
@@ -49,6 +55,10 @@ _TIME_TYPE: Final[dict[str, Any]] = {
     "type": "struct",
     "fields": [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in ("t", "i")],
 }
+
+
+class DamagedCommitError(SinkError):
+    """The file of a version is not what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,24 +191,27 @@ def metadata_action(
     }
 
 
-def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions) -> str:
+def publish(root: Path, number: int, app: str, batch: Batch, actions: Actions, *, previous: Mapping[int, str]) -> str:
     """Publish ``actions`` as version ``number`` of the table at ``root``. Returns the digest of the version's file.
-    Raises SinkError if that version exists."""
+    Raises SinkError if that version exists. ``previous``: the digests of the versions before."""
     lines = [_commit_info(batch, actions)]
     if number == 0:
         lines.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}})
     if actions.metadata is not None:
         lines.append(dict(actions.metadata))
     lines.append({"txn": {"appId": app, "version": batch.number, "lastUpdated": _now()}})
-    found = _publish(root, number, [*lines, *_moved(actions.added, actions.removed, changes=True)])
+    lines += _moved(actions.added, actions.removed, changes=True)
+    found = _publish(root, number, lines, previous)
     durable.step("table.commit")
     return found
 
 
-def publish_compaction(root: Path, number: int, added: Sequence[NewFile], removed: Sequence[TableFile]) -> None:
+def publish_compaction(
+    root: Path, number: int, added: Sequence[NewFile], removed: Sequence[TableFile], previous: Mapping[int, str]
+) -> None:
     """Publish that the rows of some files are in others now. Raises SinkError if that version exists."""
     info = {"timestamp": _now(), "operation": "OPTIMIZE", "operationParameters": {}, "engineInfo": _ENGINE}
-    _publish(root, number, [{"commitInfo": info}, *_moved(added, removed, changes=False)])
+    _publish(root, number, [{"commitInfo": info}, *_moved(added, removed, changes=False)], previous)
     durable.step("table.compacted")
 
 
@@ -206,9 +219,8 @@ def _moved(added: Sequence[NewFile], removed: Sequence[TableFile], *, changes: b
     return [_remove(file, changes=changes) for file in removed] + [_add(file, changes=changes) for file in added]
 
 
-def _publish(root: Path, number: int, lines: Sequence[Mapping[str, Any]]) -> str:
-    # Not as escapes: deltalake reads some of those above U+FFFF wrong, and the bounds with them (1.6.6).
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+def _publish(root: Path, number: int, lines: list[dict[str, Any]], previous: Mapping[int, str]) -> str:
+    content = content_of(number, lines, previous)
     try:
         durable.publish(path_of(root, number), content, root / "_delta_log")
     except FileExistsError:
@@ -216,9 +228,27 @@ def _publish(root: Path, number: int, lines: Sequence[Mapping[str, Any]]) -> str
     return digest(content)
 
 
+def content_of(number: int, lines: list[dict[str, Any]], previous: Mapping[int, str]) -> bytes:
+    """The file of a version, with its seal. ``lines`` begin with the commit's ``commitInfo``."""
+    lines[0]["commitInfo"] |= {PREVIOUS: json.dumps(previous), SEAL: _UNSEALED}
+    # Not as escapes: deltalake reads some of those above U+FFFF wrong, and the bounds with them (1.6.6).
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    return content.replace(_field(_UNSEALED), _field(_seal_of(number, content)), 1)
+
+
 def digest(content: bytes) -> str:
     """What a version's file is known by: the first 32 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _seal_of(number: int, content: bytes) -> str:
+    """The seal of a version's file that has zeros in its place."""
+    return digest(b"%d " % number + content)
+
+
+def _field(seal: str) -> bytes:
+    """How a file has its seal. No text in JSON has quotation marks without a backslash before them."""
+    return f'"{SEAL}": "{seal}"'.encode()
 
 
 def path_of(root: Path, number: int) -> Path:
@@ -235,14 +265,32 @@ def changed_by_others(root: Path, number: int) -> SinkError:
 
 
 def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
-    """The actions of a version. Raises FileNotFoundError if its file no longer exists."""
+    """The actions of a version. Raises FileNotFoundError if its file no longer exists, DamagedCommitError if it is not
+    what was written."""
     path = path_of(root, number)
-    content = path.read_text(encoding="utf-8")
+    return actions_in(path, number, path.read_bytes())
+
+
+def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
+    """The actions of a version whose file at ``path`` has ``content``."""
+    hint = "The next run of the tables' writer compares their logs, and writes such a table anew"
     try:
-        found = [json.loads(line) for line in content.split("\n") if line]
+        found = [json.loads(line) for line in content.decode().split("\n") if line]
     except ValueError as error:
-        raise SinkError(f"{path} is damaged: {error}") from error
-    return [one for one in found if isinstance(one, dict)]
+        raise DamagedCommitError(f"{path} is damaged: {error}", hint=hint) from error
+    actions = [one for one in found if isinstance(one, dict)]
+    info = info_of(actions)
+    if SEAL in info or PREVIOUS in info:
+        seal = str(info.get(SEAL, ""))
+        if _seal_of(number, content.replace(_field(seal), _field(_UNSEALED), 1)) != seal:
+            raise DamagedCommitError(f"{path} is damaged: it was changed after it was written", hint=hint)
+    return actions
+
+
+def info_of(actions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What a commit says of itself."""
+    found: object = next((one["commitInfo"] for one in actions if "commitInfo" in one), None)
+    return found if isinstance(found, dict) else {}
 
 
 def versions(root: Path) -> list[int]:
@@ -252,12 +300,17 @@ def versions(root: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
 
 
-def stated(root: Path) -> Iterator[Stated]:
-    """What our commits state, newest first."""
+def stated(root: Path, *, strict: bool = False) -> Iterator[Stated]:
+    """What our commits state, newest first. A commit that is not what was written is left out; ``strict``: it raises
+    DamagedCommitError."""
     for number in reversed(versions(root)):
         try:
             found = statement(actions_of(root, number), number)
         except FileNotFoundError:
+            continue
+        except DamagedCommitError:
+            if strict:
+                raise
             continue
         if found is not None:
             yield found
@@ -265,7 +318,7 @@ def stated(root: Path) -> Iterator[Stated]:
 
 def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | None:
     """What a commit states; ``None`` for one that is not ours."""
-    info: Mapping[str, Any] = next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
+    info = info_of(actions)
     if TIME not in info:
         return None
     try:
@@ -274,8 +327,8 @@ def statement(actions: Sequence[Mapping[str, Any]], number: int) -> Stated | Non
         return Stated(
             number, *times, int(info[BATCH]), str(info[KIND]), str(info[UUID]), str(info.get(STATE, "")), witness
         )
-    except (KeyError, ValueError) as error:
-        raise SinkError(f"version {number} of a table is damaged: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedCommitError(f"version {number} of a table is damaged: {error}") from error
 
 
 def changes_data(actions: Sequence[Mapping[str, Any]]) -> bool:

@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace import durable
 from tailrace.errors import SinkError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.tables import delta_commit, versions
+from tailrace.tables import delta_commit, log_chain, versions
 from tailrace.tables.compaction import Layout, compacted
 from tailrace.tables.data_files import Writers, bounded, key_range, opened
 from tailrace.tables.delta_commit import Actions, Batch, NewFile, TableFile
@@ -82,6 +82,10 @@ class CollectionTable:
         self._seen = -1
         #: The version that our last commit made, and the digest of its file, once there is one.
         self.committed: tuple[int, str] | None = None
+        #: The digests of the log's checkpoints that are known.
+        self.checkpoints: dict[int, str] = {}
+        #: What was found to be wrong with the log while it was written to.
+        self.harm: str | None = None
         self._delta: DeltaTable | None = None
         try:
             self._delta = DeltaTable(root.absolute().as_uri())
@@ -275,12 +279,16 @@ class CollectionTable:
         with durable.writing(self.root):
             (self.root / "_delta_log").mkdir(parents=True, exist_ok=True)
         number = self.version + 1
-        self.committed = number, delta_commit.publish(self.root, number, self._app, batch, actions)
+        previous = log_chain.previous(self.root, number)
+        made = delta_commit.publish(self.root, number, self._app, batch, actions, previous=previous)
+        self.committed = number, made
         if self._delta is None:
             self._delta = DeltaTable(self.root.absolute().as_uri())
         self._committed(number, actions.added, actions.removed)
         if self._seen and self._seen % CHECKPOINT_EVERY == 0:
-            self._checkpoint()
+            self.harm = log_chain.harm(self.root, number, self.checkpoints)
+            if self.harm is None:  # otherwise it would be in the checkpoint
+                self.make_checkpoint()
 
     @property
     def _described(self) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
@@ -315,11 +323,15 @@ class CollectionTable:
             **(stats or {"delta.dataSkippingNumIndexedCols": "0"}),
         }
 
-    def _checkpoint(self) -> None:
-        assert self._delta is not None
+    def make_checkpoint(self) -> None:
+        """Write a checkpoint of the newest version, if it has none. From then on the log before it does not matter."""
+        if self._delta is None or not self.version or self.version in log_chain.checkpoints_in(self.root):
+            return
         try:
             self._delta.create_checkpoint()
-        except (OSError, DeltaError):
+            made = log_chain.checkpoints_in(self.root)[self.version]
+            self.checkpoints[self.version] = log_chain.digest_of(made)
+        except (OSError, KeyError, DeltaError):
             return  # only a shortcut for readers: the next one is written later
 
     # -- its daily life ---------------------------------------------------------------------------------------------
@@ -344,7 +356,7 @@ class CollectionTable:
             removed = [known[name] for name in names]
         if removed:
             number = self.version + 1
-            delta_commit.publish_compaction(self.root, number, added, removed)
+            delta_commit.publish_compaction(self.root, number, added, removed, log_chain.previous(self.root, number))
             self._committed(number, added, removed)
         return {"numFilesRemoved": len(removed), "numFilesAdded": len(added)}
 

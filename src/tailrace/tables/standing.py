@@ -2,8 +2,9 @@
 
 State and tables are two records of one truth, and each can be set back alone: a folder restored from a backup, a state
 restored from one, the newest file of a log lost, a data file lost. So the state notes of each table which version its
-last commit made, and the digest of that version's file. What differs is written anew from the state, which has every
-document. A table that is another one altogether is refused, since nobody but its owner knows what is to become of it.
+last commit made, and the digest of that version's file; the log is compared from there back to its last checkpoint
+(``log_chain.py``). What differs is written anew from the state, which has every document. A table that is another one
+altogether is refused, since nobody but its owner knows what is to become of it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tailrace.errors import SinkError
-from tailrace.tables import delta_commit
-from tailrace.tables.delta_commit import Batch
+from tailrace.tables import delta_commit, log_chain
+from tailrace.tables.delta_commit import Batch, DamagedCommitError, Stated
 from tailrace.tables.delta_table import ANEW, CollectionTable
 from tailrace.tables.state import UNKNOWN, TableMark
 
@@ -51,7 +52,8 @@ def fault_of(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
     check_owner(table, mark)
     if mark.collection == UNKNOWN or mark.whole:
         return None
-    reason = _set_back(table, mark) or _went_on(table, mark, batch, state)
+    table.checkpoints.update(_checkpoints(mark))
+    reason = table.harm or _set_back(table, mark) or _went_on(table, mark, batch, state)
     if reason is None and (lacking := table.lacks()) is not None:
         reason = f"lacks its data file {lacking}, or a part of it"
     return None if reason is None else TableFault(mark, reason)
@@ -80,14 +82,28 @@ def has_taken_over(table: CollectionTable, batch: Batch) -> bool:
     return last is not None and last.state in {"", batch.state} and last.batch >= batch.number
 
 
-def is_known(root: Path, mark: TableMark) -> bool:
-    """Whether the last commit that ``mark`` tells of is in the table's log. For readers, while a writer may go on."""
+def harm_of(root: Path, mark: TableMark) -> str | None:
+    """What the log lacks of what ``mark`` tells of, or has instead; ``None`` if it has all. It goes on after "the
+    table". For readers, while a writer may go on."""
     if mark.version < 0:
-        return True
-    try:
-        return delta_commit.digest(delta_commit.path_of(root, mark.version).read_bytes()) == mark.digest
-    except OSError:
-        return False
+        return None
+    if not delta_commit.path_of(root, mark.version).exists():
+        return f"does not have version {mark.version}, which its state knows"
+    return log_chain.harm(root, mark.version, _checkpoints(mark), mark.digest)
+
+
+def check_log(root: Path, version: Stated, mark: TableMark | None) -> None:
+    """Raises SinkError where the log up to ``version``, of a table with ``mark``, is not what was written."""
+    harm = log_chain.harm(root, version.version, {} if mark is None else _checkpoints(mark))
+    if harm is not None:
+        raise SinkError(
+            f"what the table {root} held at {delta_commit.time_text(version.time)} cannot be told: it {harm}",
+            hint="Ask for a later time: since a table was written anew, its versions do not need the log before",
+        )
+
+
+def _checkpoints(mark: TableMark) -> dict[int, str]:
+    return {int(number): digest for number, digest in mark.checkpoints.items()}
 
 
 def seen(root: Path, mark: TableMark) -> Seen | None:
@@ -107,7 +123,9 @@ def note(mark: TableMark, table: CollectionTable) -> TableMark:
             return mark
         table.committed = last.version, delta_commit.digest(delta_commit.path_of(table.root, last.version).read_bytes())
     version, digest = table.committed
-    return replace(mark, version=version, digest=digest, table=table.id)
+    there = log_chain.checkpoints_in(table.root)
+    checkpoints = {str(number): one for number, one in sorted(table.checkpoints.items()) if number in there}
+    return replace(mark, version=version, digest=digest, table=table.id, checkpoints=checkpoints)
 
 
 def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
@@ -117,12 +135,10 @@ def _set_back(table: CollectionTable, mark: TableMark) -> str | None:
         return f"has taken over {table.batch} micro-batches, not {mark.batch}" if table.batch < mark.batch else None
     if table.version < mark.version:
         return f"is older than its state: at version {table.version}, not {mark.version}"
-    if is_known(table.root, mark):
-        return None
     left = delta_commit.versions(table.root)
     if left and left[0] > mark.version and table.batch == mark.batch:
         return None  # another program has made its log shorter
-    return f"has another version {mark.version} than the one that was written"
+    return harm_of(table.root, mark)
 
 
 def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) -> str | None:
@@ -135,6 +151,8 @@ def _went_on(table: CollectionTable, mark: TableMark, batch: int, state: str) ->
             if number < table.version or delta_commit.versions(table.root)[:1] > [number]:
                 continue  # its log was thinned, or made shorter
             raise delta_commit.changed_by_others(table.root, number) from None
+        except DamagedCommitError:
+            return log_chain.damaged(number)
         found = delta_commit.statement(actions, number)
         if found is None:
             if delta_commit.changes_data(actions):

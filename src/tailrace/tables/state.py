@@ -17,7 +17,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -130,6 +130,7 @@ class TableMark:
     ``version``  the table's version that our last commit made; -1 where that is not known
     ``digest``   of that commit's file
     ``table``    the table's id
+    ``checkpoints``  the digests of the checkpoints in its log, by version (in decimal)
     """
 
     namespace: str
@@ -139,6 +140,7 @@ class TableMark:
     version: int = -1
     digest: str = ""
     table: str = ""
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
 
 
 class TableState:

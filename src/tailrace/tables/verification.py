@@ -42,7 +42,7 @@ from tailrace.tables.fold import FoldOfOne
 from tailrace.tables.holding import STATE
 from tailrace.tables.names import BSON, KEY, folder_of
 from tailrace.tables.oplogs import Oplogs
-from tailrace.tables.standing import is_known
+from tailrace.tables.standing import harm_of
 from tailrace.tables.state import UNKNOWN, TabledCollection, TableMark, TablesPosition, TableState
 
 _RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
@@ -155,8 +155,9 @@ class _Verification:
         stated = position.stated
         if mark.collection == UNKNOWN:
             return TableReport(self._namespace, stated, 0, faults=["it is to be written anew by the next run"])
-        if not is_known(self._folder, mark):
-            return TableReport(self._namespace, stated, 0, faults=["it is not the table that its state knows"])
+        if (harm := harm_of(self._folder, mark)) is not None:
+            fault = f"it is not the table that its state knows: it {harm}"
+            return TableReport(self._namespace, stated, 0, faults=[fault])
         oplogs = Oplogs(
             self._client,
             self._cluster,

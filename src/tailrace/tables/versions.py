@@ -26,7 +26,7 @@ from tailrace import durable
 from tailrace.errors import SinkError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables import delta_commit
-from tailrace.tables.delta_commit import Stated
+from tailrace.tables.delta_commit import DamagedCommitError, Stated
 
 _HOUR_MS: Final = 3_600_000
 _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\..*parquet")
@@ -49,7 +49,7 @@ class Keeping:
 def around(root: Path, moment: ClusterTime) -> tuple[Stated | None, Stated | None]:
     """The newest version at or before ``moment`` that is still whole, and the one that came next."""
     following: Stated | None = None
-    for one in delta_commit.stated(root):
+    for one in delta_commit.stated(root, strict=True):
         if one.time <= moment and _follows(root, one, following) and is_whole(root, one.version):
             return one, following
         following = one
@@ -169,7 +169,7 @@ def _files_of(root: Path, version: int) -> set[str] | None:
 
 
 def _removed_by(root: Path, number: int) -> set[str]:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, DamagedCommitError):
         actions = delta_commit.actions_of(root, number)
         return {unquote(one["remove"]["path"]) for one in actions if "remove" in one}
     return set()

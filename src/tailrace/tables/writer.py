@@ -399,8 +399,11 @@ class TablesWriter:
             batch = Batch(position.batch, since or ZERO, position.time, uuid, self._state.name, position.witness)
             if self._take_over(mark, collection, batch):
                 number = None if collection is None else collection.number
+                table = self._table(namespace)
+                if mark.collection == UNKNOWN:
+                    table.make_checkpoint()  # the log before it may be damaged
                 taken = taken_over(TableMark(namespace, number, mark.batch, mark.whole), position.batch)
-                done.append(note(taken, self._table(namespace)))
+                done.append(note(taken, table))
         with self._state.writing() as state:
             for mark in done:
                 state.set_mark(mark)
@@ -530,7 +533,9 @@ class TablesWriter:
         removed a file. Returns the position, which is later if a table has to be written anew."""
         faults = []
         for namespace, mark in self._state.marks().items():
-            if mark.version >= 0 and self._seen.get(namespace) != (now := seen(self._folder(namespace), mark)):
+            now = seen(self._folder(namespace), mark)
+            harmed = namespace in self._tables and self._tables[namespace].harm is not None
+            if mark.version >= 0 and (harmed or self._seen.get(namespace) != now):
                 self._tables.pop(namespace, None)
                 fault = fault_of(self._table(namespace), mark, self._position().batch, self._state.name)
                 if fault is not None:
