@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,21 @@ from tailrace import durable
 from tailrace.archive.recorder import ArchivePolicy, Recorder
 from tailrace.cli.main import main
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import OtherHistoryError, SinkError
+from tailrace.errors import ChangeStreamHistoryLost, OtherHistoryError, SinkError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import EntryMark
+from tailrace.source.mongod import MongodSource
 from tailrace.tables.as_of import as_of
 from tailrace.tables.delta_commit import path_of, stated
 from tailrace.tables.names import folder_of
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.state import TableState
 from tailrace.tables.writer import TablesWriter
+from tests.amounts import amount
+from tests.differential.test_source_live import wait_until_truncated
 from tests.tables.equality import in_collection, in_table
 from tests.tables.test_as_of import rows_of
-from tests.unit.test_tables_state_damage import to_plain
+from tests.unit.test_tables_state_damage import of_records, to_plain
 
 pytestmark = pytest.mark.mongod
 
@@ -200,6 +205,89 @@ def test_the_state_of_other_tables_is_refused(replica_set: ReplicaSet, collectio
         brought_up(replica_set.uri, root, collection)
 
 
+def test_tables_with_their_state_from_a_backup_go_on(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "t"
+    made(replica_set.uri, root, collection)
+    shutil.rmtree(root)
+    shutil.copytree(root.with_name("backup"), root)
+    collection.delete_one({"_id": 5})
+    caplog.clear()
+    brought_up(replica_set.uri, root, collection)
+    assert in_table(root, collection.full_name) == in_collection(collection)
+    assert "anew" not in caplog.text
+    assert "copied again" not in caplog.text
+
+
+def test_tables_with_their_state_that_are_older_than_the_oplog_are_refused(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path
+) -> None:
+    replica_set = start_replica_set(1, oplog_size_mb=8, arguments=("--syncdelay", "1"))
+    root = tmp_path / "t"
+    with MongoClient[Any](replica_set.uri) as client, closing(MongodSource(replica_set.uri)) as source:
+        collection = client["truncated"]["things"]
+        made(replica_set.uri, root, collection)
+        wait_until_truncated(source, source.newest())
+        before = in_table(root, collection.full_name)
+        collection.insert_one({"_id": "later"})
+        with pytest.raises(ChangeStreamHistoryLost, match="286 ChangeStreamHistoryLost"):
+            brought_up(replica_set.uri, root, collection)
+        assert in_table(root, collection.full_name) == before
+
+
+@pytest.mark.parametrize("seed", range(amount(1, 4)))
+def test_a_bit_of_the_state_is_without_effect_or_refused(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path, seed: int
+) -> None:
+    """Documents, metadata, and rows that the table has not taken over yet, since a crash came before."""
+    rng = random.Random(seed)
+    root, copy, refused = tmp_path / "t", tmp_path / "copy" / "t", 0
+    folder = made(replica_set.uri, root, collection)
+    collection.update_many({}, {"$set": {"waits": True}})
+    collection.delete_many({"_id": {"$gt": 25}})
+    with dying_at("tables.state"), pytest.raises(KeyboardInterrupt):
+        brought_up(replica_set.uri, root, collection)
+    collection.update_many({"_id": {"$lt": 20}}, {"$inc": {"n": 1}})
+    collection.delete_many({"_id": {"$lt": 3}})
+    truth = in_collection(collection)
+    whole = (root / "_tailrace" / "state" / "data.mdb").read_bytes()
+    places = list(of_records(whole))
+    for _ in range(amount(15, 60)):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(root, copy)
+        content = bytearray(whole)
+        content[rng.choice(rng.choice(places))] ^= 1 << rng.randrange(8)
+        (copy / "_tailrace" / "state" / "data.mdb").write_bytes(content)
+        try:
+            brought_up(replica_set.uri, copy, collection)
+        except SinkError as error:
+            assert "state is damaged: " in error.message  # noqa: PT017  what is found is counted
+            refused += 1
+            shutil.rmtree(copy / "_tailrace" / "state")
+            brought_up(replica_set.uri, copy, collection)
+        assert in_table(copy, collection.full_name) == truth
+    assert refused
+    assert folder.name == folder_of(collection.full_name)
+
+
+def test_a_collection_with_a_damaged_document_is_copied_again_when_it_is_asked_for(
+    replica_set: ReplicaSet, collection: Any, tmp_path: Path
+) -> None:
+    root = tmp_path / "t"
+    collection.insert_one({"_id": "damaged", "text": "what was written"})
+    made(replica_set.uri, root, collection)
+    path = root / "_tailrace" / "state" / "data.mdb"
+    path.write_bytes(path.read_bytes().replace(b"what was written", b"what was changed"))
+    collection.update_one({"_id": "damaged"}, {"$set": {"n": 1}})
+    name = collection.full_name
+    with pytest.raises(SinkError, match=f"state is damaged: a document of {name} in it .*`tailrace tables resync`"):
+        brought_up(replica_set.uri, root, collection)
+    assert main(["tables", "resync", str(root), name]) == 0
+    brought_up(replica_set.uri, root, collection)
+    assert in_table(root, name) == in_collection(collection)
+
+
 def test_a_table_of_a_collection_that_is_gone_is_emptied_again(
     replica_set: ReplicaSet, collection: Any, tmp_path: Path
 ) -> None:
@@ -213,6 +301,19 @@ def test_a_table_of_a_collection_that_is_gone_is_emptied_again(
     shutil.rmtree(folder)
     brought_up(replica_set.uri, root, collection)
     assert in_table(root, collection.full_name) is None
+
+
+@contextmanager
+def dying_at(step: str) -> Iterator[None]:
+    def die(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    durable.observe_steps(die)
+    try:
+        yield
+    finally:
+        durable.observe_steps(None)
 
 
 @pytest.mark.parametrize("step", ["table.commit", "tables.done"])
