@@ -3,12 +3,15 @@
 The page promises outcomes for combinations that nobody meets in daily use. Without this list a row could be written and
 never tried; with it, a row without a test fails, and so does a test that was renamed. Where one test tries several rows
 one after the other by its parameter, a row names the parameter. Several tests are divided by a space.
+
+What the page quotes is held to both sides: the product says it, and the tests of the row ask for it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ SET_BACK = "unit/test_lake_set_back.py::"
 COMMITS = "unit/test_lake_commits.py::"
 RESTORED = "tables/test_restored.py::"
 ANEW = RESTORED + "test_a_table_that_is_not_as_the_state_knows_it_is_written_anew"
+LOG = "tables/test_log_damage.py::"
 DAMAGE = "unit/test_archive_damage.py::"
 EACH_SEGMENT = DAMAGE + "test_what_is_lost_or_in_another_place_is_said_of_each_segment"
 HISTORY = "differential/test_archive_history_live.py::"
@@ -76,13 +80,29 @@ TESTS: dict[str, dict[str, str]] = {
         "the newest file of a table's log is lost": f"{ANEW}[its newest log file lost]",
         "a table's folder, or one of its data files, is lost": f"{ANEW}[deleted] {ANEW}[a data file missing]",
         "a bit of a data file": RESTORED + "test_a_flipped_bit_is_found_where_the_file_is_read",
+        "a bit of a table's log, in an older commit too": (
+            f"{LOG}test_a_bit_of_the_log_lets_the_table_be_written_anew "
+            f"{LOG}test_no_flipped_bit_of_the_log_gives_readers_other_rows_unseen"
+        ),
+        "a bit of a checkpoint in a table's log": LOG + "test_a_bit_of_a_checkpoint_lets_the_table_be_written_anew",
         "a table's log that nobody can read": (
             RESTORED + "test_a_log_that_nobody_can_read_is_refused_with_the_way_out"
         ),
         "the table of another collection, or of other tables": (
             RESTORED + "test_a_table_of_another_collection_or_directory_is_refused"
         ),
+        "tables and state, from one backup": (
+            f"{RESTORED}test_tables_with_their_state_from_a_backup_go_on "
+            f"{RESTORED}test_tables_with_their_state_that_are_older_than_the_oplog_are_refused"
+        ),
         "the state, older": RESTORED + "test_a_state_that_is_older_than_its_tables_goes_on",
+        "a bit of the state": (
+            f"{RESTORED}test_a_bit_of_the_state_is_without_effect_or_refused "
+            "unit/test_tables_state_damage.py::test_no_flipped_bit_of_a_record_gives_another_answer"
+        ),
+        "a bit of the state, in a document": (
+            RESTORED + "test_a_collection_with_a_damaged_document_is_copied_again_when_it_is_asked_for"
+        ),
         "the state of other tables": RESTORED + "test_the_state_of_other_tables_is_refused",
         "the state is lost": "tables/test_writer.py::test_a_state_that_was_removed_is_made_anew_with_the_tables",
         "a first copy that was not finished, at another deployment": (
@@ -100,6 +120,7 @@ TESTS: dict[str, dict[str, str]] = {
         "`as of`, with an archive of another history": (
             RESTORED + "test_as_of_refuses_a_table_that_was_set_back_and_an_archive_of_another_history"
         ),
+        "`as of`, from a version whose log was changed": LOG + "test_a_bit_of_the_log_lets_the_table_be_written_anew",
     },
     "An archive": {
         "the archive, older": HISTORY + "test_an_older_copy_of_an_archive_goes_on_and_so_do_two",
@@ -170,30 +191,121 @@ TESTS: dict[str, dict[str, str]] = {
 }
 
 
-def rows() -> dict[str, list[str]]:
-    """The first cells of the page's tables of outcomes, by heading."""
-    found: dict[str, list[str]] = {}
+def rows() -> dict[str, dict[str, str]]:
+    """The page's tables of outcomes: for each heading the outcomes by what was put back, lost or changed."""
+    found: dict[str, dict[str, str]] = {}
     for part in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
         heading, _, body = part.partition("\n")
-        cells = re.findall(r"^\| (.+?) \| .+ \|$", body, re.MULTILINE)
-        if cells and cells[0] == "what is put back, lost or changed":
-            found[heading] = cells[1:]
+        cells = re.findall(r"^\| (.+?) \| (.+) \|$", body, re.MULTILINE)
+        if cells and cells[0][0] == "what is put back, lost or changed":
+            found[heading] = dict(cells[1:])
     return found
+
+
+OUTCOMES = rows()
+QUOTES = [
+    (heading, row, quote)
+    for heading, outcomes in OUTCOMES.items()
+    for row, outcome in outcomes.items()
+    for quote in re.findall(r'"([^"]+)"', outcome)
+]
 
 
 def functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
+def standing_for(heading: str, row: str) -> list[tuple[Path, str, str]]:
+    found = re.findall(r"(\S+)::(\w+)(?:\[(.+?)\])?", TESTS[heading][row])
+    return [(ROOT / "tests" / path, name, parameter) for path, name, parameter in found]
+
+
+def text_of(node: ast.AST) -> str:
+    """A text of the source, with a line break for each part that is not constant."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(text_of, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return "\n"
+
+
+@lru_cache
+def said() -> str:
+    """Every text of the product."""
+    texts: set[str] = set()
+    for path in (ROOT / "src" / "tailrace").rglob("*.py"):
+        texts.update(map(text_of, ast.walk(ast.parse(path.read_text()))))
+    return "\n".join(texts)
+
+
+def pieces(quote: str) -> list[str]:
+    """The words of a quotation between what differs from case to case: ellipses and numbers."""
+    return [words for one in re.split(r"…|\d+", quote) if (words := one.strip(" :.,"))]
+
+
+def is_said(words: str) -> bool:
+    """Whether the product says these words in one text, or in two: one is often the cause, or what is meant."""
+    cuts = [place for place, letter in enumerate(words) if letter == " "]
+    for one, other in ((words[:cut].rstrip(" :,"), words[cut:].lstrip(" :,")) for cut in cuts):
+        fewer, more = sorted((one.count(" "), other.count(" ")))
+        if fewer >= 1 and more >= 3 and one in said() and other in said():
+            return True
+    return words in said()
+
+
+def is_asked_for(words: str, text: str) -> bool:
+    """Whether a test has some of these words, three of them in a row, or all where they are fewer."""
+    words_ = words.split()
+    runs = [" ".join(words_[first : first + 3]) for first in range(max(1, len(words_) - 2))]
+    return any(run in text for run in runs)
+
+
 def test_each_row_of_the_page_has_a_test() -> None:
-    assert rows() == {heading: list(tests) for heading, tests in TESTS.items()}
+    assert {heading: list(outcomes) for heading, outcomes in OUTCOMES.items()} == {
+        heading: list(tests) for heading, tests in TESTS.items()
+    }
 
 
 @pytest.mark.parametrize("heading", TESTS)
 def test_the_tests_that_stand_for_rows_exist(heading: str) -> None:
-    for row, tests in TESTS[heading].items():
-        found = re.findall(r"(\S+)::(\w+)(?:\[(.+?)\])?", tests)
+    for row in TESTS[heading]:
+        found = standing_for(heading, row)
         assert found, row
         for path, name, parameter in found:
-            assert name in functions(ROOT / "tests" / path), row
-            assert f'"{parameter}": ' in (ROOT / "tests" / path).read_text() or not parameter, row
+            assert name in functions(path), row
+            assert f'"{parameter}": ' in path.read_text() or not parameter, row
+
+
+@pytest.mark.parametrize(("heading", "row", "quote"), QUOTES)
+def test_what_the_page_quotes_is_said_by_the_product(heading: str, row: str, quote: str) -> None:
+    for words in pieces(quote):
+        assert is_said(words), (heading, row, words)
+
+
+@pytest.mark.parametrize("heading", TESTS)
+def test_what_the_page_quotes_is_asked_for_by_the_tests_of_its_row(heading: str) -> None:
+    for row, outcome in OUTCOMES[heading].items():
+        quotes = re.findall(r'"([^"]+)"', outcome)
+        paths = {path for path, _, _ in standing_for(heading, row)}
+        text = "\n".join(path.read_text().replace("\\", "") for path in paths)
+        asked = [words for quote in quotes for words in pieces(quote) if is_asked_for(words, text)]
+        assert asked or not quotes, row
+
+
+@pytest.mark.parametrize("heading", TESTS)
+def test_each_outcome_is_one_of_the_three(heading: str) -> None:
+    """They begin with its name; where it depends, the other one follows. What is refused is an error in its test."""
+    for row, outcome in OUTCOMES[heading].items():
+        assert re.match(r"(goes on|begins again|refused|`tailrace|reading|its rest is read)", outcome), row
+        if outcome.startswith("refused"):
+            texts = [path.read_text() for path, _, _ in standing_for(heading, row)]
+            assert any(re.search(r"raises\(|except \w*Error|== 1\b|refused", text) for text in texts), row
+
+
+def test_a_quotation_that_the_product_does_not_say_is_noticed() -> None:
+    assert is_said("is missing: the lake's log has lost its end")
+    assert is_said(["the tables in", "were read from another history"][1])
+    assert not is_said("its commit was replaced by a stranger")
+    assert not is_said("the lake has forgotten where it began")

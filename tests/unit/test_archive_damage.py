@@ -154,6 +154,10 @@ def test_a_file_cut_short_at_any_byte_is_told(root: Path) -> None:
             path.write_bytes(whole[:size])
             assert refused(root) or (path.suffix == ".json" and size == len(whole) - 1), (path, size)
         path.write_bytes(whole)
+    segment = next(path for path in files(root) if path.suffix == ".parquet")
+    segment.write_bytes(segment.read_bytes()[:-9])
+    with pytest.raises(SourceError, match=rf"the archive's file .*{segment.name} is damaged or cannot be read"):
+        content(root)
 
 
 def test_a_file_that_is_lost_is_told(root: Path) -> None:

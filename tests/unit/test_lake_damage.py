@@ -117,7 +117,10 @@ def test_a_commit_that_was_deleted_by_hand_is_named_by_the_next_run_and_by_verif
     """The next run passed over it, and wrote another under its number. Holes were tried with damaged manifests only."""
     path = root / "_delta_log" / f"{lost:020d}.json"
     path.unlink()
-    with pytest.raises(SinkError, match=rf"{path.name} is missing"):
+    with pytest.raises(
+        SinkError,
+        match=rf"{path.name} is missing(: the lake's log has (lost its end|a hole)|, and no checkpoint holds)",
+    ):
         make(root, checkpoint)
     with pytest.raises(SinkError, match=rf"{path.name} is missing"):
         files(root)
