@@ -40,7 +40,6 @@ class ClusterWrites:
         self._former: dict[str, Timestamp] = {}
         self.start = ClusterTime.from_timestamp(cluster.router.fence())
         self._recorded = self.start
-        self.refusable = False
         #: Exact images do not know what a resharded collection holds (docs/reference/exact-images.md).
         self.reshards = seed % 2 == 0 and cluster.version.startswith("6.")
 

@@ -216,9 +216,8 @@ class Hand:
 
 
 def is_a_limit(keeper: Keeper, outcome: Outcome) -> bool:
-    """Whether a product has refused what the pages say that it cannot do, or cannot do for now."""
-    limits = (*keeper.product.limits, *keeper.limits_now)
-    return outcome.kind == "refused" and any(limit in outcome.text for limit in limits)
+    """Whether a product has refused what the pages say that it cannot do."""
+    return outcome.kind == "refused" and any(limit in outcome.text for limit in keeper.product.limits)
 
 
 def _kind(path: Path) -> str:

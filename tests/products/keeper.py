@@ -25,8 +25,6 @@ class Keeper:
         self._copies = folder / f"{product.name}.copies"
         self._job = replace(job, product=product.name, folder=str(self.root))
         self._count = 0
-        #: Parts of sentences that it may refuse with for now, and goes on later.
-        self.limits_now: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -1,5 +1,5 @@
 """Collections with names that drivers refuse and the server takes: some that PyMongo makes no object for, and some that
-are not UTF-8. The latter nobody can copy, so that they are there for a round only."""
+are not UTF-8. The latter nobody can copy: every copy leaves them out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ _DOTTED: Final = ("a..b", "a.", "a...")
 #: Both are the same text where what is wrong is replaced.
 _UNREADABLE: Final = (b"odd\xfe", b"odd\xff")
 _IDS: Final = 6
-#: The sentence by which a copy of them is refused.
-REFUSAL: Final = "is not UTF-8"
 
 
 class OddNames:

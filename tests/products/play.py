@@ -17,7 +17,6 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tests.products.children import Child
 from tests.products.hand import Elsewhere, Hand, Step, is_a_limit
 from tests.products.keeper import Keeper
-from tests.products.odd_names import REFUSAL
 from tests.products.product import Job, Product
 from tests.products.restored import RESTORED, RESTORED_CHANCE, Restoring
 from tests.products.truth import Truth
@@ -124,8 +123,6 @@ class Play:
         for number in range(self._rounds):
             beside = self._beside()
             self._writes.run(self._operations // self._rounds)
-            for keeper in self._keepers:
-                keeper.limits_now = (REFUSAL,) if self._writes.refusable else ()
             if self._rng.random() < 0.3:
                 self._writes.expire()
             disturbed = self._writes.disturb(self._rng)
@@ -182,8 +179,7 @@ class Play:
         self._report.compared[keeper.name] += 1
         if is_a_limit(keeper, outcome):
             self._report.refused(keeper.name, outcome.text)
-            if not any(limit in outcome.text for limit in keeper.limits_now):
-                self._begin_again(keeper)
+            self._begin_again(keeper)
         elif not outcome.is_equal:
             self._differ(number, keeper, "nothing was done to it", f"{outcome.kind}: {outcome.text}")
             self._begin_again(keeper)

@@ -100,8 +100,6 @@ class ReplicaSetWrites:
         self._sizes: list[int] = []
         self._names = OddNames(self.own, f"{seed} {salt}")
         self._unreadable = 0.0 if salt else _UNREADABLE
-        #: Whether this round had collections that nobody can copy.
-        self.refusable = False
         self._beside = acting_on(self._client[self.followed])
         self._beside_rng = random.Random(f"tailrace beside {seed + salt}")
 
@@ -128,9 +126,7 @@ class ReplicaSetWrites:
 
     def run(self, count: int) -> None:
         """The next operations of the workload, and some of our own among them."""
-        was = self._names.present
         self._names.begin_round(self._wire.exchange, self._unreadable)
-        self.refusable = was or self._names.present
         for operation in self._next(count):
             if operation.kind not in _NOT_WRITTEN:
                 self._run(operation)

@@ -1,24 +1,28 @@
-"""Which databases and collections there are: all of them, or a refusal.
+"""Which databases and collections there are: all of them that a driver can read, or a refusal.
 
 A server shows a user of few rights the databases that this user may see, and does not say that there are others. What
 is copied of them would be a part that looks like the whole, while the stream behind the copy shows changes of the rest.
 So a list that may be cut is not taken (measured on 6.0.27, 5.0.4 and 4.4.2).
 
 A server takes names that are not UTF-8. They are text here all the same: each byte that is none is a surrogate, as
-Python has it (``surrogateescape``). No driver can send such a name, so its collection cannot be read: ``check_name``.
+Python has it (``surrogateescape``). No driver can send such a name, so its collection cannot be read. The server's own
+streams show nothing of it, so a copy of many leaves it out and says so (``readable``); what names it is refused
+(``check_name``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 from tailrace.errors import SourceError
+from tailrace.printable import in_a_line
 from tailrace.source.connection import Connection
 
 #: The server's own databases, of which streams over a deployment show nothing.
@@ -30,6 +34,15 @@ _CODEC: Final[CodecOptions[RawBSONDocument]] = CodecOptions(
 )
 _UNAUTHORIZED: Final = 13
 _EVERYWHERE: Final = {"db": "", "collection": ""}
+#: So many names that are left out are told in one line.
+_NAMED_MAX: Final = 10
+
+_T = TypeVar("_T")
+_log = logging.getLogger("tailrace.source")
+
+
+class UnreadableNameError(SourceError):
+    """A collection or database cannot be read, since no driver can send its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +121,30 @@ def is_utf8(name: str) -> bool:
     return name.isprintable() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
+def shown_name(name: str) -> str:
+    """A name for people: a byte that is not UTF-8 is shown as ``\\xff``."""
+    return in_a_line(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+
+
 def check_name(name: str) -> None:
-    """Raise SourceError where a database or collection that is to be read has a name that is not UTF-8."""
+    """Raise UnreadableNameError where a database or collection that is to be read has a name that is not UTF-8."""
     if is_utf8(name):
         return
     what = "collection" if "." in name else "database"
-    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    raise SourceError(
-        f"the name of the {what} {shown!r} is not UTF-8, so no driver can read it",
+    raise UnreadableNameError(
+        f"the name of the {what} '{shown_name(name)}' is not UTF-8, so no driver can read it",
         hint=f"Rename it or drop it, or name databases and collections to copy so that this {what} is left out",
     )
+
+
+def readable(found: Iterable[_T], name_of: Callable[[_T], str], *, tells: bool = True) -> list[_T]:
+    """Those of ``found`` that a driver can read, by their names. A warning names the others, unless it was given
+    before (``tells``)."""
+    given = list(found)
+    kept = [one for one in given if is_utf8(name_of(one))]
+    if tells and len(kept) < len(given):
+        odd = [name_of(one) for one in given if not is_utf8(name_of(one))]
+        more = f" and {len(odd) - _NAMED_MAX:,} more" if len(odd) > _NAMED_MAX else ""
+        names = ", ".join(f"'{shown_name(name)}'" for name in odd[:_NAMED_MAX])
+        _log.warning("%s%s: left out of the copy, since no driver can read a name that is not UTF-8", names, more)
+    return kept

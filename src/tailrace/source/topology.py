@@ -37,7 +37,8 @@ _OF_THE_SEEDS: Final = frozenset({"replicaset", "directconnection", "loadbalance
 _OF_DECODING: Final = frozenset(
     {"document_class", "tz_aware", "tzinfo", "type_registry", "datetime_conversion", "unicode_decode_error_handler"}
 )
-_PLAIN: Final[CodecOptions[dict[str, Any]]] = CodecOptions()
+#: Names of databases and collections may hold bytes that are not UTF-8: those become surrogates.
+_PLAIN: Final[CodecOptions[dict[str, Any]]] = CodecOptions(unicode_decode_error_handler="surrogateescape")
 _CONFIG_SERVER: Final = 2
 
 

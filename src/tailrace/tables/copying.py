@@ -19,6 +19,7 @@ from tailrace.oplog.selection import Selection
 from tailrace.snapshot.reader import SnapshotChunk, places_of, range_reader
 from tailrace.snapshot.state import LOWEST, KeyRange
 from tailrace.source.connection import RETRY_SECONDS
+from tailrace.source.listing import UnreadableNameError
 from tailrace.tables.names import sortable_key
 from tailrace.tables.oplogs import Oplogs
 from tailrace.tables.state import CopyBegun, CopyingCollection, TabledCollection, TableState
@@ -118,26 +119,33 @@ class TablesCopy:
             state.end_copying(collection.uuid)
 
     def _copy(self, collection: CopyingCollection, namespace: str) -> bool:
-        """Copy what is left of a collection. Returns whether it existed to the end."""
+        """Copy what is left of a collection. Returns whether it existed to the end, under a name that can be read: if
+        it gets another one later, the oplog tells so, and all of it is copied then."""
         uuid = bytes.fromhex(collection.uuid)
         waiting: list[tuple[bytes, bytes]] = []
         size, noted = 0, time.monotonic()
-        for chunk in () if collection.done else self._chunks(namespace, uuid, bytes.fromhex(collection.at)):
-            waiting += [(key_of(document), document) for document in chunk.documents]
-            size += sum(map(len, chunk.documents))
-            collection = replace(collection, at=chunk.to.hex())
-            if size >= _NOTED_BYTES or time.monotonic() - noted >= _NOTED_S or self._stopped.is_set():
-                self._keep(collection, waiting)
-                waiting, size, noted = [], 0, time.monotonic()
-            if self._stopped.is_set():
-                raise SinkError("the copy was stopped before its end", hint="The next run goes on with it")
+        try:
+            for chunk in () if collection.done else self._chunks(namespace, uuid, bytes.fromhex(collection.at)):
+                waiting += [(key_of(document), document) for document in chunk.documents]
+                size += sum(map(len, chunk.documents))
+                collection = replace(collection, at=chunk.to.hex())
+                if size >= _NOTED_BYTES or time.monotonic() - noted >= _NOTED_S or self._stopped.is_set():
+                    self._keep(collection, waiting)
+                    waiting, size, noted = [], 0, time.monotonic()
+                if self._stopped.is_set():
+                    raise SinkError("the copy was stopped before its end", hint="The next run goes on with it")
+        except UnreadableNameError:
+            return False
         self._keep(replace(collection, done=True), waiting)
         return self.exists(namespace, uuid)
 
     def exists(self, namespace: str, uuid: bytes) -> bool:
-        """Whether a collection is there now, under whatever name."""
+        """Whether a collection is there now, under whatever name that can be read."""
         database = namespace.partition(".")[0]
-        return places_of(self._oplogs.deployment, RETRY_SECONDS).placement(uuid, database) is not None
+        try:
+            return places_of(self._oplogs.deployment, RETRY_SECONDS).placement(uuid, database) is not None
+        except UnreadableNameError:
+            return False
 
     def _keep(self, collection: CopyingCollection, documents: list[tuple[bytes, bytes]]) -> None:
         begun = self._state.copy_begun()
@@ -154,7 +162,8 @@ class TablesCopy:
         durable.step("tables.copied")
 
     def documents(self, namespace: str, uuid: bytes) -> Iterator[Sequence[bytes]]:
-        """All documents of a collection, a chunk at a time."""
+        """All documents of a collection, a chunk at a time. Raises UnreadableNameError where it gets a name that nobody
+        can read."""
         return (chunk.documents for chunk in self._chunks(namespace, uuid, LOWEST))
 
     def _chunks(self, namespace: str, uuid: bytes, at: bytes) -> Iterator[SnapshotChunk]:

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,8 +28,8 @@ from tailrace.errors import OtherHistoryError, UsageError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.selection import Selection
 from tailrace.oplog.witness import EntryMark
-from tailrace.printable import in_a_line
 from tailrace.source.connection import open_client
+from tailrace.source.listing import UnreadableNameError, shown_name
 from tailrace.source.topology import Cluster
 from tailrace.tables import delta_commit
 from tailrace.tables.collector import without_collecting
@@ -257,7 +257,7 @@ class TablesWriter:
             marks: dict[str, EntryMark] = {}
             window = self._read(fold, window, state, marks)
             for name in fold.unreadable - self._unreadable:
-                _log.warning("the collection %s has no table: its name is not UTF-8", in_a_line(name))
+                _log.warning("the collection %s has no table: its name is not UTF-8", shown_name(name))
             self._unreadable |= fold.unreadable
             hold = self._copy_unknown(fold, state) or position.hold
             folded = fold.apply(state)
@@ -341,16 +341,17 @@ class TablesWriter:
         made: list[TabledCollection] = []
         for uuid, namespace in fold.unknown.items():
             collection = TabledCollection(uuid.hex(), state.next_number(), namespace)
-            for documents in self._copy.documents(namespace, uuid):
-                for document in documents:
-                    state.put(collection.number, key_of(document), ZERO, document)
-                self._copy.copied += len(documents)
-            if self._copy.exists(namespace, uuid):
-                made.append(collection)
-            else:
-                # It is gone, as the oplog will tell, or its database has not moved to its shard yet: an entry that is
-                # still to come asks for it again.
-                state.clear(collection.number)
+            with suppress(UnreadableNameError):  # as one that is gone
+                for documents in self._copy.documents(namespace, uuid):
+                    for document in documents:
+                        state.put(collection.number, key_of(document), ZERO, document)
+                    self._copy.copied += len(documents)
+                if self._copy.exists(namespace, uuid):
+                    made.append(collection)
+                    continue
+            # It is gone, as the oplog will tell, or its database has not moved to its shard yet: an entry that is still
+            # to come asks for it again.
+            state.clear(collection.number)
         hold = self._copy.now()
         for collection in made:
             uuid = bytes.fromhex(collection.uuid)
