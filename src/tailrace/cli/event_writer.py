@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -14,12 +13,8 @@ from bson.errors import BSONError
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 from bson.timestamp import Timestamp
 
-from tailrace.cli.output import reader_is_gone, say, tell
+from tailrace.cli.output import ColourTerminal, reader_is_gone, say, tell
 from tailrace.errors import UsageError
-from tailrace.printable import in_a_line, printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 FORMATS: Final = ("pretty", "json", "bson")
 
@@ -75,33 +70,19 @@ class _PrettyWriter(EventWriter):
     """A line that says when, what and where, and the event below it; in colour on a terminal."""
 
     def __init__(self) -> None:
-        self._console: Console | None = None
-        if sys.stdout.isatty():
-            from rich.console import Console  # noqa: PLC0415  costs 50 ms that a pipe need not pay
-
-            # NO_COLOR takes the colours; without the system of colours bold goes too.
-            self._console = Console(soft_wrap=True, no_color=_no_color(), color_system=None if _no_color() else "auto")
+        self._terminal = ColourTerminal() if sys.stdout.isatty() else None
 
     def write(self, event: bytes) -> None:
         document = _decoded(event)
         kind = str(document.get("operationType", "event"))
-        title = in_a_line(f"{_when(document):<23} {kind:<10} {_where(document)}")
+        title = f"{_when(document):<23} {kind:<10} {_where(document)}"
         body = dumps(document, json_options=RELAXED_JSON_OPTIONS, ensure_ascii=False, indent=2)
-        if self._console is None:
+        if self._terminal is None:
             say(title)
             say(f"{body}\n", lines=True)
-            return
-        from rich.highlighter import JSONHighlighter  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        self._console.print(Text(title, style=_COLOURS.get(kind, "cyan")))
-        # Not rich's JSON, which parses it and writes it anew: escaped characters would be there again.
-        self._console.print(JSONHighlighter()(Text(printable(body))))
-        self._console.print()
-
-
-def _no_color() -> bool:
-    return bool(os.environ.get("NO_COLOR"))
+        else:
+            self._terminal.say(title, _COLOURS.get(kind, "cyan"))
+            self._terminal.say_json(body)
 
 
 def new_writer(form: str | None) -> EventWriter:

@@ -1,17 +1,22 @@
 """What all commands print for people and for other programs: escaped, and only to streams that are there.
 
-No other module of the commands calls ``print`` or writes text to a standard stream; ``tests/tidy/test_output.py`` holds
-that. Exact bytes (``--format bson``) go to ``sys.stdout.buffer``, and are exact.
+No other module of the commands calls ``print``, of a console either, or writes text to a standard stream;
+``tests/tidy/test_output.py`` holds that. Exact bytes (``--format bson``) go to ``sys.stdout.buffer``, and are exact.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, Final, Literal, TextIO
 
 from tailrace.printable import in_a_line, printable
+
+#: A table has at least so many characters in a line.
+_TABLE_WIDTH: Final = 100
 
 
 def say(text: object = "", *, before: str = "", lines: bool = False, flush: bool = False) -> None:
@@ -31,6 +36,44 @@ def tell(text: object = "", *, before: str = "", lines: bool = False, stream: Te
 def show_progress(text: object, *, stream: TextIO | None = None) -> None:
     """A line of a terminal that the next one overwrites, on standard error or ``stream``."""
     _write(stream, f"\r{in_a_line(text)}\x1b[K")
+
+
+class ColourTerminal:
+    """Standard output as a terminal that shows colours. NO_COLOR takes them, and bold too."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415  costs 50 ms that a pipe need not pay
+
+        plain = bool(os.environ.get("NO_COLOR"))
+        self._console: Any = Console(soft_wrap=True, no_color=plain, color_system=None if plain else "auto")
+
+    def say(self, text: str, style: str) -> None:
+        """A line in a style of rich's; otherwise as ``say``."""
+        from rich.text import Text  # noqa: PLC0415
+
+        self._console.print(Text(in_a_line(text), style=style))
+
+    def say_json(self, text: str) -> None:
+        """JSON with indents, and an empty line behind it."""
+        from rich.highlighter import JSONHighlighter  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        # Not rich's JSON, which parses it and writes it anew: escaped characters would be there again.
+        self._console.print(JSONHighlighter()(Text(printable(text))))
+        self._console.print()
+
+
+def say_table(columns: Mapping[str, Literal["left", "right"]], rows: Iterable[Iterable[object]]) -> None:
+    """A table with these columns, and how each is aligned; a cell is escaped as a line of ``say``."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in columns.items():
+        table.add_column(name, justify=justify)
+    for row in rows:
+        table.add_row(*map(in_a_line, row))
+    Console(width=max(_TABLE_WIDTH, Console().width), markup=False).print(table)
 
 
 def _write(stream: TextIO | None, text: str) -> None:

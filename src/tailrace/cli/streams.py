@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bson.int64 import Int64
 
-from tailrace.cli.output import say
+from tailrace.cli.output import say, say_table
 from tailrace.errors import UsageError
-from tailrace.printable import in_a_line
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
@@ -24,6 +23,14 @@ List the change streams that a gateway serves: namespace, user, age, events sent
 long its stages have been computed, and the processes that compute. The URI is the gateway's. If the deployment has
 users, this needs the action inprog, which the role clusterMonitor grants."""
 _COMMAND_NOT_FOUND: Final = 59
+_COLUMNS: Final[dict[str, Literal["left", "right"]]] = {
+    "stream": "left",
+    "user": "left",
+    "open for": "right",
+    "events": "right",
+    "state": "left",
+    "cursor": "left",
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,7 +83,7 @@ def _kill(client: MongoClient[Any], streams: Sequence[Mapping[str, Any]], cursor
         if one["cursor"] == cursor:
             database, _, collection = one["ns"].partition(".")
             client[database].command("killCursors", collection, cursors=[Int64(cursor)])
-            say(f"closed the stream {cursor} on {in_a_line(one['ns'])}", lines=True)
+            say(f"closed the stream {cursor} on {one['ns']}")
             return 0
     raise UsageError(f"there is no stream {cursor}", hint="tailrace streams lists them")
 
@@ -86,32 +93,26 @@ def _text(value: Any) -> str:
 
 
 def _print_table(reply: Mapping[str, Any], now: datetime) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
     gateway, streams = reply["gateway"], reply["streams"]
-    table = Table(box=None, pad_edge=False)
-    for name in ("stream", "user", "open for", "events", "state", "cursor"):
-        table.add_column(name, justify="right" if name in ("open for", "events") else "left")
-    for one in streams:
-        age = now - one["openedAt"].replace(tzinfo=UTC)
-        state = "waits" if one["waiting"] else "rests"
-        if one["computingSeconds"] is not None:
-            state = f"computes for {one['computingSeconds']:.1f} s"
-        users = in_a_line(", ".join(one["users"]))
-        open_for = f"{age.seconds + 86400 * age.days} s"
-        table.add_row(in_a_line(one["ns"]), users, open_for, f"{one['events']}", state, f"{one['cursor']}")
-    console = Console(width=max(100, Console().width), markup=False)
     if streams:
-        console.print(table)
+        say_table(_COLUMNS, (_row(one, now) for one in streams))
     text = (
         f"{len(streams)} streams, {gateway['connections']} connections; window {gateway['windowBytes'] / 1e6:.1f} MB, "
     )
-    console.print(f"{text}lag {gateway['lagSeconds']} s, {gateway['fallbacks']} fallbacks")
+    say(f"{text}lag {gateway['lagSeconds']} s, {gateway['fallbacks']} fallbacks")
     for one in gateway["processes"]:
         doing = "idle"
         if one["computing"] is not None:
-            doing = f"computes for {one['computingSeconds']:.1f} s for {in_a_line(one['computing'])}"
-        console.print(f"process {one['pid']}: {one['streams']} streams, {one['cpuSeconds']:.1f} s of CPU, {doing}")
+            doing = f"computes for {one['computingSeconds']:.1f} s for {one['computing']}"
+        say(f"process {one['pid']}: {one['streams']} streams, {one['cpuSeconds']:.1f} s of CPU, {doing}")
     if gateway["trouble"]:
-        console.print(f"the deployment cannot be read: {in_a_line(gateway['trouble'])}")
+        say(f"the deployment cannot be read: {gateway['trouble']}")
+
+
+def _row(stream: Mapping[str, Any], now: datetime) -> tuple[object, ...]:
+    age = now - stream["openedAt"].replace(tzinfo=UTC)
+    state = "waits" if stream["waiting"] else "rests"
+    if stream["computingSeconds"] is not None:
+        state = f"computes for {stream['computingSeconds']:.1f} s"
+    open_for = f"{age.seconds + 86400 * age.days} s"
+    return stream["ns"], ", ".join(stream["users"]), open_for, stream["events"], state, stream["cursor"]

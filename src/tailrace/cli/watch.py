@@ -146,7 +146,7 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
     from tailrace.client.patience import try_next_patiently  # noqa: PLC0415  as in run()
 
     first, found_nothing = stream.resume_token, False
-    shown = None if first is None else bytes(first.raw)
+    shown = None if first is None else raw_bson.bytes_of(first)
     copying = _copy_of(first) is not None
     quiet_since: float | None = time.monotonic()
     try:
@@ -158,21 +158,21 @@ def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what:
                 if writer.reader_is_gone():
                     break
                 token = stream.resume_token
-                shown = shown if token is None else bytes(token.raw)
+                shown = shown if token is None else raw_bson.bytes_of(token)
                 copying = _copy_of(token) is not None
                 if quiet_since is not None and time.monotonic() - quiet_since >= _QUIET_S:
                     quiet_since = None
                     _say_watching(what)
                 continue
             quiet_since = None
-            raw = bytes(event.raw)
+            raw = raw_bson.bytes_of(event)
             if until.is_before(_token_of(raw)):
                 break
             writer.write(raw)
             if not copying:
                 shown = _token_of(raw)
             elif not stream.has_next:  # at the end of a chunk; resuming in the middle of one repeats some of its events
-                shown = bytes(stream.resume_token.raw)
+                shown = raw_bson.bytes_of(stream.resume_token)
                 copying = _copy_of(stream.resume_token) is not None
             until.count()
             if not stream.has_next:
@@ -220,7 +220,7 @@ def _is_past(stream: ChangeStream, until: Until, first: Any) -> bool:
     token = None if until.time is None else stream.resume_token
     if until.time is None or token is None or _copy_of(token) is not None:
         return False
-    reached = ResumeToken.parse(bytes(token.raw))
+    reached = ResumeToken.parse(raw_bson.bytes_of(token))
     if reached.cluster_time != until.time or first is None:
         return reached.cluster_time > until.time
     return token != first or not reached.is_high_water_mark

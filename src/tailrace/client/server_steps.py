@@ -21,6 +21,7 @@ from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from pymongo import errors as pymongo_errors
 
+from tailrace import raw_bson
 from tailrace.client.failure import failure_of
 from tailrace.client.request import WatchRequest
 from tailrace.client.resume import Next, ResumeProcess, SaidStart, get_more_wait_ms
@@ -187,7 +188,11 @@ class ServerSteps:
     def token(self, codec_options: CodecOptions[Any]) -> Any:
         """Rule 21."""
         token = self.resume.token
-        return bson.decode(token.raw, codec_options) if isinstance(token, RawBSONDocument) else copy.deepcopy(token)
+        return (
+            bson.decode(raw_bson.bytes_of(token), codec_options)
+            if isinstance(token, RawBSONDocument)
+            else copy.deepcopy(token)
+        )
 
 
 class MissingTokenError(UsageError, pymongo_errors.InvalidOperation):

@@ -17,6 +17,7 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from pymongo import errors as pymongo_errors
 
+from tailrace import raw_bson
 from tailrace.client.request import WatchRequest
 from tailrace.client.server_steps import Look, ServerSteps, Step, target_options, translated
 from tailrace.client.stream_errors import CANNOT_DECODE, undecodable
@@ -87,7 +88,7 @@ class ServerTurns(ABC):
         if not isinstance(event, RawBSONDocument):
             return event
         try:
-            return bson.decode(event.raw, codec_options=self._codec_options)
+            return bson.decode(raw_bson.bytes_of(event), codec_options=self._codec_options)
         except CANNOT_DECODE as error:
             self._steps.failed = True
             raise undecodable(error) from None

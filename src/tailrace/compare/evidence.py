@@ -84,6 +84,6 @@ def _pre_images(client: MongoClient[Any], time: ClusterTime) -> list[bytes]:
         "system.preimages", codec_options=client.codec_options.with_options(document_class=RawBSONDocument)
     )
     try:
-        return [bytes(one.raw) for one in collection.find({"_id.ts": time.to_timestamp()}).limit(_ENTRIES_MAX)]
+        return [raw_bson.bytes_of(one) for one in collection.find({"_id.ts": time.to_timestamp()}).limit(_ENTRIES_MAX)]
     except PyMongoError as error:
         raise source_error(error, client) from None

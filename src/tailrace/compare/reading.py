@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from bson.raw_bson import RawBSONDocument
 
+from tailrace import raw_bson
 from tailrace.client.patience import try_next_patiently
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
@@ -146,7 +147,7 @@ class SideReader:
             found: RawBSONDocument | None = try_next_patiently(stream)
             if found is None:
                 break
-            events.append(bytes(found.raw))
+            events.append(raw_bson.bytes_of(found))
             size += len(events[-1])
             if not stream.has_next or len(events) >= _CHUNK_EVENTS or size >= _CHUNK_BYTES:
                 break

@@ -14,6 +14,7 @@ from bson.codec_options import DEFAULT_CODEC_OPTIONS, CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.client_session import ClientSession
 
+from tailrace import raw_bson
 from tailrace.consumer.fence import FENCE_FIELD, Fence
 from tailrace.consumer.lease import LeaseStore
 from tailrace.consumer.rules.errors import HandlerForked, LeaseLost
@@ -90,19 +91,20 @@ class Change:
     @property
     def raw(self) -> bytes:
         """The event's exact BSON."""
-        return bytes(self._raw.raw)
+        return raw_bson.bytes_of(self._raw)
 
     @property
     def event(self) -> Mapping[str, Any]:
         """The event as a document, decoded by the codec options of what is watched."""
         if self._event is None:
-            self._event = bson.decode(self._raw.raw, codec_options=self._hands.codec_options)
+            self._event = bson.decode(self.raw, codec_options=self._hands.codec_options)
         return self._event
 
     @property
     def token(self) -> Mapping[str, Any]:
         """The resume token. On a cluster, what several shards log at one time, such as a drop, may have one token."""
-        return self._position.token or bson.decode(self._raw["_id"].raw)  # the second: of a snapshot's event
+        # The second: of a snapshot's event.
+        return self._position.token or bson.decode(raw_bson.bytes_of(self._raw["_id"]))
 
     @property
     def message_id(self) -> str:

@@ -19,6 +19,7 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from pymongo.collation import Collation as DriversCollation
 
+from tailrace import raw_bson
 from tailrace.client.change_stream import ChangeStream
 from tailrace.client.client import compiled_as_watched
 from tailrace.client.patience import try_next_patiently
@@ -138,7 +139,7 @@ class WholeEventStream:
         return as_raw(whole)
 
     def _whole(self, event: RawBSONDocument) -> bytes | None:
-        return self._fragments.add(bytes(event.raw)) if self._splits else bytes(event.raw)
+        return self._fragments.add(raw_bson.bytes_of(event)) if self._splits else raw_bson.bytes_of(event)
 
     def _open(self, where: Mapping[str, Any], **options: Any) -> None:
         self._fragments = Fragments()
@@ -256,7 +257,7 @@ class WholeEventStream:
         try:
             with self._watch({**bare, "batch_size": 1}, self._begin.watch_arguments()) as stream:
                 event = try_next_patiently(stream)
-                return (None, None) if event is None else (bytes(event.raw), failure)
+                return (None, None) if event is None else (raw_bson.bytes_of(event), failure)
         except (ServerError, ChangeStreamFatal):
             self._alive = False
             raise self._failure or failure from None

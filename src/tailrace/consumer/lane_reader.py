@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from tailrace import raw_bson
 from tailrace.client.patience import try_next_patiently
 from tailrace.consumer.event_stream import WholeEventStream
 from tailrace.consumer.lane_queue import Item, LaneQueue, operation_of
@@ -91,7 +92,7 @@ class LaneReader(threading.Thread):
                     self._dispatch(event.event, event.error)
                     return StreamPosition(event.token, start_after=True)
                 if event is not None:
-                    self._dispatch(bytes(event.raw))
+                    self._dispatch(raw_bson.bytes_of(event))
                 if self._stopping.is_set():
                     break  # the last event may not have been put
                 if not stream.has_next and (mark := stream.resume_token) is not None:

@@ -13,6 +13,7 @@ from bson.timestamp import Timestamp
 from pymongo.collation import Collation as DriversCollation
 from pymongo.errors import PyMongoError
 
+from tailrace import raw_bson
 from tailrace.client.client import Client, client_of, compiled_as_watched, operation_time, readers_of
 from tailrace.consumer.rules.need import Pulled
 from tailrace.consumer.rules.position import StreamPosition
@@ -100,7 +101,7 @@ class Copying:
         yield Pulled(None, None, position=replace(self._position, snapshot=None, entries=entries))
 
     def _of(self, event: RawBSONDocument) -> Pulled:
-        return Pulled(event, event["_id"], position=self._position, size=len(event.raw))
+        return Pulled(event, event["_id"], position=self._position, size=len(raw_bson.bytes_of(event)))
 
     def _refuse_lost_history(self) -> None:
         oldest, start = oldest_time(self._client), self._position.at

@@ -11,6 +11,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
+from tailrace import raw_bson
 from tailrace.client.change_stream import ChangeStream
 from tailrace.client.client import Client, client_of, deployment_of, operation_time
 from tailrace.client.patience import try_next_patiently
@@ -197,8 +198,9 @@ class Watching:
             return Pulled(as_raw(event.event), event.token, alone=True, error=event.error)
         if not isinstance(event, RawBSONDocument):  # of a lane at a barrier
             return Pulled(event, event["_id"], alone=True)
-        (token, kind), size = operation_and_token(bytes(event.raw)), len(event.raw)
-        return Pulled(event, token, kind == "invalidate", size=size, alone=kind in ("invalidate", "barrier"))
+        raw = raw_bson.bytes_of(event)
+        token, kind = operation_and_token(raw)
+        return Pulled(event, token, kind == "invalidate", size=len(raw), alone=kind in ("invalidate", "barrier"))
 
     def _close(self) -> None:
         stream, self._stream, self._copy = self._stream, None, None

@@ -17,6 +17,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.database import Database
 
+from tailrace import raw_bson
 from tailrace.errors import SourceError
 from tailrace.spark.lake import files
 
@@ -47,7 +48,7 @@ def native_events(uri: str, database: str, *, since: Timestamp, until: Timestamp
                 event = stream.try_next()
                 silent = 0 if event is not None else silent + 1
                 if event is not None:
-                    yield bytes(event.raw)
+                    yield raw_bson.bytes_of(event)
                     if event["clusterTime"] >= until:
                         return
     raise SourceError(f"the server's change stream did not come to {until} within {_SILENT_MAX} seconds")

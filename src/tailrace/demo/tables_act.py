@@ -14,6 +14,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
+from tailrace import raw_bson
 from tailrace.errors import SinkError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.tables.as_of import as_of
@@ -89,7 +90,7 @@ def _documents(
     client: pymongo.MongoClient[dict[str, Any]], database: str, collection: str, session: Any = None
 ) -> list[bytes]:
     found: Any = client[database].get_collection(collection, codec_options=_RAW).find({}, session=session)
-    return [bytes(one.raw) for one in found]
+    return [raw_bson.bytes_of(one) for one in found]
 
 
 def _stated(root: Path) -> ClusterTime:

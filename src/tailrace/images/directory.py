@@ -19,6 +19,12 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _MARK: Final = "directory.json"
 
 
+def make_folder(folder: Path) -> None:
+    """Make the directory of a stream's images if it is missing: it holds documents, so it is for its owner alone."""
+    with durable.writing(folder):
+        durable.make_private(folder)
+
+
 def shard_folder(folder: Path, shard: str, replica_set: str) -> Path:
     """Where a shard's state lies: under the shard's name and, below that, its replica set's, since another replica set
     may get the shard's name."""
@@ -31,6 +37,30 @@ def check_kind(folder: Path, *, sharded: bool) -> None:
         raise other_stream(f"the images in {folder} belong to a replica set, and this is a sharded cluster")
     if not sharded and any(folder.glob("shard-*")):
         raise other_stream(f"the images in {folder} belong to a sharded cluster, and this is a replica set")
+
+
+class StateNote:
+    """Says of a state that it has begun, in a file that is not lost with it: beside a shard's folder, and apart from
+    the documents of a replica set. Without it a directory that is not whole would be taken for a new one."""
+
+    def __init__(self, state: Path, *, of_shard: bool) -> None:
+        self._path = state / "begun.json"
+        if of_shard:
+            self._path = state.parent.parent / f"begun-{state.parent.name.removeprefix('shard-')}+{state.name}.json"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the state has begun. Raises SinkError where the file is damaged."""
+        return durable.read_sealed(self._path, ("begun",)) is not None
+
+    def write(self) -> None:
+        """Note that it has begun."""
+        if not self.is_there:
+            durable.write_sealed(self._path, {"begun": True})
+
+    def remove(self) -> None:
+        """The state is about to be emptied."""
+        self._path.unlink(missing_ok=True)
 
 
 def other_stream(message: str) -> UsageError:
@@ -48,7 +78,7 @@ class Mark:
     @classmethod
     def read(cls, folder: Path) -> Mark | None:
         """That of ``folder``; ``None`` if it has none."""
-        found = durable.read_json(folder / _MARK)
+        found = durable.read_sealed(folder / _MARK, ("id", "replaces"))
         if found is None:
             return None
         replaces: Any = found["replaces"]
@@ -58,8 +88,8 @@ class Mark:
     def make(cls, folder: Path, *, replaces: str | None = None) -> Mark:
         """Mark ``folder``."""
         made = cls(uuid.uuid4().hex, () if replaces is None else (replaces,))
-        folder.mkdir(parents=True, exist_ok=True)
-        durable.write_json(folder / _MARK, {"id": made.id, "replaces": list(made.replaces)})
+        make_folder(folder)
+        durable.write_sealed(folder / _MARK, {"id": made.id, "replaces": list(made.replaces)})
         return made
 
 

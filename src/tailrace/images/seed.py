@@ -14,6 +14,7 @@ from typing import Any, Final
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+from tailrace import raw_bson
 from tailrace.errors import SourceError
 from tailrace.images.fold import ImageFolder
 from tailrace.images.key import state_key
@@ -22,7 +23,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.source.connection import Connection
 from tailrace.source.failure import source_error
-from tailrace.source.listing import ListedCollection, check_name, database_names, list_collections
+from tailrace.source.listing import ListedCollection, database_names, list_collections, readable
 from tailrace.source.mongod import MongodSource
 
 #: A batch of the copy holds so many documents at most, and about so many bytes.
@@ -66,7 +67,7 @@ def seed(
     connection = Connection(given.client)
     try:
         time = _now(given.client)
-        found = list(_collections(connection, scope))
+        found = _collections(connection, scope)
         number = 0
         for collection in found:
             for documents in _documents(given, collection, time):
@@ -75,7 +76,7 @@ def seed(
                 number += 1
         moving = list(filter(given.moves, found))
         if moving:
-            _check_there(moving, _collections(connection, scope))
+            _check_there(moving, _collections(connection, scope, tells=False))
             number, time = _made_exact(given, time, number)
     except PyMongoError as error:
         raise source_error(error, given.client) from error
@@ -101,18 +102,21 @@ def _made_exact(given: SeededFrom, after: ClusterTime, number: int) -> tuple[int
     return number, until
 
 
-def _collections(connection: Connection, scope: Scope) -> Iterator[ListedCollection]:
+def _collections(connection: Connection, scope: Scope, *, tells: bool = True) -> list[ListedCollection]:
+    """Those of the scope that can be read; the others are left out with a warning, the first time (``tells``)."""
     databases = [scope.database] if scope.database is not None else database_names(connection)
     query = {} if scope.collection is None else {"name": scope.collection}
-    for database in databases:
-        for found in list_collections(connection, database, query):
-            name = found.namespace.partition(".")[2]
-            if found.kind == "collection" and (scope.collection is not None or not name.startswith("system.")):
-                check_name(found.namespace)
-                yield found
+    shown = [
+        found
+        for database in readable(databases, str, tells=tells)
+        for found in list_collections(connection, database, query)
+        if found.kind == "collection"
+        and (scope.collection is not None or not found.namespace.partition(".")[2].startswith("system."))
+    ]
+    return readable(shown, lambda one: one.namespace, tells=tells)
 
 
-def _check_there(before: list[ListedCollection], after: Iterator[ListedCollection]) -> None:
+def _check_there(before: list[ListedCollection], after: list[ListedCollection]) -> None:
     """A collection was read by its name, so that name must have meant it to the end."""
     left = set(after)
     for one in before:
@@ -138,7 +142,7 @@ def _documents(given: SeededFrom, collection: ListedCollection, time: ClusterTim
     try:
         with Connection(given.client).raw_cursor(database, command) as cursor:
             for document in cursor:
-                batch.append(bytes(document.raw))  # PyMongo gives a view of the whole reply from 4 kB on
+                batch.append(raw_bson.bytes_of(document))  # PyMongo gives a view of the whole reply from 4 kB on
                 size += len(batch[-1])
                 if len(batch) >= _DOCUMENTS or size >= _BYTES:
                     yield batch

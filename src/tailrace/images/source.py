@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -13,7 +14,7 @@ from pymongo import MongoClient
 
 from tailrace import durable, raw_bson
 from tailrace.images.bucket import AGAIN, ImagesInUseError, ImageStateError
-from tailrace.images.directory import check_kind, other_stream
+from tailrace.images.directory import StateNote, check_kind, make_folder, other_stream
 from tailrace.images.fold import ImageFolder
 from tailrace.images.found import Images
 from tailrace.images.seed import SEED_BATCHES, SeededFrom, seed
@@ -34,6 +35,9 @@ _MEMORY_BYTES: Final = 64 << 20
 _EMPTY: Final = "began-empty.json"
 #: How often it is looked whether another process has released the state.
 _LOOK_S: Final = 0.05
+_STREAM: Final = "stream.json"
+
+_log = logging.getLogger("tailrace.images")
 
 
 class ExactSource:
@@ -75,6 +79,7 @@ class ExactSource:
         self._images: Images = {}
         self._identity: DeploymentIdentity | None = None
         self._state: ImageState | None = None
+        self._note = StateNote(self._directory, of_shard=of_shard)
         self._claim()
 
     def __getattr__(self, name: str) -> Any:
@@ -109,11 +114,18 @@ class ExactSource:
     def _claim(self) -> None:
         if not self._of_shard:
             check_kind(self._directory, sharded=False)
+        else:
+            make_folder(self._directory.parent.parent)
         mine: dict[str, object] = {"of": self._source.name, "scope": str(self._scope)}
-        with self.state:  # one at a time
-            found = durable.read_json(self._directory / "stream.json")
+        path = self._directory / _STREAM
+        with self.state as state:  # one at a time
+            found = durable.read_sealed(path, mine.keys())
+            if found is None and state.position is not None:
+                raise ImageStateError(
+                    f"the file {path} is missing, which says whose images are in {self._directory}", hint=AGAIN
+                )
             if found is None:
-                durable.write_json(self._directory / "stream.json", mine)
+                durable.write_sealed(path, mine)
         self._state = None
         if found not in (None, mine):
             raise other_stream(
@@ -121,27 +133,62 @@ class ExactSource:
                 f"stream is of {self._scope} on {self._source.name}"
             )
 
-    def begin(self, after: ClusterTime | None, client: MongoClient[Any]) -> ClusterTime:
+    def begin(self, after: ClusterTime | None, client: MongoClient[Any], *, joins: bool = False) -> ClusterTime:
         """Where a stream begins that is to begin after ``after``, or now (``None``). The state is brought to this time.
         A new state is seeded with the current documents if the stream begins now. Otherwise it knows only documents
-        that are written later than the stream's beginning, or with ``recover`` later than the source's beginning.
-        Raises OtherHistoryError where a state was made of another deployment, or of a history that is gone."""
+        that are written later than the stream's beginning, or with ``recover`` later than the source's beginning; that
+        is told, unless the state is of a shard that ``joins`` a stream that runs. Raises OtherHistoryError where a
+        state was made of another deployment, or of a history that is gone, ImageStateError where one that had begun is
+        not there any more."""
         self._check_history(client)
-        if self.state.position is None or self.state.position < SEED_BATCHES or self._began_empty_behind(after):
+        begins_again = self._began_empty_behind(after)
+        if self.state.position is None or self.state.position < SEED_BATCHES or begins_again:
             if after is None:
-                (self._directory / _EMPTY).unlink(missing_ok=True)
-                mark = newest_mark(self._source)
-                given = SeededFrom(client, self._source, self._folder(), snapshots=self._profile.series >= (5, 0))
-                return seed(self.state, given, self._scope, witness=lambda: self._witness(mark))
-            if self._of_shard:
-                durable.write_json(self._directory / _EMPTY, {"at": int(after)})
-            self.state.clear()
-            known = min(after, ClusterTime(self._source.oldest()[0] - 1)) if self._recover else after
-            with self.state.batch(int(known)):
-                pass
-            self.state.settle()
-            return after
-        return self._source.operation_time() if after is None else after
+                begun = self._seeded(client)
+            else:
+                if not begins_again:
+                    self._check_new(after, joins=joins)
+                begun = self._begun_empty(after)
+        else:
+            begun = self._source.operation_time() if after is None else after
+        self._note.write()
+        return begun
+
+    def _seeded(self, client: MongoClient[Any]) -> ClusterTime:
+        """The state becomes a copy of what is there. Returns its time."""
+        self._note.remove()
+        (self._directory / _EMPTY).unlink(missing_ok=True)
+        mark = newest_mark(self._source)
+        given = SeededFrom(client, self._source, self._folder(), snapshots=self._profile.series >= (5, 0))
+        return seed(self.state, given, self._scope, witness=lambda: self._witness(mark))
+
+    def _begun_empty(self, after: ClusterTime) -> ClusterTime:
+        """The state begins with nothing, at ``after`` or where what it is recovered from begins."""
+        self._note.remove()
+        if self._of_shard:
+            durable.write_sealed(self._directory / _EMPTY, {"at": int(after)})
+        self.state.clear()
+        known = min(after, ClusterTime(self._source.oldest()[0] - 1)) if self._recover else after
+        with self.state.batch(int(known)):
+            pass
+        self.state.settle()
+        return after
+
+    def _check_new(self, after: ClusterTime, *, joins: bool) -> None:
+        """A stream goes on at a time, and knows no document then. Raises ImageStateError where it knew some."""
+        if self._recover:
+            return
+        if self._note.is_there:
+            raise ImageStateError(
+                f"the images in {self._directory} are gone: their stream had begun, and nothing is there", hint=AGAIN
+            )
+        if not joins:
+            _log.warning(
+                "the images in %s begin at %s with no document: until one is inserted or replaced, its images are not "
+                "known. If the stream had images before, put their directory back",
+                self._directory,
+                after,
+            )
 
     def _check_history(self, client: MongoClient[Any]) -> None:
         """Whose history the state belongs to; and from now on, what its witness says."""
@@ -180,7 +227,8 @@ class ExactSource:
         """Whether a stream goes back behind the beginning of a shard's state that began with nothing, as that of a
         shard that joined later does. Such a state can as well begin there: it knew nothing at its beginning. What it
         has learned since is read again, so the oplog must still hold all of that."""
-        began = durable.read_json(self._directory / _EMPTY) if self._of_shard and after is not None else None
+        is_asked = self._of_shard and after is not None
+        began = durable.read_sealed(self._directory / _EMPTY, ("at",)) if is_asked else None
         if began is None or after is None:
             return False
         at = int(str(began["at"]))
@@ -203,7 +251,7 @@ class ExactSource:
         self.reads = True
         try:
             if self._of_shard and self.state.position is None:
-                self.begin(after, self._source.client)
+                self.begin(after, self._source.client, joins=True)
             folder = self._at(after)
             yield from self._folded(folder, self._source.tail(after, **options))
         finally:

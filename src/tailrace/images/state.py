@@ -39,6 +39,7 @@ BUCKETS_MAX: Final = 1024
 #: The format of new states. That of earlier versions (1) has neither checksums nor identities.
 _FORMAT: Final = 2
 _FORMATS: Final = (1, 2)
+_LAYOUT: Final = ("format", "buckets", "folder", "id", "begun")
 _KEPT_BATCHES: Final = 2
 _POSITION: Final = b"position"
 _FLOOR: Final = b"floor"
@@ -504,10 +505,10 @@ def _meta_of(sizes: Mapping[int, int]) -> list[tuple[bytes, bytes | None]]:
 def _layout(path: Path, buckets: int) -> dict[str, Any]:
     """The layout in ``path``; written if there is none yet."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        durable.make_private(path)
     except OSError as error:
         raise ImageStateError(f"the images in {path} cannot be opened: {error.strerror}") from error
-    found = durable.read_json(path / "layout.json")
+    found: dict[str, Any] | None = durable.read_sealed(path / "layout.json", _LAYOUT)
     if found is None:
         found = _new_layout(buckets, "generation-1")
         _write_layout(path, found)
@@ -525,7 +526,7 @@ def _new_layout(buckets: int, folder: str) -> dict[str, Any]:
 
 def _write_layout(path: Path, layout: Mapping[str, Any]) -> None:
     try:
-        durable.write_json(path / "layout.json", layout)
+        durable.write_sealed(path / "layout.json", layout)
     except durable.LakeFullError as error:
         raise ImageStateError(f"the disk of {path} is full", hint="Make room, and start again") from error
 

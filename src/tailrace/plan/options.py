@@ -128,7 +128,7 @@ def to_bson(document: Mapping[str, Any] | bytes) -> bytes:
     if isinstance(document, bytes):
         return document
     if isinstance(document, RawBSONDocument):
-        return bytes(document.raw)
+        return raw_bson.bytes_of(document)
     try:
         return bson.encode(document)
     except (BSONError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -18,13 +18,21 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
+from tailrace import raw_bson
 from tailrace.errors import ServerError, SourceError
 from tailrace.event.keystring import encode_object
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import NamespaceFilter, Scope
 from tailrace.oplog.selection import Selection
 from tailrace.source.connection import Connection
-from tailrace.source.listing import INTERNAL_DATABASES, check_name, database_names, list_collections
+from tailrace.source.listing import (
+    INTERNAL_DATABASES,
+    UnreadableNameError,
+    check_name,
+    database_names,
+    list_collections,
+    readable,
+)
 from tailrace.source.shard_key import shard_key
 from tailrace.source.topology import Cluster
 
@@ -90,12 +98,13 @@ class Places(Protocol):
         """A cluster time that everything acknowledged before is at or before."""
 
     def collections(self, scope: Scope, selection: Selection | None = None) -> list[Found]:
-        """The collections of a scope that are selected; ``None``: all. Raises ServerError 166 where the scope names a
-        view or a time-series collection, SourceError where one cannot be copied, or there may be others that the user
-        is not shown."""
+        """The collections of a scope that are selected; ``None``: all. Those whose names no driver can read are left
+        out with a warning. Raises ServerError 166 where the scope names a view or a time-series collection, SourceError
+        where there may be others that the user is not shown."""
 
     def placement(self, uuid: bytes, database: str) -> Placement | None:
-        """Where a collection is, whatever it is called by now; ``None`` where it is gone."""
+        """Where a collection is, whatever it is called by now; ``None`` where it is gone. Raises UnreadableNameError
+        where nobody can read it under its new name."""
 
     def named(self, namespace: str) -> Found | None:
         """The collection that has this name now."""
@@ -215,7 +224,9 @@ class ClusterPlaces:
         """The placement; ``None`` where chunks moved while it was read."""
         raw = self._cluster.config_collection("chunks").with_options(codec_options=_RAW)
         query = self._of(sharded)
-        chunks = self._config.retrying(lambda: [(bytes(one["min"].raw), str(one["shard"])) for one in raw.find(query)])
+        chunks = self._config.retrying(
+            lambda: [(raw_bson.bytes_of(one["min"]), str(one["shard"])) for one in raw.find(query)]
+        )
         # Every shard hears of the time at which this was so, and has what a chunk brought along when it answers.
         after = self.now()
         if self._version(sharded) != version:
@@ -259,14 +270,13 @@ class ClusterPlaces:
 
 
 def _chosen_databases(names: Iterable[str], selection: Selection | None) -> list[str]:
-    return [name for name in names if name and (selection is None or selection.may_cover(name))]
+    return readable((name for name in names if name and (selection is None or selection.may_cover(name))), str)
 
 
 def _chosen(found: Iterable[Found], selection: Selection | None) -> list[Found]:
-    chosen = [one for one in found if selection is None or selection.covers(one.namespace)]
-    for one in chosen:
-        check_name(one.namespace)
-    return chosen
+    return readable(
+        (one for one in found if selection is None or selection.covers(one.namespace)), lambda one: one.namespace
+    )
 
 
 def _uuid(value: Any) -> bytes:
@@ -296,14 +306,18 @@ def listed(connection: Connection, scope: Scope, database: str, query: Mapping[s
 
 def _judged(namespace: str) -> bytes:
     """The namespace as a filter sees it. A name that is not UTF-8 is judged as though it were: streams do not show it,
-    but a copy that is silent about it would be taken for the whole."""
+    and a copy says that it has left it out."""
     return namespace.encode("utf-8", "replace")
 
 
 def by_uuid(connection: Connection, database: str, uuid: bytes) -> Found | None:
-    """The collection of a database that has this UUID, whatever it is called."""
+    """The collection of a database that has this UUID, whatever it is called. Raises UnreadableNameError."""
     connection.wait_for_hello()
     for one in list_collections(connection, database, {"info.uuid": Binary(uuid, 4)}):
-        check_name(one.namespace)  # it may have been renamed
+        try:
+            check_name(one.namespace)
+        except UnreadableNameError as error:  # it may come back, and then be without what was not copied
+            hint = "The collection got this name while it was copied: begin the copy anew, which leaves it out"
+            raise UnreadableNameError(error.message, hint=hint) from None
         return Found(one.namespace, uuid)
     return None

@@ -17,6 +17,7 @@ import bson
 from bson.raw_bson import RawBSONDocument
 from pymongo import errors as pymongo_errors
 
+from tailrace import raw_bson
 from tailrace.errors import InternalError, SinkError, SourceError, TailraceError, UsageError
 
 _P = ParamSpec("_P")
@@ -112,7 +113,7 @@ def _kind_of(error: TailraceError) -> type[Exception] | None:
 
 def _decoded(details: Any) -> Any:
     """A reply as a dictionary, which programs print and compare; our reads ask for raw documents."""
-    return bson.decode(details.raw) if isinstance(details, RawBSONDocument) else details
+    return bson.decode(raw_bson.bytes_of(details)) if isinstance(details, RawBSONDocument) else details
 
 
 def _reply(error: TailraceError) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
 
+from tailrace import raw_bson
 from tailrace.errors import RESUMABLE_LABEL, SourceError
 from tailrace.event.image import CollectionLookups
 from tailrace.event.keystring import encode_object
@@ -111,7 +112,7 @@ class OwnerLookup:
             query = {"uuid": Binary(uuid, 4), "dropped": {"$ne": True}}
             document = self._retrying(partial(collections.find_one, query, {"key": 1}))
             # As it stands there: encoding a dict would move _id to the front.
-            found.append(None if document is None else bytes(document["key"].raw))
+            found.append(None if document is None else raw_bson.bytes_of(document["key"]))
         return found
 
     def primary(self, database: str) -> str | None:
@@ -268,7 +269,7 @@ class _Chunks:
         found = self._find({"min": {"$lte": RawBSONDocument(key)}}, "min")
         if found is None:
             return None
-        minimum, maximum = bytes(found["min"].raw), bytes(found["max"].raw)
+        minimum, maximum = raw_bson.bytes_of(found["min"]), raw_bson.bytes_of(found["max"])
         first, end = encode_object(minimum)[0], encode_object(maximum)[0]
         return _Chunk(minimum, first, end, str(found["shard"]), found["lastmod"])
 

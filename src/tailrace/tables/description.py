@@ -7,6 +7,7 @@ from typing import Final
 
 import pyarrow.compute as pc
 
+from tailrace.printable import in_a_line
 from tailrace.tables.data_files import opened
 from tailrace.tables.delta_table import CollectionTable
 from tailrace.tables.names import BSON, OURS
@@ -31,19 +32,14 @@ def described(table: CollectionTable, *, whole: bool = False) -> Iterator[str]:
             notes.append("another column has this name, or one that differs only in case")
         if whole and column.type in ("timestamp", "date") and (far := _far_dates(table, column)):
             notes.append(f"{far:,} dates too far away for readers are NULL")
-        yield f"{shown('.'.join(column.path))} is in column {shown(column.name)}: {'; '.join(notes)}"
+        yield f"{in_a_line('.'.join(column.path))} is in column {in_a_line(column.name)}: {'; '.join(notes)}"
     if schema.cut:
         names = schema.cut if whole else schema.cut[:_NAMED]
         more = " and others" if len(schema.cut) > len(names) or len(schema.cut) >= CUT_MAX else ""
         yield (
             f"only in _bson and _json, since a table has at most {COLUMNS_MAX} columns: "
-            f"{', '.join(shown(name) for name in names)}{more}"
+            f"{', '.join(map(in_a_line, names))}{more}"
         )
-
-
-def shown(name: str) -> str:
-    """A name for a terminal: what is no visible character is escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
 
 
 def _quotes(column: Column) -> bool:

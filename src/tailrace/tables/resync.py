@@ -54,7 +54,7 @@ def leave_request(root: Path, namespace: str) -> None:
     folder = root / STATE / _REQUESTS
     with durable.writing(folder):
         folder.mkdir(exist_ok=True)
-    durable.write_json(folder / f"{folder_of(namespace)}.json", {"namespace": namespace})
+    durable.write_sealed(folder / f"{folder_of(namespace)}.json", {"namespace": namespace})
 
 
 def take_requests(root: Path) -> dict[str, Path]:
@@ -62,7 +62,10 @@ def take_requests(root: Path) -> dict[str, Path]:
     folder = root / STATE / _REQUESTS
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        document = durable.read_json(path)
+        try:
+            document = durable.read_sealed(path, ("namespace",))
+        except SinkError as error:
+            raise SinkError(error.message, hint="Remove the file, and ask again with tailrace tables resync") from None
         if document is not None:
             found[str(document.get("namespace", ""))] = path
     return found

@@ -262,7 +262,7 @@ class _Verification:
     def _sampled(self, uuid: bytes | None, count: int) -> Iterator[bytes]:
         for placement, name, collection in self._parts(uuid):
             for one in collection.aggregate([{"$sample": {"size": count}}]):
-                document = bytes(one.raw)
+                document = raw_bson.bytes_of(one)
                 if placement.owns(name, document):
                     yield document
 
@@ -311,7 +311,7 @@ class _Verification:
             elements = [one.element for one in keys.values()]
             for first in range(0, len(elements), _TOGETHER):
                 for one in collection.find(_query(elements[first : first + _TOGETHER])):
-                    document = bytes(one.raw)
+                    document = raw_bson.bytes_of(one)
                     key = key_of(document)
                     if key in keys and placement.owns(name, document):
                         found[key] = document

@@ -107,7 +107,7 @@ class ViewUpkeep:
             )
         collections = self._collection("config.collections")
         found = self._retried(lambda: collections.find_one({"_id": self.view.target, "dropped": {"$ne": True}}))
-        for path in () if found is None else bson.decode(found.raw).get("key") or ():
+        for path in () if found is None else bson.decode(raw_bson.bytes_of(found)).get("key") or ():
             for field in (*self.view.fields, VERSIONS_FIELD):
                 if overlaps(path, field):
                     raise UsageError(
@@ -158,7 +158,7 @@ class ViewUpkeep:
                 committed = self._target.with_options(read_concern=ReadConcern("majority"))
                 found = self._retried(
                     lambda: [
-                        id_of(bytes(one.raw))
+                        id_of(raw_bson.bytes_of(one))
                         for one in committed.find(outdated, {"_id": 1}, limit=self._batch, session=session)  # noqa: B023
                     ]
                 )
@@ -318,7 +318,7 @@ class ViewUpkeep:
 
         def read() -> list[bytes]:
             with self._session(version) as session:
-                return [bytes(one.raw) for one in self._source.find(query, projection, session=session)]
+                return [raw_bson.bytes_of(one) for one in self._source.find(query, projection, session=session)]
 
         return self._retried(read)
 
@@ -411,7 +411,7 @@ class ViewUpkeep:
     def _differences(self, key: RawValue) -> list[ViewDifference]:
         def read() -> bytes | None:
             document = self._target.find_one({"_id": key.condition()})
-            return None if document is None else bytes(document.raw)
+            return None if document is None else raw_bson.bytes_of(document)
 
         for _ in range(3):
             found = self._retried(read)

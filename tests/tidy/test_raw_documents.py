@@ -1,0 +1,48 @@
+"""Nobody takes ``raw`` of PyMongo's documents but ``tailrace.raw_bson.bytes_of``.
+
+From 4 kB on it is a ``memoryview``, although its type says bytes: it has no ``find``, and a copy of it in a set or a
+dictionary is not what it looks like. Exact images could not begin where a document was as large, and mypy saw nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import tailrace
+from tests.tidy.parsing import parse
+
+SOURCE = Path(tailrace.__file__).parent
+#: What these names stand for is of a class of ours everywhere, whose ``raw`` is bytes.
+OURS = {"self", "batch", "self._batch", "read.batch", "run", "segment", "change"}
+#: What else is, by module. A new entry is a promise that it is no document of PyMongo's.
+OURS_IN = {
+    "client/kernel_loader.py": {"head"},
+    "compare/comparison.py": {"event"},
+    "compare/pairing.py": {"event", "mine", "ours", "ours.events[0]", "server", "server.events[0]"},
+    "images/fast.py": {"made", "operations"},
+    "kernel/images.py": {"made"},
+    "source/dump.py": {"document"},
+    "source/dump_version.py": {"document"},
+    "source/shard_reader.py": {"batches[-1]", "batches[0]", "next_"},
+}
+
+
+def taken(path: Path) -> Iterator[tuple[str, int]]:
+    """What ``raw`` is taken of, and the line."""
+    for node in ast.walk(parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr == "raw":
+            yield ast.unparse(node.value), node.lineno
+
+
+def test_raw_is_taken_of_our_own_classes_alone() -> None:
+    paths = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
+    found = {name: {base for base, _ in taken(path)} - OURS for name, path in paths.items() if name != "raw_bson.py"}
+    assert {name: bases for name, bases in found.items() if bases} == OURS_IN
+
+
+def test_a_raw_is_noticed(tmp_path: Path) -> None:
+    module = tmp_path / "new.py"
+    module.write_text("for one in cursor:\n    one.raw.find(b'x')\n    other['key'].raw\n")
+    assert list(taken(module)) == [("one", 2), ("other['key']", 3)]
