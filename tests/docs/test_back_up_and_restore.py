@@ -28,6 +28,11 @@ DAMAGE = "unit/test_archive_damage.py::"
 EACH_SEGMENT = DAMAGE + "test_what_is_lost_or_in_another_place_is_said_of_each_segment"
 HISTORY = "differential/test_archive_history_live.py::"
 IMAGES = "unit/test_image_state.py::"
+SET_BACK_IMAGES = "differential/test_images_set_back_live.py::"
+PART_LOST = SET_BACK_IMAGES + "test_a_directory_of_which_a_part_is_lost_is_refused"
+SET_RESTORED = (
+    SET_BACK_IMAGES + "test_images_and_a_half_copy_are_refused_by_a_set_that_was_restored_from_an_older_backup"
+)
 CLUSTER_RESTORED = (
     "sharded/test_restored_cluster.py::"
     "test_nothing_goes_on_over_the_history_of_a_cluster_that_was_restored_from_an_older_backup"
@@ -149,6 +154,37 @@ TESTS: dict[str, dict[str, str]] = {
         ),
     },
     "Exact images, and snapshots": {
+        "images: the whole directory, older, under a newer token or checkpoint": (
+            SET_BACK_IMAGES + "test_an_older_directory_goes_on_under_a_newer_token"
+        ),
+        "images: an older token or checkpoint, under the newer directory": (
+            SET_BACK_IMAGES + "test_an_older_token_goes_on_as_far_back_as_the_directory_reaches"
+        ),
+        "images: the whole directory is lost": (
+            SET_BACK_IMAGES + "test_where_the_whole_directory_is_lost_nothing_is_known_and_the_log_says_so"
+        ),
+        "images: the whole directory is lost, in Spark": (
+            "spark/test_exact_images.py::test_a_directory_that_is_not_the_checkpoint_s_is_refused "
+            "spark/test_exact_images.py::test_a_lost_directory_is_made_again_of_the_archive"
+        ),
+        "images: a part of the directory is lost": " ".join(
+            f"{PART_LOST}[{part}]"
+            for part in (
+                "the buckets",
+                "one bucket",
+                "the layout",
+                "the buckets and the layout",
+                "whose it is",
+                "all but the note that it has begun",
+            )
+        ),
+        "images: the folder of a shard is lost": (
+            "sharded/test_exact_image_faults.py::test_a_directory_without_the_folder_of_a_shard_is_refused"
+        ),
+        "images: a bit of a small file": (
+            f"{SET_BACK_IMAGES}test_a_flipped_bit_in_a_small_file_is_refused "
+            f"{SET_BACK_IMAGES}test_a_flipped_bit_in_the_file_that_says_whose_images_they_are_is_refused"
+        ),
         "images: the directory of one bucket, older": (
             IMAGES + "test_a_bucket_of_another_state_or_of_an_older_copy_is_found"
         ),
@@ -161,11 +197,13 @@ TESTS: dict[str, dict[str, str]] = {
         "images or the copy they begin with: another deployment": (
             "differential/test_copies_live.py::test_a_half_copy_is_not_continued_on_another_deployment"
         ),
-        "images or the copy they begin with: the deployment, from an older backup": CLUSTER_RESTORED,
+        "images or the copy they begin with: the deployment, from an older backup": (
+            f"{SET_RESTORED} {CLUSTER_RESTORED}"
+        ),
         "a snapshot token, from the middle of a copy of another deployment": (
             "differential/test_copies_live.py::test_a_half_copy_is_not_continued_on_another_deployment"
         ),
-        "a snapshot token: the deployment, from an older backup": CLUSTER_RESTORED,
+        "a snapshot token: the deployment, from an older backup": f"{SET_RESTORED} {CLUSTER_RESTORED}",
     },
     "A listener's position": {
         "leases that are kept elsewhere, with another deployment of the same name": (

@@ -4,6 +4,8 @@ servers the events without them, and the images with one another and with what i
 
 from __future__ import annotations
 
+import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from pymongo import MongoClient
 
 import tailrace
 from tailrace.embedded import ShardedCluster
+from tailrace.images.bucket import ImageStateError
 from tests.following_images import Last, images_that_do_not_follow, without_images
 from tests.sharded import exact_reader, native
 from tests.sharded.test_exact_images import EXACT, REQUIRED, differences, read_until
@@ -87,6 +90,34 @@ def wrong(  # noqa: PLR0917
     said += images_that_do_not_follow(found, last)
     there = {key: image for key, image in last.items() if image is not None}
     return said if there == held(cluster, f"{database}.orders") else [*said, "the last images are not what is stored"]
+
+
+@pytest.mark.parametrize("mode", ["exact", "exactWhenAvailable"])
+def test_a_directory_without_the_folder_of_a_shard_is_refused(
+    sharded_cluster: ShardedCluster, tmp_path: Path, mode: str
+) -> None:
+    """That shard's state began anew with nothing, like that of a shard that has joined: its images were null."""
+    router, database = sharded_cluster.router, f"exact_folder_{mode}".lower()
+    namespace, directory = spread(sharded_cluster, database), tmp_path / "images"
+    router.insert_many(namespace, [{"_id": number, "n": 0} for number in (1, 11)])
+    connected = tailrace.connect(sharded_cluster.uri, images=directory, document_class=RawBSONDocument)
+    with connected as client:
+        orders = client[database]["orders"]
+        with orders.watch(full_document=mode) as stream:
+            token = stream.resume_token
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        kept = tmp_path / "kept"
+        for folder in sorted(directory.glob("shard-*")):
+            folder.rename(kept)
+            with pytest.raises(ImageStateError, match=f"the images in {folder}/.* are gone"):
+                orders.watch(full_document=mode, resume_after=token)
+            shutil.rmtree(folder)
+            kept.rename(folder)
+        for number in (1, 11):
+            router.update_one(namespace, {"_id": number}, {"$inc": {"n": 1}})
+        with orders.watch(full_document=mode, resume_after=token) as stream:
+            images = [event["fullDocument"] for event in (stream.next(), stream.next())]
+    assert [(image["_id"], image["n"]) for image in images] == [(1, 1), (11, 1)]
 
 
 @pytest.mark.parametrize("copy_has_it", [True, False])

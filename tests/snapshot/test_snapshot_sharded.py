@@ -10,6 +10,7 @@ from typing import Any
 import bson
 import pymongo
 import pytest
+from bson.binary import Binary
 from bson.min_key import MinKey
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import WriteError
@@ -91,6 +92,38 @@ def move(cluster: ShardedCluster, namespace: str, stop: threading.Event, moved: 
         if cluster.router.owner(namespace, {"region": region, "_id": 1}) != to:
             cluster.router.move_chunk(namespace, {"region": region, "_id": 1}, to=to)
             moved.append(region)
+
+
+def test_names_that_are_not_utf8_are_left_out_and_named(
+    sharded_cluster: ShardedCluster, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cluster's names come from the config server, where they were decoded as text: ``InvalidBSON``."""
+    odd = {
+        "databases": named(b"hr\xfe", {"primary": "shard0", "odd": True}),
+        "collections": named(b"snapshots.odd\xff", {"uuid": Binary(bytes(16), 4), "key": {"_id": 1}, "odd": True}),
+    }
+    with pymongo.MongoClient[Any](sharded_cluster.uri) as config:
+        try:
+            for name, document in odd.items():
+                config.config[name].insert_one(RawBSONDocument(document))
+            for scope in (Scope.cluster(), Scope.of_database("snapshots")):
+                caplog.clear()
+                with tailrace.connect(sharded_cluster.uri) as client:
+                    found = begin(readers_of(client).cluster, scope).collections
+                assert namespace in [one.namespace for one in found]
+                assert all(one.namespace.isascii() for one in found)
+                assert "'snapshots.odd\\xff'" in caplog.text
+                assert ("'hr\\xfe'" in caplog.text) == (scope == Scope.cluster())
+        finally:
+            for name in odd:
+                config.config[name].delete_many({"odd": True})
+
+
+def named(name: bytes, rest: dict[str, Any]) -> bytes:
+    """A document with an ``_id`` that need not be text."""
+    size = (len(name) + 1).to_bytes(4, "little")
+    body = b"\x02_id\0" + size + name + b"\0" + bson.encode(rest)[4:]
+    return (len(body) + 4).to_bytes(4, "little") + body
 
 
 def test_orphans_are_left_out_and_document_keys_have_the_shard_key(
