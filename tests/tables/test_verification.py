@@ -22,9 +22,10 @@ from tailrace.errors import SinkError
 from tailrace.metrics_server import serve_metrics
 from tailrace.tables import resync as resync_module
 from tailrace.tables.fold import StateMismatchError
+from tailrace.tables.holding import STATE
 from tailrace.tables.metrics import TablesCollector
 from tailrace.tables.names import folder_of
-from tailrace.tables.resync import Resync, leave_request, request_resync
+from tailrace.tables.resync import Resync, leave_request, request_resync, take_requests
 from tailrace.tables.schema import TableSchema
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.state import TableState
@@ -238,6 +239,19 @@ def test_a_copy_that_was_cut_short_begins_again(replica_set: ReplicaSet, databas
     database["things"].update_one({"_id": 1}, {"$set": {"n": 1}})
     brought_up(replica_set.uri, root, database)
     assert in_table(root, name) == in_collection(database["things"])
+
+
+def test_a_request_that_was_changed_is_refused(tmp_path: Path) -> None:
+    """It was taken as it was: another table was copied again, or none."""
+    (tmp_path / STATE).mkdir()
+    leave_request(tmp_path, "shop.orders")
+    [path] = take_requests(tmp_path).values()
+    path.write_text(path.read_text().replace("orders", "orderz"))
+    with pytest.raises(SinkError, match="is damaged") as raised:
+        take_requests(tmp_path)
+    assert "ask again with tailrace tables resync" in str(raised.value.hint)
+    path.write_text('{"namespace": "shop.orders"}')  # as earlier versions left it
+    assert take_requests(tmp_path) == {"shop.orders": path}
 
 
 def test_tables_of_a_cluster(sharded_cluster: ShardedCluster, tmp_path: Path) -> None:
