@@ -17,6 +17,7 @@ from typing import Any
 import bson
 import pytest
 from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
@@ -24,13 +25,16 @@ from tailrace import durable
 from tailrace.cli.main import main
 from tailrace.client.request import SNAPSHOT
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import OtherHistoryError, UsageError
+from tailrace.errors import OtherHistoryError, SourceError, UsageError
+from tailrace.images import seed
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.selection import Selection
 from tailrace.snapshot import SnapshotReader, begin
 from tailrace.snapshot.chunk import READ_BYTES
+from tailrace.snapshot.places import ReplicaSetPlaces
 from tailrace.source.listing import UnreadableNameError
 from tests.differential.wire import Wire, raw_command, raw_insert
+from tests.snapshot.copies import Target, truth
 from tests.tables.equality import in_collection, in_table
 
 pytestmark = pytest.mark.mongod
@@ -228,6 +232,156 @@ def test_tables_forget_a_collection_that_gets_such_a_name_and_copy_it_when_it_co
         rename_raw(replica_set.uri, b"copies.odd\xff", b"copies.first")
         assert main(command) == 0
     assert in_table(tmp_path, "copies.first") == in_collection(first)
+
+
+def swapped(database: Any) -> None:
+    database.first.rename("between")
+    database.second.rename("first")
+    database.between.rename("second")
+
+
+RENAMES: dict[str, Callable[[Any], Any]] = {
+    "two swap their names": swapped,
+    "one gets a new name": lambda database: database.first.rename("third"),
+    "one takes the place of another": lambda database: database.first.rename("second", dropTarget=True),
+}
+VERSIONS = ["6.0.27", *OLDER, pytest.param("7.0.28", marks=pytest.mark.slow)]
+
+
+def once(act: Callable[[], Any]) -> Callable[[], None]:
+    left = [act]
+    return lambda: None if not left else left.pop()()
+
+
+@pytest.fixture(params=VERSIONS)
+def uri(request: pytest.FixtureRequest, start_replica_set: Callable[..., ReplicaSet]) -> str:
+    version = request.param
+    here = request.getfixturevalue("replica_set") if version == "6.0.27" else start_replica_set(1, version=version)
+    return str(here.uri)
+
+
+@pytest.fixture
+def database(uri: str) -> Iterator[Any]:
+    """Documents of two collections, with the same keys."""
+    with MongoClient[dict[str, Any]](uri) as client:
+        client.drop_database("renamed_copies")
+        for name in ("first", "second"):
+            client.renamed_copies[name].insert_many([{"_id": number, "of": name} for number in range(300)])
+        yield client.renamed_copies
+        client.drop_database("renamed_copies")
+
+
+@pytest.mark.parametrize("rename", RENAMES)
+def test_a_rename_just_after_the_beginning_of_a_copy_loses_nothing(
+    uri: str, database: Any, monkeypatch: pytest.MonkeyPatch, rename: str
+) -> None:
+    """The copy named documents as their collection was called a moment later, and the stream renamed that again: all of
+    them were gone. Collections had been renamed while they were copied, and not before the first look at them."""
+    now = ReplicaSetPlaces.now
+    act = once(lambda: RENAMES[rename](database))
+
+    def just_before(places: ReplicaSetPlaces) -> Any:
+        time = now(places)
+        act()
+        return time
+
+    monkeypatch.setattr(ReplicaSetPlaces, "now", just_before)
+    assert collections_by_events(uri) == stored(database)
+
+
+@pytest.mark.parametrize("rename", RENAMES)
+def test_who_may_not_read_the_oplog_looks_twice(
+    uri: str, database: Any, monkeypatch: pytest.MonkeyPatch, rename: str
+) -> None:
+    """As with ``engine="server"``, whose users need no right to the oplog."""
+
+    def refused(*_: Any) -> Any:
+        raise SourceError("not authorized on local", code=13)
+
+    now = ReplicaSetPlaces.now
+    act = once(lambda: RENAMES[rename](database))
+
+    def just_before(places: ReplicaSetPlaces) -> Any:
+        time = now(places)
+        act()
+        return time
+
+    monkeypatch.setattr(ReplicaSetPlaces, "now", just_before)
+    monkeypatch.setattr("tailrace.snapshot.beginning._renamed", refused)
+    assert collections_by_events(uri) == stored(database)
+
+
+def collections_by_events(uri: str) -> dict[str, dict[bytes, bytes]]:
+    """What a consumer has that carries out a copy and the stream behind it."""
+    target = Target()
+    with (
+        tailrace.connect(uri, document_class=RawBSONDocument) as ours,
+        ours["renamed_copies"].watch(start="snapshot", full_document="updateLookup") as stream,
+    ):
+        with MongoClient[Any](uri) as client:
+            last = client.renamed_copies.end.insert_one({"_id": "end"}).inserted_id
+        for event in stream:
+            target.apply(bytes(event.raw))
+            if event["operationType"] == "insert" and event["documentKey"]["_id"] == last:
+                break
+    return {name: documents for name, documents in target.collections.items() if documents}
+
+
+def stored(database: Any) -> dict[str, dict[bytes, bytes]]:
+    return {f"{database.name}.{name}": truth(database[name]) for name in database.list_collection_names()}
+
+
+@pytest.mark.parametrize("mode", ["exact", "exactWhenAvailable"])
+@pytest.mark.parametrize("rename", RENAMES)
+def test_a_rename_just_after_the_beginning_of_exact_images_gives_no_other_documents(  # noqa: PLR0917
+    uri: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rename: str, mode: str
+) -> None:
+    """On 7.0, which reads what a name stood for at a time, the documents of one collection became those of another."""
+    now = seed._now
+    act = once(lambda: RENAMES[rename](database))
+
+    def just_before(client: Any) -> Any:
+        time = now(client)
+        act()
+        return time
+
+    monkeypatch.setattr(seed, "_now", just_before)
+    modes = {"full_document": mode, "full_document_before_change": mode}
+    with tailrace.connect(uri, images=tmp_path) as ours, ours["renamed_copies"].watch(**modes) as stream:
+        for name in database.list_collection_names():
+            before = database[name].find_one({"_id": 7})
+            database[name].update_one({"_id": 7}, {"$set": {"n": 1}})
+            event = next(one for one in stream if one["operationType"] == "update")
+            assert (event["ns"]["coll"], event["fullDocumentBeforeChange"]) == (name, before)
+            assert event["fullDocument"] == {**before, "n": 1}
+
+
+@pytest.mark.parametrize("mode", ["exact", "exactWhenAvailable"])
+@pytest.mark.parametrize("what", [*RENAMES, "one is dropped"])
+def test_what_is_renamed_or_dropped_before_its_turn_ends_the_copy_for_exact_images(  # noqa: PLR0917
+    uri: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, mode: str
+) -> None:
+    """A server before 7.0 finds nothing under a name that nothing has any more: that was copied, and nothing of the
+    collection was known under its new name."""
+    documents = seed._documents
+    act = once(lambda: RENAMES.get(what, lambda one: one.first.drop())(database))
+
+    def just_before(*args: Any) -> Any:
+        act()
+        return documents(*args)
+
+    monkeypatch.setattr(seed, "_documents", just_before)
+    with (
+        tailrace.connect(uri, images=tmp_path) as ours,
+        pytest.raises(
+            SourceError, match=r"was dropped, renamed or converted while it was copied|as it was at one time"
+        ),
+    ):
+        ours["renamed_copies"].watch(full_document=mode)
+    monkeypatch.undo()
+    with tailrace.connect(uri, images=tmp_path) as ours, ours["renamed_copies"].watch(full_document=mode) as stream:
+        database.second.update_one({"_id": 7}, {"$set": {"n": 1}})
+        assert next(stream)["fullDocument"] == database.second.find_one({"_id": 7})
 
 
 def test_names_for_which_pymongo_has_no_object_are_copied(

@@ -34,6 +34,8 @@ SEED_BATCHES: Final = 1 << 32
 _TOO_OLD: Final = 239
 _UNAVAILABLE: Final = 246
 _BY_ID: Final = {"_id": 1}
+#: So often the collections may change while a copy is about to begin.
+_LOOKS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +61,27 @@ def seed(
     ``ImageState.next_witness``.
 
     The server must keep its history for as long as the copy takes (``minSnapshotHistoryWindowInSeconds``, 5 minutes by
-    default). Raises SourceError if it does not, and where a collection that is copied without a snapshot was dropped or
-    renamed meanwhile; ChangeStreamHistoryLost if the oplog no longer reaches back to the beginning of such a copy.
+    default). Raises SourceError if it does not, and where a collection was dropped or renamed before it was copied, or
+    one that is copied without a snapshot before all of them were; ChangeStreamHistoryLost if the oplog no longer
+    reaches back to the beginning of such a copy.
     """
     state.clear()
     state.next_witness = witness
     connection = Connection(given.client)
     try:
-        time = _now(given.client)
-        found = _collections(connection, scope)
+        time, found = _beginning(given.client, connection, scope)
         number = 0
         for collection in found:
             for documents in _documents(given, collection, time):
                 with state.batch(number) as batch:
                     batch.put((state_key(collection.uuid, document), document) for document in documents)
                 number += 1
+            if not given.moves(collection):
+                _check_there(connection, collection)
         moving = list(filter(given.moves, found))
         if moving:
-            _check_there(moving, _collections(connection, scope, tells=False))
+            for collection in moving:
+                _check_there(connection, collection)
             number, time = _made_exact(given, time, number)
     except PyMongoError as error:
         raise source_error(error, given.client) from error
@@ -88,6 +93,24 @@ def seed(
 
 def _now(client: MongoClient[Any]) -> ClusterTime:
     return ClusterTime.from_timestamp(client["admin"].command("ping")["operationTime"])
+
+
+def _beginning(
+    client: MongoClient[Any], connection: Connection, scope: Scope
+) -> tuple[ClusterTime, list[ListedCollection]]:
+    """A time, and the collections that there are then, by the names that they have then: 7.0 reads what a name stood
+    for at a time, and others what it stands for."""
+    found = _collections(connection, scope)
+    for _ in range(_LOOKS):
+        time = _now(client)
+        again = _collections(connection, scope, tells=False)
+        if again == found:
+            return time, found
+        found = again
+    raise SourceError(
+        f"collections were made, dropped or renamed at each of {_LOOKS} looks, so there is no time to copy them at",
+        hint="Open the stream again when that is done, or on fewer collections",
+    )
 
 
 def _made_exact(given: SeededFrom, after: ClusterTime, number: int) -> tuple[int, ClusterTime]:
@@ -116,15 +139,14 @@ def _collections(connection: Connection, scope: Scope, *, tells: bool = True) ->
     return readable(shown, lambda one: one.namespace, tells=tells)
 
 
-def _check_there(before: list[ListedCollection], after: list[ListedCollection]) -> None:
+def _check_there(connection: Connection, collection: ListedCollection) -> None:
     """A collection was read by its name, so that name must have meant it to the end."""
-    left = set(after)
-    for one in before:
-        if one not in left:
-            raise SourceError(
-                f"{one.namespace} was dropped, renamed or converted while it was copied",
-                hint="Open the stream again: it begins another copy",
-            )
+    database, _, name = collection.namespace.partition(".")
+    if collection not in list_collections(connection, database, {"name": name}):
+        raise SourceError(
+            f"{collection.namespace} was dropped, renamed or converted while it was copied",
+            hint="Open the stream again: it begins another copy",
+        )
 
 
 def _documents(given: SeededFrom, collection: ListedCollection, time: ClusterTime) -> Iterator[list[bytes]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from tailrace.errors import SourceError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.oplog.selection import Selection
+from tailrace.snapshot.beginning import beginning
 from tailrace.snapshot.chunk import ChunkRead, ChunkReader, not_given
 from tailrace.snapshot.event import snapshot_event
 from tailrace.snapshot.places import ClusterPlaces, Found, Placement, Places, ReplicaSetPlaces
@@ -279,10 +281,10 @@ def begin(
     scope.check_names()
     places = places_of(client, retry_seconds)
     witness = witness_of(client, oplogs_of(client))
-    start = places.now()
+    start, chosen = beginning(client, places, partial(_chosen, places, scope, selection))
     reader = ChunkReader(retry_seconds=retry_seconds)
     copies = []
-    for found in _chosen(places, scope, selection):
+    for found in chosen:
         placement = places.placement(found.uuid, found.namespace.partition(".")[0])
         if placement is None:
             continue  # dropped a moment ago, as the stream will show
