@@ -20,7 +20,7 @@ from pymongo.errors import OperationFailure
 import tailrace
 from tailrace.client.request import SNAPSHOT
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import OtherHistoryError, SinkError, TailraceError
+from tailrace.errors import OtherHistoryError, SinkError, TailraceError, UsageError
 from tailrace.images import source as images_source
 from tailrace.images.bucket import ImageStateError
 from tailrace.images.directory import Mark, StateNote
@@ -167,6 +167,21 @@ def test_a_directory_of_which_a_part_is_lost_is_refused(followed: Followed, part
         with pytest.raises(TailraceError, match=str(followed.folder)) as raised:
             followed.follow(token, full_document=mode)
         assert isinstance(raised.value, ImageStateError)
+
+
+def test_a_state_of_another_stream_in_the_place_of_one_is_refused(
+    followed: Followed, replica_set: ReplicaSet, tmp_path: Path
+) -> None:
+    """Its buckets and what says how many there are fit together; only the scope is another."""
+    with tailrace.connect(replica_set.uri, images=tmp_path / "other") as client:
+        client[NAME]["others"].watch(**EXACT).close()
+    for name in ("generation-1", "layout.json"):
+        (followed.folder / name).rename(tmp_path / "away")
+        (tmp_path / "other" / name).rename(followed.folder / name)
+        (tmp_path / "away").rename(tmp_path / "other" / name)
+    for mode in ("exact", "exactWhenAvailable"):
+        with pytest.raises(UsageError, match=rf"belong to {NAME}.others on rs0, and the stream is of {NAME}.orders"):
+            followed.follow(followed.token, full_document=mode)
 
 
 def test_what_is_lost_can_be_seeded_again_by_a_stream_that_begins_now(followed: Followed) -> None:

@@ -190,6 +190,9 @@ TESTS: dict[str, dict[str, str]] = {
         ),
         "images: the first bucket, older": IMAGES + "test_an_older_first_bucket_is_undone_or_found",
         "images: a bucket of another state": IMAGES + "test_a_bucket_of_another_state_or_of_an_older_copy_is_found",
+        "images: the state of another stream": (
+            SET_BACK_IMAGES + "test_a_state_of_another_stream_in_the_place_of_one_is_refused"
+        ),
         "images: a bucket's file lost or emptied": IMAGES + "test_a_bucket_whose_file_has_gone_is_no_new_one",
         "images: a bit of a document, a key or a checksum": (
             IMAGES + "test_no_flipped_bit_of_a_record_gives_another_document_or_none"

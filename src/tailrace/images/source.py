@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ _EMPTY: Final = "began-empty.json"
 #: How often it is looked whether another process has released the state.
 _LOOK_S: Final = 0.05
 _STREAM: Final = "stream.json"
+#: In the state's witness: the same as in that file.
+_OF_STREAM: Final = "stream"
 
 _log = logging.getLogger("tailrace.images")
 
@@ -80,6 +82,8 @@ class ExactSource:
         self._identity: DeploymentIdentity | None = None
         self._state: ImageState | None = None
         self._note = StateNote(self._directory, of_shard=of_shard)
+        #: Whose the directory is, beside the state and in it: two states may have changed places.
+        self._stream: dict[str, object] = {"of": source.name, "scope": str(scope)}
         self._claim()
 
     def __getattr__(self, name: str) -> Any:
@@ -116,18 +120,20 @@ class ExactSource:
             check_kind(self._directory, sharded=False)
         else:
             make_folder(self._directory.parent.parent)
-        mine: dict[str, object] = {"of": self._source.name, "scope": str(self._scope)}
         path = self._directory / _STREAM
         with self.state as state:  # one at a time
-            found = durable.read_sealed(path, mine.keys())
+            found = durable.read_sealed(path, self._stream.keys())
             if found is None and state.position is not None:
                 raise ImageStateError(
                     f"the file {path} is missing, which says whose images are in {self._directory}", hint=AGAIN
                 )
             if found is None:
-                durable.write_sealed(path, mine)
+                durable.write_sealed(path, self._stream)
         self._state = None
-        if found not in (None, mine):
+        self._check_stream(found or self._stream)
+
+    def _check_stream(self, found: Mapping[str, object]) -> None:
+        if found != self._stream:
             raise other_stream(
                 f"the images in {self._directory} belong to {found.get('scope')} on {found.get('of')}, and the "
                 f"stream is of {self._scope} on {self._source.name}"
@@ -210,10 +216,15 @@ class ExactSource:
 
     def _known_witness(self) -> Witness | None:
         kept = self.state.witness
+        if kept is None:
+            return None
         try:
-            return None if kept is None else Witness.from_document(json.loads(kept))
+            document = json.loads(kept)
+            witness = Witness.from_document(document)
         except ValueError as error:
             raise ImageStateError(f"the images in {self._directory} are damaged: {error}", hint=AGAIN) from None
+        self._check_stream(document.get(_OF_STREAM, self._stream))
+        return witness
 
     def _witness(self, mark: EntryMark | None) -> bytes | None:
         """What the state keeps: whose it is, and an entry of its oplog. ``None`` where this is not known, and it keeps
@@ -221,7 +232,7 @@ class ExactSource:
         if self._identity is None:
             return None
         entries = {} if mark is None else {self._source.name: mark}
-        return json.dumps(Witness(self._identity, entries).to_document()).encode()
+        return json.dumps({**Witness(self._identity, entries).to_document(), _OF_STREAM: self._stream}).encode()
 
     def _began_empty_behind(self, after: ClusterTime | None) -> bool:
         """Whether a stream goes back behind the beginning of a shard's state that began with nothing, as that of a
