@@ -104,7 +104,7 @@ def _beginning(
     for _ in range(_LOOKS):
         time = _now(client)
         again = _collections(connection, scope, tells=False)
-        if again == found:
+        if set(again) == set(found):
             return time, found
         found = again
     raise SourceError(
