@@ -201,6 +201,8 @@ def _status(root: Path, form: str) -> int:
         lag = "" if status.lag_ms is None else f", {status.lag_ms / 1000:.1f} s after its last event was written"
         say(f"  last micro-batch: {status.last_commit:%Y-%m-%d %H:%M:%S} UTC{lag}")
         say(f"  last event: cluster time {status.last_time}, token {status.last_token}")
+    for note in status.versions:
+        say(f"  events of MongoDB {note.version}: after cluster time {note.after}")
     say(f"  commits: {status.commits:,}; {_counted(status.small, 'file')} below 16 MB (tailrace lake compact)")
     if status.quarantined:
         say(f"  {_counted(status.quarantined, 'event')} in quarantine (_quarantine: the reason and the event)")

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tailrace import durable
 from tailrace.errors import SinkError
-from tailrace.lake.delta_log import entry_of, erasures_of, gaps_of, guarded, removal_of
+from tailrace.lake.delta_log import entry_of, erasures_of, gaps_of, guarded, removal_of, versions_of
 from tailrace.lake.layout import LakeLayout
 from tailrace.lake.log_state import LogState
 from tailrace.lake.part_writer import sha256_of
@@ -144,6 +144,7 @@ def read(layout: LakeLayout, number: int) -> LogState:
         elif (metadata := row.get("metaData")) is not None and metadata["configuration"] is not None:
             configuration = dict(metadata["configuration"])
             state.gaps, state.erasures = gaps_of(configuration, path), erasures_of(configuration, path)
+            state.versions = versions_of(configuration, path)
     return state
 
 

@@ -11,6 +11,7 @@ has been read to, or before: between the two would be a hole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tailrace.errors import SinkError
 from tailrace.lake import quarantine
 from tailrace.lake.checkpoint_file import WAY_OUT, read_held, require_seen, write_held
 from tailrace.lake.commit_log import CommitLog, Head, append_commit, check_present
-from tailrace.lake.identity import check_claim
+from tailrace.lake.identity import check_claim, metadata_after
 from tailrace.lake.layout import LakeLayout, checked_name, is_quarantine
 from tailrace.lake.manifest import BatchMark, Commit, PlannedRange, StagedFile
 
@@ -49,7 +50,7 @@ def commit_batch(
         checked_name(file.name, f"micro-batch {batch}")
     log = CommitLog(root)
     with log.locked() as head:
-        check_claim(root, claim)
+        known = check_claim(root, claim)
         held = None if checkpoint is None else _held(log, head, claim, checkpoint)
         quarantine.settle(log.layout, log.newest_batch(head))
         if files and _is_replay(head, claim, batch, planned):
@@ -75,9 +76,18 @@ def commit_batch(
         last = max(file.last_token for file in files)
         mark = BatchMark(head.number + 1, claim, batch, planned, first, last, sum(file.rows for file in rows))
         commit = append_commit(head, claim, batch, mark, rows, quarantined=aside)
-        _remember(checkpoint, held, log.write(commit))
+        _remember(checkpoint, held, log.write(commit, _metadata(log, head, commit, known)))
         quarantine.settle(log.layout, commit)
         return commit
+
+
+def _metadata(log: CommitLog, head: Head, commit: Commit, known: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The table's metadata, if the commit changes it: where its events are those of another server version than the
+    ones before."""
+    before = "" if head.newest is None else head.newest.planned.server_version
+    if commit.planned is None or commit.planned.server_version in ("", before):
+        return None
+    return metadata_after(known, log.state(), commit)
 
 
 def _held(log: CommitLog, head: Head, claim: str, checkpoint: Path) -> dict[str, Any]:

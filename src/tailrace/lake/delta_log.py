@@ -25,7 +25,7 @@ from tailrace.lake.layout import (
     is_in_period,
     partition_values,
 )
-from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal
+from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal, VersionNote
 from tailrace.lake.partitioning import Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import marks_from_json, marks_to_json
@@ -37,6 +37,7 @@ OURS: Final = "tailrace"
 SHA256: Final = "tailrace.sha256"
 GAPS: Final = "tailrace.gaps"
 ERASURES: Final = "tailrace.erasures"
+VERSIONS: Final = "tailrace.serverVersions"
 #: How long other programs that clean up Delta tables keep replaced files, and the longest that we can.
 RETENTION_MAX_DAYS: Final = 30
 _OPERATIONS: Final = {
@@ -64,9 +65,10 @@ def table_metadata(
     created: datetime,
     *,
     erasures: Sequence[Erasure] = (),
+    versions: Sequence[VersionNote] = (),
 ) -> dict[str, Any]:
-    """The ``metaData`` action. Accepted gaps and erasures are in it because it is the part of the log that is always
-    kept."""
+    """The ``metaData`` action. Accepted gaps, erasures and server versions are in it because it is the part of the log
+    that is always kept."""
     return {
         "metaData": {
             "id": table_id,
@@ -83,6 +85,7 @@ def table_metadata(
                 "delta.deletedFileRetentionDuration": f"interval {RETENTION_MAX_DAYS} days",
                 GAPS: json.dumps([_gap_to_json(gap) for gap in gaps]),
                 ERASURES: json.dumps([_erasure_to_json(erasure) for erasure in erasures]),
+                VERSIONS: json.dumps([_note_to_json(note) for note in versions]),
             },
             "createdTime": _millis(created),
         }
@@ -288,6 +291,13 @@ def erasures_of(configuration: Mapping[str, Any], where: object) -> tuple[Erasur
     )
 
 
+def versions_of(configuration: Mapping[str, Any], where: object) -> tuple[VersionNote, ...]:
+    """The server versions whose events the lake holds, as a ``metaData`` action keeps them."""
+    return guarded(
+        lambda: tuple(_note_from_json(one) for one in json.loads(configuration.get(VERSIONS) or "[]")), where
+    )
+
+
 def mark_to_json(mark: BatchMark) -> dict[str, Any]:
     return {
         "number": mark.number,
@@ -361,6 +371,14 @@ def _erasure_from_json(value: Mapping[str, Any]) -> Erasure:
     )
 
 
+def _note_to_json(note: VersionNote) -> dict[str, Any]:
+    return {"version": note.version, "after": time_to_json(note.after)}
+
+
+def _note_from_json(value: Mapping[str, Any]) -> VersionNote:
+    return VersionNote(_text(value["version"]), time_from_json(value["after"]))
+
+
 def range_to_text(planned: PlannedRange) -> str:
     """As one text, for a column of the rows that tasks give."""
     return json.dumps(_range_to_json(planned))
@@ -376,13 +394,16 @@ def _range_to_json(planned: PlannedRange) -> dict[str, Any]:
         value["snapshot"] = planned.snapshot
     if planned.entries:
         value["entries"] = marks_to_json(planned.entries)
+    if planned.server_version:
+        value["serverVersion"] = planned.server_version
     return value
 
 
 def _range_from_json(value: Mapping[str, Any]) -> PlannedRange:
     snapshot = _text(value.get("snapshot", ""))
     entries = marks_from_json(value.get("entries", {}))
-    return PlannedRange(time_from_json(value["after"]), time_from_json(value["until"]), snapshot, entries)
+    version = _text(value.get("serverVersion", ""))
+    return PlannedRange(time_from_json(value["after"]), time_from_json(value["until"]), snapshot, entries, version)
 
 
 def time_to_json(time: ClusterTime) -> list[int]:

@@ -28,10 +28,10 @@ from tailrace.expression.match import tree
 from tailrace.expression.stages.pipeline import compile_stages
 from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog, Head, check_present
-from tailrace.lake.identity import metadata_of, read_identity
+from tailrace.lake.identity import metadata_after, read_identity
 from tailrace.lake.layout import QUARANTINE, cluster_time_of, merged_name
 from tailrace.lake.log_state import LogState
-from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile, with_erasure
+from tailrace.lake.manifest import Commit, Erasure, FileEntry, Removal, StagedFile
 from tailrace.lake.part_writer import FileLimits, PartWriter, equal_tokens_in, kept_metadata, opened_checked
 from tailrace.lake.retention import remove_replaced
 from tailrace.plan.conjuncts import parts_of
@@ -244,7 +244,7 @@ def _commit(
         newest=head.newest,
         committed_at=now,
     )
-    log.write(commit, metadata_of(known, state.gaps, with_erasure(state.erasures, erasure)))
+    log.write(commit, metadata_after(known, state, commit))
 
 
 def _left(log: CommitLog) -> int:

@@ -23,7 +23,8 @@ from tailrace.lake.commit_log import CommitLog, Head
 from tailrace.lake.delta_log import FORMAT, check_format, guarded, table_metadata, table_schema
 from tailrace.lake.file_system import check_file_system
 from tailrace.lake.layout import QUARANTINE
-from tailrace.lake.manifest import Commit, Erasure, Gap
+from tailrace.lake.log_state import LogState
+from tailrace.lake.manifest import Commit, Gap
 from tailrace.lake.partitioning import BY_DAY, Partitioning
 from tailrace.lake.quarantine import settle
 from tailrace.lake.retention import remove_leftovers
@@ -155,16 +156,27 @@ def _check_partitioning(root: Path, known: Mapping[str, Any] | None, asked: Part
         )
 
 
-def metadata_of(known: Mapping[str, Any], gaps: Sequence[Gap], erasures: Sequence[Erasure]) -> dict[str, Any]:
-    """The table's ``metaData`` action, of a lake with this ``lake.json``."""
+def metadata_after(known: Mapping[str, Any], state: LogState, commit: Commit) -> dict[str, Any]:
+    """The table's ``metaData`` action in ``commit``, which follows ``state`` in a lake with this ``lake.json``. The
+    state is moved on by it."""
+    state.apply(commit)
     created = guarded(lambda: datetime.fromisoformat(str(known["created"])), "lake.json")
     partitioning = partitioning_of(known)
     schema = table_schema(known["columns"], partitioning)
-    return table_metadata(str(known["id"]), schema, partitioning, gaps, created, erasures=erasures)
+    return table_metadata(
+        str(known["id"]),
+        schema,
+        partitioning,
+        state.gaps,
+        created,
+        erasures=state.erasures,
+        versions=state.versions,
+    )
 
 
-def check_claim(root: Path, claim: str) -> None:
-    """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock."""
+def check_claim(root: Path, claim: str) -> dict[str, Any]:
+    """Refuse to commit under a claim that is not, or no longer, the lake's. The caller holds the lake's lock. Returns
+    the content of ``lake.json``."""
     known = read_identity(root)
     if known is None:
         raise SinkError(f"{root} is no lake any more: lake.json has gone")
@@ -173,6 +185,7 @@ def check_claim(root: Path, claim: str) -> None:
             f"another checkpoint has taken over the lake {root}",
             hint="Only one stream at a time may write a lake; this one stops here",
         )
+    return known
 
 
 def _has_begun(checkpoint: Path) -> bool:
@@ -318,6 +331,6 @@ def _entries(head: Head) -> Mapping[str, EntryMark]:
 
 def _write_gap(log: CommitLog, claim: str, known: Mapping[str, Any], gap: Gap) -> None:
     """The log says what will be missing before anything behind the gap can come. The caller holds the lock."""
-    head, state = log.head(), log.state()
-    metadata = metadata_of(known, (*state.gaps, gap), state.erasures)
-    log.write(Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest), metadata)
+    head = log.head()
+    commit = Commit(head.number + 1, "gap", claim, head.digest, gap=gap, newest=head.newest)
+    log.write(commit, metadata_after(known, log.state(), commit))

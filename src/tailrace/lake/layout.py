@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from tailrace.errors import SinkError, invariant
 from tailrace.lake.partitioning import BY_DAY, Partitioning
@@ -37,6 +38,8 @@ _NAME = re.compile(
     r"(?P<time>[0-9A-F]{16})-(?P<index>[0-9]{5})-(?P<kind>[am])(?P<id>[0-9a-f]{32})\.parquet"
 )
 _TOKEN = re.compile(r"82[0-9A-F]{16}")
+#: Of a token's hexadecimal digits these many are the cluster time and the type byte before it.
+TIME_END: Final = 18
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _FOLDER_MAX = 100
 DAY_PREFIX = "day="
@@ -107,7 +110,7 @@ def cluster_time_of(token: str) -> ClusterTime:
     """The cluster time in a resume token's ``_data``: it begins with a timestamp, type byte 0x82, in keystring form."""
     if not _TOKEN.match(token):
         raise SinkError(f"not a resume token: {token[:40]!r}")
-    return ClusterTime(int(token[2:18], 16))
+    return ClusterTime(int(token[2:TIME_END], 16))
 
 
 def period_of(time: ClusterTime, *, hour: bool) -> str:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.lake.manifest import Commit, Erasure, FileEntry, Gap, Removal, with_erasure
+from tailrace.lake.manifest import (
+    Commit,
+    Erasure,
+    FileEntry,
+    Gap,
+    Removal,
+    VersionNote,
+    with_erasure,
+    with_version,
+)
 
 
 @dataclass(slots=True)
 class LogState:
     """What the log says up to commit ``number``: the lake's files by name, those that were replaced and when, the gaps
-    that were accepted, and what was erased."""
+    that were accepted, what was erased, and the server versions whose events it holds."""
 
     number: int = -1
     files: dict[str, FileEntry] = field(default_factory=dict)
     removed: dict[str, Removal] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
     erasures: tuple[Erasure, ...] = ()
+    versions: tuple[VersionNote, ...] = ()
 
     @property
     def in_order(self) -> list[FileEntry]:
@@ -32,4 +42,6 @@ class LogState:
             self.gaps = (*self.gaps, commit.gap)
         if commit.erasure is not None:
             self.erasures = with_erasure(self.erasures, commit.erasure)
+        if commit.planned is not None:
+            self.versions = with_version(self.versions, commit.planned)
         self.number = commit.number

@@ -29,6 +29,8 @@ class PlannedRange:
     #: Marks of entries at or before ``until``, by the oplog's name: by them a deployment that was restored from an
     #: older backup is told from the one that was read.
     entries: Mapping[str, EntryMark] = field(default_factory=dict, compare=False)
+    #: Whose events the micro-batch holds. "" of one that copies, or that an earlier release has planned.
+    server_version: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"a part of the copy at {self.until}" if self.snapshot else f"({self.after}, {self.until}]"
@@ -122,6 +124,21 @@ class Gap:
             f"events after {_moment(self.after)} (token {self.after_token}) and before {_moment(self.until)} are "
             f"missing: the oplog had lost them, and this was accepted on {self.accepted_at:%Y-%m-%d at %H:%M} UTC"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionNote:
+    """The lake's events later than ``after`` are those of this server version, up to the next note."""
+
+    version: str
+    after: ClusterTime
+
+
+def with_version(notes: tuple[VersionNote, ...], planned: PlannedRange) -> tuple[VersionNote, ...]:
+    """The notes, with one more where the micro-batch ``planned`` holds the events of another version than before."""
+    if planned.server_version in ("", notes[-1].version if notes else ""):
+        return notes
+    return (*notes, VersionNote(planned.server_version, planned.after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog, Head
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import QUARANTINE, cluster_time_of
-from tailrace.lake.manifest import Erasure, Gap
+from tailrace.lake.manifest import Erasure, Gap, VersionNote
 from tailrace.oplog.cluster_time import ClusterTime
 
 #: Files below this are worth merging where many of them come together.
@@ -28,6 +28,7 @@ class LakeStatus:
     dates). ``small`` files are below 16 MB. ``replaced`` files are kept for readers.
 
     ``stream``       what the lake holds: scope, options, columns
+    ``versions``     the server versions whose events it holds, oldest first; of an earlier release's lake, those since
     ``quarantined``  events that were put aside because they could not be written
     ``last_commit``  when the newest micro-batch was committed; ``lag_ms`` is the time from the writing of its last
                      event to that. ``None`` where the log does not say (any more)
@@ -50,6 +51,7 @@ class LakeStatus:
     replaced_bytes: int
     gaps: tuple[Gap, ...]
     erasures: tuple[Erasure, ...] = ()
+    versions: tuple[VersionNote, ...] = ()
     quarantined: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +74,10 @@ class LakeStatus:
             "replacedBytes": self.replaced_bytes,
             "gaps": [str(gap) for gap in self.gaps],
             "erasures": [str(erasure) for erasure in self.erasures],
+            "serverVersions": [
+                {"version": note.version, "after": {"t": note.after.seconds, "i": note.after.increment}}
+                for note in self.versions
+            ],
             "quarantined": self.quarantined,
         }
 
@@ -107,6 +113,7 @@ def lake_status(path: Path | str) -> LakeStatus:
         replaced_bytes=sum(one.size for one in there),
         gaps=state.gaps,
         erasures=state.erasures,
+        versions=state.versions,
         quarantined=_quarantined(log, head),
     )
 

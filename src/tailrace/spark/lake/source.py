@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from tailrace.errors import ChangeStreamHistoryLost, SinkError, UsageError
+from tailrace.lake.layout import TIME_END
 from tailrace.lake.manifest import PlannedRange
 from tailrace.lake.partitioning import DAY, Partitioning
 from tailrace.oplog.witness import EntryMark, marks_from_json
@@ -119,8 +120,11 @@ class LakeStreamReader(TailraceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         until = Offset.from_json(end)
         snapshot = "" if until.snapshot is None else json.dumps(until.snapshot.to_json(), sort_keys=True)
-        planned = PlannedRange(Offset.from_json(start).cluster_time, until.cluster_time, snapshot, dict(until.entries))
         slices = super().partitions(start, end)
+        # An offset that an earlier release has planned does not say it.
+        version = next((part.server_version for part in slices if isinstance(part, OplogSlice)), "")
+        after = Offset.from_json(start).cluster_time
+        planned = PlannedRange(after, until.cluster_time, snapshot, dict(until.entries), version)
         parts = [LakeSlice(part, planned) for part in slices if isinstance(part, OplogSlice | SnapshotSlice)]
         return parts or [LakeSlice(None, planned)]
 
@@ -153,8 +157,9 @@ class LakeStreamReader(TailraceStreamReader):
         aside: list[QuarantinedEvent] | None = [] if self._place.quarantines else None
         batches = read_slice(self._options, partition.part, rows_max=ROWS_MAX_WRITTEN, aside=aside)
         operations: Counter[str] = Counter()
-        files = writer.write_all(counting(operations, behind(self._place.after, batches)))
-        kept = [event for event in aside or () if event.token > (self._place.after or "")]
+        edge = edge_of(self._place.after, partition.part)
+        files = writer.write_all(counting(operations, behind(edge, batches)))
+        kept = [event for event in aside or () if _is_behind(edge, event.token)]
         if kept:
             staged = stage(self._place.root, kept, one_token=shards)
             operations[QUARANTINED] = staged.rows
@@ -218,19 +223,33 @@ def counting(operations: Counter[str], batches: Iterator[pa.RecordBatch]) -> Ite
         yield batch
 
 
-def behind(after: str | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Leave out the events up to and with token ``after``.
+def edge_of(after: str | None, part: OplogSlice | SnapshotSlice) -> str:
+    """How the tokens begin of what the lake has already, up to its token ``after``: of a copy, whose events have one
+    time, these are whole tokens. Of a stream the lake has all events of a cluster time or none, so the time says it,
+    which is the same in the tokens of every server version: an upgrade may have changed the rest."""
+    if after is None:
+        return ""
+    return after if isinstance(part, SnapshotSlice) else after[:TIME_END]
+
+
+def _is_behind(edge: str, token: str) -> bool:
+    return token[: len(edge)] > edge if edge else True
+
+
+def behind(edge: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Leave out the events whose tokens begin with ``edge`` or with less; none where it is empty.
 
     A fresh checkpoint starts its stream at the cluster time of the lake's last event, which gives that event again
-    and, where it belongs to a transaction, its neighbours of the same time. The cut is by token and so exact.
+    and, where it belongs to a transaction, its neighbours of the same time.
     """
-    if after is None:
+    if not edge:
         yield from batches
         return
     import pyarrow.compute as pc  # noqa: PLC0415  loaded in the tasks, not where Spark only plans
 
     for batch in batches:
-        if batch.num_rows and batch.column(TOKEN)[0].as_py() > after:
+        if batch.num_rows and _is_behind(edge, batch.column(TOKEN)[0].as_py()):
             yield batch
         else:
-            yield batch.filter(pc.greater(batch.column(TOKEN), after))
+            beginnings = pc.utf8_slice_codeunits(batch.column(TOKEN), 0, len(edge))
+            yield batch.filter(pc.greater(beginnings, edge))

@@ -403,7 +403,8 @@ class ClusterDeployment(Deployment):
             if after < high
         )
         resume = start.resume if low == start.cluster_time else None
-        return OplogSlice(low, high, self.server_version, start.token_version, resume, shards=shards)
+        version = end.server_version or self.server_version
+        return OplogSlice(low, high, version, start.token_version, resume, shards=shards)
 
     def _may_cut(self, start: Offset) -> bool:
         # Each shard leaves out its first invalidate: only where the range is read in one can it be known which that is.

@@ -187,7 +187,7 @@ class Deployment(ABC):
 
     @abstractmethod
     def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
-        """The slice (``low``, ``high``] of the range between two offsets."""
+        """The slice (``low``, ``high``] of the range between two offsets, with the version of the end."""
 
     def start(self, default: str) -> Offset:
         """Where a new stream starts; ``default`` is ``oldest`` or ``now``. Raises 286 where the oplog is too short."""
@@ -282,7 +282,7 @@ class Deployment(ABC):
 
     def _follow_upgrade(self) -> None:
         """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
-        its last entry was written. They are asked again where PyMongo hears of another series."""
+        its last entry was written: its end says which. They are asked again where PyMongo hears of another series."""
         series = frozenset(map(present_series, self._clients))
         if series == self._series:
             return
@@ -304,9 +304,9 @@ class Deployment(ABC):
                 floor = min(max(floor, position.resume.token.cluster_time), newest)
             end = self._limited(floor, newest, limits)
         invalidating = self.first_invalidating(position, end)
-        if invalidating is not None:
-            return self._marked(position, self.advanced(position, invalidating, invalidated=True))
-        return self._marked(position, self.advanced(position, end, invalidated=False))
+        until = end if invalidating is None else invalidating
+        reached = self.advanced(position, until, invalidated=invalidating is not None)
+        return self._marked(position, replace(reached, server_version=self.server_version))
 
     def _limited(self, floor: ClusterTime, newest: ClusterTime, limits: Limits) -> ClusterTime:
         outline = self.outline
@@ -321,7 +321,9 @@ class Deployment(ABC):
         after, until = start.cluster_time, end.cluster_time
         if until <= after:
             return []
-        self._follow_upgrade()
+        if end.server_version is None:  # planned by an earlier release
+            self._follow_upgrade()
+            end = replace(end, server_version=self.server_version)
         floor = after
         if start.resume is not None:
             # The token is searched for in the first slice, so that one must hold its time.

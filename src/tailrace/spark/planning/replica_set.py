@@ -149,7 +149,8 @@ class ReplicaSetDeployment(Deployment):
 
     def _slice(self, start: Offset, end: Offset, low: ClusterTime, high: ClusterTime) -> OplogSlice:
         resume = start.resume if low == start.cluster_time else None
-        return OplogSlice(low, high, self.server_version, start.token_version, resume)
+        version = end.server_version or self.server_version
+        return OplogSlice(low, high, version, start.token_version, resume)
 
 
 def _fulfil(future: Future[T], work: Callable[[], T]) -> None:

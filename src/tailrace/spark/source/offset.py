@@ -7,11 +7,12 @@
 ``shards`` says how far each shard's oplog was read. ``entries`` marks an entry of each oplog at or before T, by which a
 deployment that was restored from an older backup is told from the one that was read (``tailrace.oplog.witness``).
 ``token`` is the high-water token just behind T: any driver can resume after it and gets what comes next. ``stream`` is
-the stream's identity, so that a checkpoint is never read by another stream. ``resume`` stands only where a stream
-starts by a token that has not been passed yet, ``opened`` only where a shard was added to the cluster in the
-micro-batch that ends here: it is read behind that time. ``snapshot`` says how far the copy before the stream has come
-(``snapshot_position``), and ``images`` which directory holds the states of its exact images. There are no secrets: no
-URI, and of the user's pipeline a digest only.
+the stream's identity, so that a checkpoint is never read by another stream. ``serverVersion`` is the one whose events
+the micro-batch that ends here holds: they are the same when Spark runs it again after an upgrade. ``resume`` stands
+only where a stream starts by a token that has not been passed yet, ``opened`` only where a shard was added to the
+cluster in the micro-batch that ends here: it is read behind that time. ``snapshot`` says how far the copy before the
+stream has come (``snapshot_position``), and ``images`` which directory holds the states of its exact images. There are
+no secrets: no URI, and of the user's pipeline a digest only.
 
 Spark compares offsets as texts (a source that changed the order of keys made 64 micro-batches of one), so every key is
 written in sorted order and nothing optional wavers between two spellings.
@@ -174,6 +175,8 @@ class Offset:
     ``opened`` names the shards that took part for the first time in the micro-batch that ends here, and behind which
     cluster time they are read. ``images`` is the id of the directory with the states of exact images. ``entries`` are
     marks of entries at or before ``cluster_time``, by the oplog's name; during a copy, of newer ones.
+    ``server_version`` is the one whose events the micro-batch that ends here holds; ``None`` if none ends here, or if
+    an earlier release has planned it.
     """
 
     cluster_time: ClusterTime
@@ -186,6 +189,7 @@ class Offset:
     opened: tuple[tuple[str, ClusterTime], ...] = ()
     images: str | None = None
     entries: tuple[tuple[str, EntryMark], ...] = ()
+    server_version: str | None = None
 
     @property
     def shard_names(self) -> frozenset[str]:
@@ -227,6 +231,8 @@ class Offset:
             result["opened"] = _times_to_json(self.opened)
         if self.resume is not None:
             result["resume"] = self.resume.to_json()
+        if self.server_version is not None:
+            result["serverVersion"] = self.server_version
         result["shards"] = _times_to_json(self.shards)
         if self.snapshot is not None:
             result["snapshot"] = self.snapshot.to_json()
@@ -264,6 +270,7 @@ class Offset:
                 opened=_times_from_json(value.get("opened", {})),
                 images=str(value["images"]) if "images" in value else None,
                 entries=tuple(sorted(marks_from_json(value.get("entries", {})).items())),
+                server_version=str(value["serverVersion"]) if "serverVersion" in value else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidResumeToken) as error:
             raise UsageError(
