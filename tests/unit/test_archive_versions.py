@@ -1,18 +1,27 @@
 """The servers' versions that an archive names. No test had an archive of a deployment that was upgraded: the version
-was written once, and replay gave an upgraded server's entries as those of the version before."""
+was written once, and replay gave an upgraded server's entries as those of the version before. Later it gave all entries
+as those of the newest version, and no test compared that with what the servers' streams had given at the time."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import bson
 import pytest
 
-from tailrace.archive.layout import DESCRIPTION, Description, VersionNote, describe
+from tailrace.archive.layout import DESCRIPTION, HEAD, Description, Reach, VersionNote, describe, oplog_folder
 from tailrace.archive.record import write_record
+from tailrace.archive.replay import ArchiveReplay
+from tailrace.archive.segment import ImagesWriter, SegmentWriter
 from tailrace.cli.main import main
 from tailrace.durable import write_json
-from tailrace.errors import UsageError
+from tailrace.errors import ChangeStreamFatal, UsageError
+from tailrace.event.resume_token import EVENT, ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.profile import profile_for
 from tests.golden import recording
 from tests.golden.replay import as_written_by
 
@@ -64,13 +73,135 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.err
 
 
-def test_replay_takes_the_newest_version_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_says_which_versions_it_takes_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(tmp_path, Description("rs0", (VersionNote("6.0.27"), VersionNote("7.0.28", LATER)), {}))
     assert told(capsys, str(tmp_path)) == (
-        "tailrace: the events are those of MongoDB 7.0.28: the archive says so, the newest of its servers' versions "
-        "(the others: 6.0.27)\n"
+        "tailrace: the events are those of MongoDB 6.0.27, after Timestamp(500, 2) of 7.0.28: the archive says so\n"
+    )
+    assert told(capsys, str(tmp_path), "--start-at-operation-time", "500,3") == (
+        "tailrace: the events are those of MongoDB 7.0.28: the archive says so\n"
     )
     assert told(capsys, str(tmp_path), "--server-version", "6.0") == ""
+
+
+#: What three servers gave over one workload after the other, as over the years of one archive: the events' own bytes.
+CHAIN = ("transactions_5.0.4", "transactions_6.0.27", "sessions_7.0.28")
+PLAIN, EXPANDED = "cluster plain", "cluster expanded"
+
+
+class Upgraded:
+    """An archive of a deployment that was upgraded twice, and what its servers' own streams gave meanwhile."""
+
+    def __init__(self, folder: Path, versions: tuple[VersionNote, ...] | None = None) -> None:
+        recordings = [recording.load(name) for name in CHAIN]
+        begun = [self._start(one) for one in recordings]
+        self.parts = [
+            [entry for entry in one.oplog if recording.entry_time(entry) >= start]
+            for one, start in zip(recordings, begun, strict=True)
+        ]
+        self.starts = [recording.entry_time(part[0]) for part in self.parts]
+        self.folder = folder
+        entries = [entry for part in self.parts for entry in part]
+        self._write(folder, [entries[:7], entries[7:30], entries[30:]])
+        notes = [VersionNote(one.server, since) for one, since in zip(recordings, self.starts, strict=True)]
+        notes[0] = notes[0]._replace(since=ClusterTime(0))
+        self.versions = versions or tuple(notes)
+        write_record(folder / DESCRIPTION, Description("rs0", self.versions, {}).document())
+        self.given = {
+            name: [
+                [bytes(event) for event in stream.events]
+                for one in recordings
+                for stream in one.streams
+                if stream.name == name
+            ]
+            for name in (PLAIN, EXPANDED)
+        }
+
+    @staticmethod
+    def _start(one: recording.Recording) -> ClusterTime:
+        (plain,) = (stream for stream in one.streams if stream.name == PLAIN)
+        return ClusterTime.from_timestamp(plain.command["pipeline"][0]["$changeStream"]["startAtOperationTime"])
+
+    @staticmethod
+    def _write(root: Path, parts: list[list[bytes]]) -> None:
+        folder = oplog_folder(root, "rs0")
+        folder.mkdir(parents=True)
+        start = after = ClusterTime(recording.entry_time(parts[0][0]) - 1)
+        previous = ""
+        for part in parts:
+            until = recording.entry_time(part[-1])
+            with SegmentWriter(folder, after) as writer, ImagesWriter(folder, after) as images:
+                writer.add(b"".join(part))
+                previous = writer.publish(until, images, previous).digest
+            after = until
+            write_record(folder / HEAD, Reach(start, until, previous).document())
+
+    def replayed(self, profile: str | None = None, **stage: Any) -> list[bytes]:
+        options = StreamOptions.parse(Scope.cluster(), {"allChangesForCluster": True, **stage})
+        replay = ArchiveReplay(self.folder, options, None if profile is None else profile_for(profile))
+        found = [bytes(event) for block in replay.blocks() for event in block.events()]
+        self.searching = replay.searching
+        return found
+
+
+def test_each_entry_is_replayed_as_the_servers_own_stream_gave_it_then(tmp_path: Path) -> None:
+    """All of them were given as the events of the newest version, which an old client never had, and their tokens were
+    others than the ones that were kept."""
+    archive = Upgraded(tmp_path)
+    given = archive.given[PLAIN]
+    assert [len(part) for part in given] == [19, 19, 36]
+    assert archive.replayed() == [event for part in given for event in part]
+
+
+def test_one_version_for_all_entries_is_that_of_an_upgraded_server(tmp_path: Path) -> None:
+    archive = Upgraded(tmp_path)
+    given, newest = archive.given[PLAIN], archive.replayed("7.0.28")
+    # Each of the older servers passed over an applyOps of two operations, which 7.0 unwinds.
+    assert len(newest) == sum(map(len, given)) + 2 * 2
+    assert newest[-36:] == given[2]
+    assert all("wallTime" in bson.decode(event) for event in newest)
+    assert {ResumeToken.parse(bson.decode(event)["_id"]).version for event in newest} == {2}
+
+
+def test_a_replay_that_begins_after_an_upgrade_has_the_later_versions_alone(tmp_path: Path) -> None:
+    archive = Upgraded(tmp_path)
+    given = archive.given[PLAIN]
+    for number in (1, 2):
+        start = archive.starts[number].to_timestamp()
+        expected = [event for part in given[number:] for event in part]
+        assert archive.replayed(startAtOperationTime=start) == expected
+        expanded = archive.replayed(startAtOperationTime=start, showExpandedEvents=True)
+        assert expanded == [event for part in archive.given[EXPANDED][number - 1 :] for event in part]
+
+
+def test_a_replay_resumes_at_a_token_of_any_version(tmp_path: Path) -> None:
+    archive = Upgraded(tmp_path)
+    events = [event for part in archive.given[PLAIN] for event in part]
+    for number, event in enumerate(events):
+        assert archive.replayed(resumeAfter=bson.decode(event)["_id"]) == events[number + 1 :], number
+        assert not archive.searching
+
+
+def test_an_option_that_the_version_of_the_time_refuses_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    archive = Upgraded(tmp_path)
+    until = ClusterTime(archive.starts[1] - 1)
+    with pytest.raises(UsageError, match="showExpandedEvents") as refused:
+        archive.replayed(showExpandedEvents=True)
+    assert refused.value.code == 40415
+    assert refused.value.hint == (
+        f"It came with 6.0. The entries up to {until} are of MongoDB 5.0.4: leave them out, or name one version for "
+        "all entries (--server-version)"
+    )
+
+
+def test_a_token_that_is_not_there_is_searched_for_over_an_upgrade(tmp_path: Path) -> None:
+    """As by a client that resumes again on the upgraded server: nothing is given, and nothing passed over."""
+    archive = Upgraded(tmp_path)
+    key = bson.encode({"_id": 1})
+    none = ResumeToken(ClusterTime(archive.starts[1] - 1), token_type=EVENT, uuid=bytes(16), event_identifier=key)
+    with pytest.raises(ChangeStreamFatal) as refused:
+        archive.replayed(resumeAfter=bson.decode(none.to_bson()))
+    assert refused.value.code == 280
 
 
 def test_the_explanation_of_a_dump_is_of_its_own_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

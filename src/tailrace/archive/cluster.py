@@ -65,14 +65,18 @@ class ArchivedCluster:
                     f"{lacking}: no later event can be given", hint="Let 'tailrace archive' read its rest"
                 )
 
-    def open(self, plan: Plan) -> ArchivedStream:
-        """The stream of a plan, which has a start."""
+    def check(self, plan: Plan) -> None:
+        """Raises UsageError where an archive does not hold what the plan's stream would need."""
         if plan.profile.version < _KEYS_SINCE:
             raise UsageError(
                 f"a cluster's archive of {plan.profile.name} cannot be replayed: inserts do not say their shard key",
                 hint="From 5.3 on they do",
             )
-        return ArchivedStream(self, plan)
+
+    def open(self, plan: Plan, until: ClusterTime | None = None) -> ArchivedStream:
+        """The stream of a plan, which has a start. With ``until`` it ends there, if the archive reaches so far."""
+        self.check(plan)
+        return ArchivedStream(self, plan, until)
 
 
 class ArchivedStream:
@@ -81,14 +85,16 @@ class ArchivedStream:
     Raises SourceError in place of that end where it ends so early only because a removed shard's rest is not archived.
     """
 
-    def __init__(self, cluster: ArchivedCluster, plan: Plan) -> None:
+    def __init__(self, cluster: ArchivedCluster, plan: Plan, until: ClusterTime | None = None) -> None:
         after = plan.read_after or ClusterTime(0)
         self._cluster = cluster
+        self._until = until
         self.stream = MergedStream(plan, cluster.shards_at(after), config_after=after)
         self._answers = {name: answers_of(cluster.source(name)) for name in cluster.shards_at(after)}
         self._answers[CONFIG_SHARDS] = answers_of(cluster.source(CONFIG_OPLOG))
         self._batches: dict[str, Iterator[OplogBatch]] = {
-            name: cluster.source(CONFIG_OPLOG if name == CONFIG_SHARDS else name).tail(after) for name in self._answers
+            name: self._read(cluster.source(CONFIG_OPLOG if name == CONFIG_SHARDS else name), after)
+            for name in self._answers
         }
 
     def __iter__(self) -> Iterator[EventBlock]:
@@ -97,8 +103,15 @@ class ArchivedStream:
             if self.stream.invalidated:
                 return
             if not self._feed():
-                self._cluster.refuse_unfinished(self.stream.participants)
+                if self._until is None or self.stream.high_water < self._until:
+                    self._cluster.refuse_unfinished(self.stream.participants)
                 return
+
+    def _read(self, source: ArchiveSource, after: ClusterTime) -> Iterator[OplogBatch]:
+        if self._until is None or self._until > source.newest():
+            return source.tail(after)
+        # A shard that was added at the very end has nothing before it.
+        return source.read(after, self._until) if after < self._until else iter([OplogBatch(b"", after)])
 
     def _feed(self) -> bool:
         """Give every participant that wants one its next batch; False where none has any."""
@@ -117,7 +130,7 @@ class ArchivedStream:
         if isinstance(request, NeedShard):
             source = self._cluster.source(request.name)
             self._answers[request.name] = answers_of(source)
-            self._batches[request.name] = source.tail(request.read_after)
+            self._batches[request.name] = self._read(source, request.read_after)
             return None
         if isinstance(request, NeedShardKeys):
             raise SourceError("an archive does not hold the shard keys of its collections")

@@ -100,6 +100,13 @@ class VersionNote(NamedTuple):
     since: ClusterTime = ZERO
 
 
+class VersionSpan(NamedTuple):
+    """What was written under one server version, up to and with cluster time ``until``; ``None``: to the end."""
+
+    version: str
+    until: ClusterTime | None
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
     """What ``archive.json`` says: a replica set's archive or a cluster's, and the versions of its servers.
@@ -124,9 +131,15 @@ class Description:
 
     @property
     def server_version(self) -> str:
-        """The newest version, whose events the archive gives: a server that was upgraded reads older entries so, where
-        a stream is resumed that began before."""
+        """The newest version: an earlier release takes it for all entries."""
         return max((note.version for note in self.versions), key=lambda version: profile_for(version).version)
+
+    def spans(self, start: ClusterTime) -> list[VersionSpan]:
+        """The versions of the entries from ``start`` on, oldest first."""
+        notes = self.versions
+        ends = [*(ClusterTime(note.since - 1) for note in notes[1:]), None]
+        spans = [VersionSpan(note.version, end) for note, end in zip(notes, ends, strict=True)]
+        return [span for span in spans if span.until is None or span.until >= start]
 
     def with_version(self, version: str, since: ClusterTime) -> Description:
         """The description with the version that the servers have from ``since`` on; itself, if they had it before."""

@@ -7,7 +7,8 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,10 @@ from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import PROFILES, ServerProfile, chosen_profile, profile_for
 
 if TYPE_CHECKING:
-    from tailrace.archive.layout import Description
+    from tailrace.archive.layout import Description, VersionSpan
+    from tailrace.archive.replay import ArchiveReplay
     from tailrace.event.event_block import EventBlock
-    from tailrace.pipeline.stream import Stream
+    from tailrace.plan.options import StreamOptions
     from tailrace.plan.plan import Plan
     from tailrace.source.base import OplogSource
     from tailrace.source.dump import DumpSource
@@ -56,8 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--server-version",
         metavar="V",
-        help=f"give the events of this version, from {PROFILES[0].name} on (default: the newest of an archive; "
-        "what a dump's prelude.json says; what its entries prove; or 6.0. Standard error says which, and why)",
+        help=f"give the events of this version, from {PROFILES[0].name} on (default: of an archive, for each entry the "
+        "version that the servers had then; what a dump's prelude.json says; what its entries prove; or 6.0. Standard "
+        "error says which, and why)",
     )
     parser.set_defaults(run=run, positionals=("dump", "namespace"))
 
@@ -79,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
         profile = (
             _profile_of_dump(args.server_version, _dump_there(args.dump))
             if archived is None
-            else _profile_of_archive(args.server_version, archived)
+            else _first_profile(args.server_version, archived.spans(options.start or ClusterTime(0)))
         )
         print_explanation(explain(build_plan(options, profile), reads="dump"), args.format)
         return 0
     until = Until.parse(args.until, None)
     with contextlib.ExitStack() as stack:
         if archived is not None:
-            plan = build_plan(options, _profile_of_archive(args.server_version, archived))
-            blocks = _archive_blocks(plan, Path(args.dump), until)
+            blocks = _archive_blocks(options, Path(args.dump), args.server_version, until)
         else:
             source = DumpSource(stack.enter_context(_standard_input()) if args.dump == "-" else args.dump)
             plan = build_plan(options, _profile_of_dump(args.server_version, source))
@@ -110,15 +112,18 @@ def _archived(folder: Path) -> Description | None:
     return existing(folder)
 
 
-def _profile_of_archive(chosen: str | None, archived: Description) -> ServerProfile:
-    """The version that is named, or else the newest that the archive names, and then people are told which and why."""
+def _first_profile(chosen: str | None, spans: Sequence[VersionSpan]) -> ServerProfile:
+    """The version that is named, or else the archive's at the start of the stream, and then people are told."""
     if chosen is not None:
         return chosen_profile(chosen)
-    version = archived.server_version
-    others = ", ".join(note.version for note in archived.versions if note.version != version)
-    why = f", the newest of its servers' versions (the others: {others})" if others else ""
-    tell(f"tailrace: the events are those of MongoDB {version}: the archive says so{why}")
-    return profile_for(version)
+    _tell_versions(spans)
+    return profile_for(spans[0].version)
+
+
+def _tell_versions(spans: Sequence[VersionSpan]) -> None:
+    """Say which version's events an archive's entries are given as."""
+    upgrades = "".join(f", after {before.until} of {span.version}" for before, span in pairwise(spans))
+    tell(f"tailrace: the events are those of MongoDB {spans[0].version}{upgrades}: the archive says so")
 
 
 def _dump_there(dump: str) -> DumpSource | None:
@@ -153,21 +158,24 @@ def _standard_input() -> Iterator[str]:
         yield file.name
 
 
-def _archive_blocks(plan: Plan, folder: Path, until: Until) -> Generator[EventBlock, None, None]:
-    from tailrace.archive.cluster import ArchivedCluster  # noqa: PLC0415
-    from tailrace.archive.layout import existing  # noqa: PLC0415
-    from tailrace.archive.source import ArchiveSource  # noqa: PLC0415
+def _archive_blocks(
+    options: StreamOptions, folder: Path, chosen: str | None, until: Until
+) -> Generator[EventBlock, None, None]:
+    from tailrace.archive.replay import ArchiveReplay  # noqa: PLC0415
 
-    if not existing(folder).is_cluster:
-        yield from _blocks(plan, ArchiveSource(folder), until)
-        return
-    cluster = ArchivedCluster(folder)
-    archived = cluster.open(_begun(plan, cluster.oldest(), complete=False))
+    profile = None if chosen is None else chosen_profile(chosen)
+    replay = ArchiveReplay(folder, options, profile, until=until.time)
+    if profile is None:
+        _tell_versions(replay.spans)
+    return _replayed(replay)
+
+
+def _replayed(replay: ArchiveReplay) -> Generator[EventBlock, None, None]:
     try:
-        yield from archived
-        _refuse_search(archived.stream)
+        yield from replay.blocks()
+        _refuse_search(replay.searching)
     finally:
-        say_skipped(archived.stream.statistics.unknown_operations)
+        say_skipped(replay.unknown_operations)
 
 
 def _blocks(plan: Plan, source: OplogSource, until: Until) -> Generator[EventBlock, None, None]:
@@ -182,7 +190,7 @@ def _blocks(plan: Plan, source: OplogSource, until: Until) -> Generator[EventBlo
             yield from drive(stream, answers)
             if stream.invalidated or (until.time is not None and batch.high_water >= until.time):
                 return
-        _refuse_search(stream)
+        _refuse_search(stream.searching)
     finally:
         say_skipped(stream.statistics.unknown_operations)
 
@@ -194,8 +202,8 @@ def _begun(plan: Plan, oldest: ClusterTime, complete: bool) -> Plan:
     return plan
 
 
-def _refuse_search(stream: Stream) -> None:
-    if stream.searching:
+def _refuse_search(searching: bool) -> None:
+    if searching:
         raise UsageError("the entries end before the resume token is found", hint="Replay a later dump")
 
 

@@ -122,6 +122,12 @@ class StreamOptions:
         """The token that the stream starts from, whichever option gave it."""
         return self.resume_after or self.start_after
 
+    @property
+    def start(self) -> ClusterTime | None:
+        """The cluster time that the stream starts at; ``None`` where the options name none."""
+        token = self.start_token
+        return self.start_at_operation_time if token is None else token.cluster_time
+
 
 def to_bson(document: Mapping[str, Any] | bytes) -> bytes:
     """The BSON of a mapping; raw documents and bytes are taken as they are. UsageError where a value has none."""

@@ -97,8 +97,7 @@ def build_plan(options: StreamOptions, profile: ServerProfile = SERVER_6_0) -> P
     version = profile.token_version
     if splits or options.generate_v2_tokens or (token is not None and token.version == 2):
         version = 2
-    start = token.cluster_time if token is not None else options.start_at_operation_time
-    return Plan(options, profile, version, start, token, splits)
+    return Plan(options, profile, version, options.start, token, splits)
 
 
 def exact_plan(options: StreamOptions, profile: ServerProfile) -> Plan:
