@@ -205,11 +205,14 @@ def test_a_match_spares_the_look_up_that_fails_where_the_servers_does(
             assert codes == ([code] if code is not None and looks_up_by_name else []), words
 
 
-def _write_with_logged_images(server: Server, database: str) -> tuple[ClusterTime, ClusterTime]:
-    """Writes to two collections of which ``on`` has its pre-images logged, and ``later`` from its middle on."""
+def _write_with_logged_images(
+    server: Server, database: str, *, stored: bool = False
+) -> tuple[ClusterTime, ClusterTime]:
+    """Writes to two collections of which ``on`` has its pre-images logged, and ``later`` from its middle on: up to
+    there it has ``stored`` ones, or none."""
     base = server.mongo[database]
     base.create_collection("on", recordPreImages=True)
-    base.create_collection("later")
+    base.create_collection("later", **({"changeStreamPreAndPostImages": {"enabled": True}} if stored else {}))
     start = note(server.wire, "start")
     for name in ("on", "later"):
         collection = base[name]
@@ -244,9 +247,9 @@ def test_pre_images_in_the_oplog_are_shown_as_the_servers(
     server: Server, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """Versions before 6.0 log the document before an operation as an entry (``recordPreImages``). We refused
-    ``fullDocumentBeforeChange`` there, and nothing had compared it: it was written down as newer than the servers."""
-    if server.version == _NEWEST:
-        pytest.skip("6.0 keeps pre-images in a collection")
+    ``fullDocumentBeforeChange`` there, and nothing had compared it: it was written down as newer than the servers.
+    6.0 logs them still where it is told to, and finds those that 5.0 has logged: ours were null there, since this test
+    left 6.0 out."""
     database = f"logged{mode}"
     start, end = _write_with_logged_images(server, database)
     told: dict[str, Any] = {"startAtOperationTime": start.to_timestamp(), "fullDocumentBeforeChange": mode}
@@ -260,7 +263,8 @@ def test_pre_images_in_the_oplog_are_shown_as_the_servers(
         codes |= {(collection, words, error.code) for error in result.errors_met}
         shown += sum(b"fullDocumentBeforeChange" in event for event in result.native.events)
     assert shown > 0
-    assert {code for _, _, code in codes} == ({51770} if mode == "required" else set())
+    refused = 47 if server.version == _NEWEST else 51770
+    assert {code for _, _, code in codes} == ({refused} if mode == "required" else set())
     assert not any(collection == "on" for collection, _, _ in codes)
     watched = both(
         server.uri,
@@ -272,6 +276,32 @@ def test_pre_images_in_the_oplog_are_shown_as_the_servers(
     assert watched[0] == watched[1]
     found = _slice(server, database, (start, end), collection="on", told={"fullDocumentBeforeChange": mode})
     assert found == [bson.decode(event) for event in watched[1]]
+
+
+@pytest.mark.parametrize("server", [_NEWEST], indirect=True)
+@pytest.mark.parametrize("kernel_bytes_min", [0, sys.maxsize])
+def test_images_of_6_0_are_made_of_logged_ones_and_of_stored_ones(
+    server: Server, monkeypatch: pytest.MonkeyPatch, kernel_bytes_min: int
+) -> None:
+    """A collection has the one or the other kind, and a stream meets both."""
+    monkeypatch.setattr(pipeline_kernel, "KERNEL_BYTES_MIN", kernel_bytes_min)
+    database = f"mixed{min(kernel_bytes_min, 1)}"
+    start, end = _write_with_logged_images(server, database, stored=True)
+    for told in (
+        {"fullDocumentBeforeChange": "whenAvailable"},
+        {"fullDocument": "whenAvailable"},
+        {"fullDocumentBeforeChange": "required", "fullDocument": "required"},
+    ):
+        stage = {"startAtOperationTime": start.to_timestamp(), **told}
+        result = server.compare(Case((database, None), stage), start, end)
+        assert not result.errors_met
+        shown = [bson.decode(event) for event in result.native.events]
+        changed = [event for event in shown if event["operationType"] in ("update", "replace", "delete")]
+        assert len(changed) == 2 * 12
+        for event in changed:
+            for option in told:
+                if option == "fullDocumentBeforeChange" or event["operationType"] == "update":
+                    assert event[option] is not None
 
 
 def _slice(

@@ -58,7 +58,8 @@ class ChangeEvent:
     ``namespace``        (database, collection or ``None``) in bytes, or ``None`` where the event has no ``ns``
     ``shows_wall_time``  whether this server version's events carry ``wallTime``
     ``image_key``        where the pre-image is filed; ``None`` for events that have none
-    ``logged_image``     the time of the entry that holds the pre-image, where the server logs them (before 6.0)
+    ``logged_image``     the time of the entry that holds the pre-image, where the server has logged it (before 7.0)
+    ``image_first``      whether the pre-image stands after ``fullDocument``, not at the end (before 6.0)
     ``bypasses``         no stage of the user's sees it: a message of the cluster to the merge, or a witness
     ``witness``          stands for an event in the search for the one resumed from, and is never given
     ``replaced_by``      the bytes that the user's stages made of the event, or a fragment of it; wins over all fields
@@ -72,6 +73,7 @@ class ChangeEvent:
         "from_invalidate",
         "full_document",
         "full_document_before_change",
+        "image_first",
         "image_key",
         "logged_image",
         "lookup_uuid",
@@ -116,6 +118,7 @@ class ChangeEvent:
         self.ns_type: str | None = None
         self.image_key: PreImageKey | None = None
         self.logged_image: ClusterTime | None = None
+        self.image_first = False
         self.lookup_uuid: bytes | None = None
         self.from_invalidate = False
         self.swallow = False
@@ -168,7 +171,7 @@ class ChangeEvent:
         if self.full_document is not None:
             parts.append(_document_element(b"fullDocument", self.full_document))
         before = self.full_document_before_change
-        if before is not None and self.logged_image is not None:
+        if before is not None and self.image_first:
             parts.append(_document_element(b"fullDocumentBeforeChange", before))
         if self.namespace is not None:
             parts.append(encode_element(OBJECT, b"ns", encode_namespace(*self.namespace)))
@@ -183,7 +186,7 @@ class ChangeEvent:
             parts.append(encode_element(OBJECT, b"stateBeforeChange", self.state_before_change))
         if self.ns_type is not None:
             parts.append(encode_element(STRING, b"nsType", encode_string(self.ns_type)))
-        if before is not None and self.logged_image is None:
+        if before is not None and not self.image_first:
             parts.append(_document_element(b"fullDocumentBeforeChange", before))
 
     def describe(self) -> str:

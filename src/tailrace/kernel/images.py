@@ -6,6 +6,7 @@ a delta that does not fit its image. They ask again, and raise at the event that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -45,6 +46,7 @@ _NS: Final = slice(event_record.NS_START // 8, event_record.NS_END // 8 + 1)
 _KEY_START: Final = event_record.KEY_START // 8
 _KEY_END: Final = event_record.KEY_END // 8
 _TIME: Final = event_record.CLUSTER_TIME // 8
+_LOGGED: Final = re.compile(rb"\x03preImageOpTime\x00")
 _TEXT = np.frombuffer(fragments.TEXT, np.uint8)
 _NOTHING: Bytes = np.zeros(1, np.uint8)
 
@@ -82,6 +84,7 @@ class AddImages:
         self._current = options.full_document == "updateLookup"
         #: For servers without images of their own: the image is the stored document, not what a server would show.
         self._stored = not profile.expanded_events_and_images
+        self._logged = pipeline.plan.finds_logged_images and (self._before or not self._current)
         self._by_uuid = profile.looks_up_by_uuid
         self._match_uuid = self._by_uuid or options.match_collection_uuid_for_update_lookup
         self._asked = _ASKED_FIRST
@@ -90,10 +93,13 @@ class AddImages:
         self._names: dict[bytes, tuple[str, str]] = {}
 
     def pieces(self, made: KernelBatch) -> Iterator[KernelBatch]:
-        """The batch in pieces of whole entries. An entry with too many images goes to the plain stages."""
+        """The batch in pieces of whole entries. An entry with too many images goes to the plain stages, and so does all
+        that needs images where one of them is an entry of the oplog."""
         asks = self._asks(made)
         counts = np.bincount(made.entry_number[asks], minlength=made.kind.size)
         made = made.left_plain(counts > _ASKED_MAX)
+        if self._logged and _LOGGED.search(made.raw.data) is not None:
+            made = made.left_plain_by_event(self._asks(made))
         entries = made.entry_number[self._asks(made)]
         first, last, size = 0, -1, made.kind.size
         while last < size:

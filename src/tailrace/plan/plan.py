@@ -43,6 +43,11 @@ class Plan:
         return self.profile.logs_pre_images and not self.exact_images
 
     @property
+    def finds_logged_images(self) -> bool:
+        """Whether pre-images that are entries of the oplog are given, be it beside stored ones."""
+        return self.profile.finds_logged_pre_images and not self.exact_images
+
+    @property
     def read_after(self) -> ClusterTime | None:
         """Read the entries with ts greater than this; ``None`` means that the stream starts now (``start_at``)."""
         return None if self.start is None else ClusterTime(max(self.start - 1, 0))

@@ -44,6 +44,9 @@ class ServerProfile:
     logs_pre_images: bool = _column(
         "pre-images are no-op entries of the oplog (`recordPreImages`), shown in the event after `fullDocument`"
     )
+    finds_logged_pre_images: bool = _column(
+        "pre-images that `recordPreImages` has logged are given, too, and post-images made of them"
+    )
     refuses_mode_by_own_code: bool = _column("an unknown `fullDocument` is refused with 40575, not 2")
     insert_keys_from_catalog: bool = _column(
         "a shard's insert gets its `documentKey` from the shard key of the collection as it is when the event is made"
@@ -97,6 +100,7 @@ SERVER_4_4: Final = ServerProfile(
     multi_op_is_no_transaction=False,
     expanded_events_and_images=False,
     logs_pre_images=True,
+    finds_logged_pre_images=True,
     refuses_mode_by_own_code=True,
     insert_keys_from_catalog=True,
     always_shows_new_shards=True,
@@ -133,6 +137,7 @@ SERVER_7_0: Final = replace(
     SERVER_6_0,
     version=(7, 0),
     token_version=2,
+    finds_logged_pre_images=False,
     disambiguated_paths=True,
     unwinds_apply_ops_without_session=True,
     describes_no_ops=True,

@@ -12,7 +12,7 @@ from tailrace.oplog.stored_document import apply_operation
 from tailrace.oplog.update_delta import apply_diff
 from tailrace.plan.conjuncts import FULL_DOCUMENT
 from tailrace.plan.options import StreamOptions
-from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedPreImages
+from tailrace.plan.request import Answer, DocumentLookup, NeedDocuments, NeedEntries, NeedPreImages
 from tailrace.raw_bson import OBJECT
 from tailrace.stage.add_pre_image import request_pre_images
 from tailrace.stage.setup import ShardSetup, ShardStage
@@ -53,7 +53,7 @@ class AddPostImage(ShardStage):
 
     def process(
         self, events: list[ChangeEvent], out: list[ChangeEvent]
-    ) -> Generator[NeedDocuments | NeedPreImages, Answer, None]:
+    ) -> Generator[NeedDocuments | NeedPreImages | NeedEntries, Answer, None]:
         updates = [event for event in events if _is_update(event)]
         if self._looks_up:
             failure = yield from self._look_up(updates)

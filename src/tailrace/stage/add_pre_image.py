@@ -2,6 +2,7 @@
 
 Before 6.0 there is no such collection: with ``recordPreImages`` the server logs the document before an operation as a
 no-op entry, and the operation's own entry says where (``preImageOpTime``). An event without that has no such field.
+6.0 has both, for each collection the one or the other, and 5.0's entries are found by it too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class AddPreImage(ShardStage):
         self, events: list[ChangeEvent], out: list[ChangeEvent]
     ) -> Generator[NeedPreImages | NeedEntries, Answer, None]:
         asking = [event for event in events if event.image_key is not None]
-        images = yield from (_request_logged_images(asking) if self._logged else request_pre_images(asking))
+        if self._logged:
+            asking = [event for event in asking if event.logged_image is not None]
+        images = yield from request_pre_images(asking)
         for event in events:
             if event.image_key is not None and self._logged and event.logged_image is None:
                 if self._required:
@@ -67,8 +70,13 @@ class AddPreImage(ShardStage):
 
 def request_pre_images(
     events: list[ChangeEvent],
-) -> Generator[NeedPreImages, Answer, dict[int, bytes | None]]:
+) -> Generator[NeedPreImages | NeedEntries, Answer, dict[int, bytes | None]]:
     """Ask for the pre-images of events that have an image key; the answers by the event's identity."""
+    stored = yield from _request_stored_images([event for event in events if event.logged_image is None])
+    return stored | (yield from _request_logged_images(events))
+
+
+def _request_stored_images(events: list[ChangeEvent]) -> Generator[NeedPreImages, Answer, dict[int, bytes | None]]:
     if not events:
         return {}
     keys = tuple(event.image_key for event in events if event.image_key is not None)
@@ -78,7 +86,7 @@ def request_pre_images(
 
 
 def _request_logged_images(events: list[ChangeEvent]) -> Generator[NeedEntries, Answer, dict[int, bytes | None]]:
-    """As ``request_pre_images``, of the events whose pre-images are entries."""
+    """Of the events whose pre-images are entries."""
     logged = [(event, event.logged_image) for event in events if event.logged_image is not None]
     if not logged:
         return {}

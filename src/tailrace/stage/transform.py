@@ -53,7 +53,8 @@ class Transform(ShardStage):
         self._ns_type = plan.profile.ns_type
         self._describes_no_ops = plan.profile.describes_no_ops
         self._refuses_old_updates = plan.profile.refuses_old_updates
-        self._reads_logged_images = plan.reads_logged_images
+        self._finds_logged_images = plan.finds_logged_images
+        self._image_first = plan.reads_logged_images
         self.left: list[OplogEntry] = []
         token = plan.start_token
         self._searched = None if token is None or token.is_high_water_mark else token
@@ -158,7 +159,8 @@ class Transform(ShardStage):
             event.collection_uuid = uuid
         if entry.operation != "i":
             event.image_key = PreImageKey(uuid, entry.image_time, entry.image_index)
-            event.logged_image = entry.logged_image if self._reads_logged_images else None
+            event.logged_image = entry.logged_image if self._finds_logged_images else None
+            event.image_first = self._image_first and event.logged_image is not None
         return event
 
     def _update(self, entry: OplogEntry, body: bytes) -> ChangeEvent:
