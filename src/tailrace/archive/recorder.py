@@ -33,9 +33,11 @@ from tailrace.durable import make_private, writing
 from tailrace.errors import OtherHistoryError, SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity
+from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.source.connection import Connection
+from tailrace.source.member_version import PresentMember, present_member
 from tailrace.source.membership import changes, remembered_host
-from tailrace.source.mongod import MongodSource, present_series
+from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster, ShardAddress
 from tailrace.source.witness import cluster_id
 from tailrace.threads import CheckedThread
@@ -84,8 +86,8 @@ class Recorder:
         self._threads: dict[str, CheckedThread] = {}
         self._failure: TailraceError | None = None
         self._cluster_id = ""
-        #: The server series that were known when the version was noted last.
-        self._series: frozenset[str | None] = frozenset()
+        #: The members' processes that were known when the version was noted last.
+        self._noted: frozenset[PresentMember | None] = frozenset()
         self._running = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -113,6 +115,7 @@ class Recorder:
                     description = self._follow_members(description)
         finally:
             self._end()
+        self._note_version(description)  # what was met since
         if self._failure is not None:
             raise self._failure
 
@@ -238,27 +241,44 @@ class Recorder:
         write_record(self._folder / DESCRIPTION, description.document())
 
     def _note_version(self, description: Description) -> Description:
-        """Note from when on the servers have another version: looked at when the recorder begins, and where PyMongo
-        hears of another series."""
+        """Note from when on the servers have another version: the one that a stream read that began and ended with the
+        archive's own reads. Looked at when the recorder begins, and where PyMongo hears of another process."""
         cluster = self._cluster
         clients = [self._client] if cluster is None else cluster.clients
-        series = frozenset(map(present_series, clients))
-        if series == self._series:
+        present = frozenset(map(present_member, clients))
+        if present == self._noted:
             return description
         try:
-            if cluster is None:
-                source = MongodSource(self._client, retry_seconds=0)
-                noted = description.with_version(source.server_version, source.newest())
+            source = MongodSource(self._client, retry_seconds=0)
+            version = source.server_version if cluster is None else cluster.server_version()
+            profile = profile_for(version)
+            if profile != profile_for(description.versions[-1].version):
+                since = self._met(profile)
             else:
-                noted = description.with_version(cluster.server_version(), cluster.open_view().time)
+                since = source.newest() if cluster is None else cluster.open_view().time
         except SourceError as error:
             _log.debug("the servers' version is asked again later: %s", error)
             return description
-        self._series = series
+        if since is None:
+            return description
+        noted = description.with_version(version, since)
+        self._noted = present
         if noted is not description:
             _log.info("the servers run MongoDB %s from %s on", *noted.versions[-1])
             self._save(noted)
         return noted
+
+    def _met(self, profile: ServerProfile) -> ClusterTime | None:
+        """The first cluster time at which all oplogs are read from members whose events are those of ``profile``, or of
+        a later one; ``None`` where it is not so yet."""
+        with self._lock:
+            found = [writer.met for name, writer in self._writers.items() if name != CONFIG_OPLOG]
+        met = [one for one in found if one is not None]
+        if len(met) < len(found) or not any(profile in one.version.profiles for one in met):
+            return None
+        if any(max(each.version for each in one.version.profiles) < profile.version for one in met):
+            return None
+        return max(one.after for one in met).tick()
 
     def _follow_members(self, description: Description, until: ClusterTime | None = None) -> Description:
         """Begin to archive shards that were added, up to ``until`` if it is given; note those that were removed, whose

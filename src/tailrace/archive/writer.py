@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tailrace.archive.layout import HEAD, LOCK, Reach, head, oplog_of, segments
 from tailrace.archive.owner import confirm_owner, set_identity
@@ -20,6 +20,7 @@ from tailrace.errors import SinkError, SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.plan.request import OplogBatch
 from tailrace.source.connection import Connection
+from tailrace.source.member_version import MemberVersion
 from tailrace.source.mongod import MongodSource
 
 #: Batches between the two threads.
@@ -47,6 +48,13 @@ class ArchiveProgress:
     expired: int = 0
     read: ClusterTime = ZERO
     until: ClusterTime = ZERO
+
+
+class VersionMet(NamedTuple):
+    """A member of this version is read, and what is later than ``after`` comes from it."""
+
+    version: MemberVersion
+    after: ClusterTime
 
 
 class OplogWriter:
@@ -90,6 +98,8 @@ class OplogWriter:
         self._all_read = False
         self._failure: BaseException | None = None
         self.written = ArchiveProgress()
+        #: ``None`` until the first reply has come.
+        self.met: VersionMet | None = None
 
     def stop(self) -> None:
         """Publish what was read and end, also where no member can be reached. From any thread."""
@@ -159,6 +169,10 @@ class OplogWriter:
         tail = self._source.tail(after, await_ms=_AWAIT_MS)
         try:
             for batch in tail:
+                version = self._source.read_version
+                if version is not None and (self.met is None or self.met.version != version):
+                    self.met = VersionMet(version, after)
+                after = batch.high_water
                 self._queue.put(batch)
                 if self._failure is not None or self._stopped.is_set():
                     return

@@ -473,7 +473,7 @@ class OplogChangeStream(BlockChangeStream):
             commands.answered(self.resume_token, self._told, is_last=self._ends)
 
     def _go_over(self) -> None:
-        """The member that is read has another major version than the one before, as in an upgrade under way: go on with
+        """The member that is read gives other events than the one before, as in an upgrade under way: go on with
         that version's events, as a driver does that resumes there. All that was read before has been given."""
         version = self._source.version_read()
         profile = profile_for(version)

@@ -166,7 +166,7 @@ class ShardedChangeStream(BlockChangeStream):
             self._read(CONFIG_SHARDS, self._cluster.config_client(), begun.config_after)
 
     def _go_over(self) -> None:
-        """A shard is read at a member of another major version than before, as in an upgrade under way: open the stream
+        """A shard is read at a member that gives other events than before, as in an upgrade under way: open the stream
         again where it is, with the events of the version that its oldest shard has now."""
         for name in list(self._parts):
             self._forget(name)

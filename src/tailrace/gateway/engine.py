@@ -53,7 +53,8 @@ from tailrace.gateway.stage_workers import (
 from tailrace.gateway.upstream import APP_NAME
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
-from tailrace.source.mongod import MongodSource, present_major
+from tailrace.source.member_version import PresentMember, present_member
+from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
 from tailrace.source.uri import ConnectionString
 from tailrace.tail.shard_tails import ShardTails
@@ -129,6 +130,8 @@ class Engine:
         #: Major and minor version of the server.
         self.version = (6, 0)
         self._version_text = ""
+        #: The members' processes that were known when the version was asked last.
+        self._asked_of: frozenset[PresentMember | None] = frozenset()
         self.streams: dict[int, ServedStream] = {}
         self.workers = StageWorkers(stage_limits or StageLimits())
         self._offenders = Offenders()
@@ -151,9 +154,13 @@ class Engine:
     async def _follow_upgrade(self) -> None:
         """Before a stream is opened: the deployment may have been upgraded since the last one."""
         clients = [self._client] if self._cluster is None else self._cluster.clients
-        majors = {present_major(client) for client in clients} - {None}
-        if majors and self.version[0] not in majors and self._client.read_preference == ReadPreference.PRIMARY:
-            self._adopt(await in_thread(self._reading_pool, self._present_version))
+        present = frozenset(map(present_member, clients))
+        if None in present or present == self._asked_of or self._client.read_preference != ReadPreference.PRIMARY:
+            return
+        version = await in_thread(self._reading_pool, self._present_version)
+        self._asked_of = present
+        if profile_for(version) != profile_for(self._version_text):
+            self._adopt(version)
 
     def _present_version(self) -> str:
         cluster = self._cluster
@@ -387,7 +394,7 @@ class Engine:
         reading = OplogReading(
             self._reading_pool, self._waker, self._client, self._shared, scope, ahead=self._ahead_room
         )
-        reading.expect_version(self.version)
+        reading.expect_version(self._version_text)
         return reading
 
     def _keep(self, client: MongoClient[Any], shared: SharedTail) -> None:

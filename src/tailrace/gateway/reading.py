@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -301,8 +301,8 @@ class OplogReading(Reading):
         finally:
             self._is_asked = False
 
-    def expect_version(self, version: Sequence[int]) -> None:
-        """Raise OtherVersionError where a member of another major version is to be read."""
+    def expect_version(self, version: str) -> None:
+        """Raise OtherVersionError where a member is to be read whose version has other events than this one."""
         self._source.expect_version(version)
 
     async def version_read(self) -> str:

@@ -176,6 +176,11 @@ def profile_for(version: str | Sequence[int]) -> ServerProfile:
     return fitting[-1]
 
 
+def profiles_of_series(series: str) -> frozenset[ServerProfile]:
+    """Those that a server can have of whose version the first two numbers are known, such as "7.0"."""
+    return frozenset({profile_for(series), *(one for one in PROFILES if one.series == _parts(series)[:2])})
+
+
 def knowledge_of(version: str | Sequence[int]) -> Knowledge:
     """What the rules for a version are taken from: ``measured`` against a server of its series (7.0, not 7.3),
     ``derived`` from published documents or from the rules of the series before it, ``unknown`` where it is of a later

@@ -26,16 +26,17 @@ from tailrace.errors import OtherHistoryError, OtherVersionError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.oplog.witness import EntryMark
+from tailrace.plan.profile import profile_for
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
 from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.failure import Backoff
 from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
+from tailrace.source.member_version import MemberVersion, MemberVersions, present_member
 from tailrace.source.raw_reply import RawReplyCursor
 from tailrace.source.time_limit import remaining_s
 from tailrace.source.uri import ConnectionString
 from tailrace.source.window import Window
-from tailrace.source.wire_version import major_of, series_of
 
 AWAIT_MS: Final = 1000
 #: One wait of the server; a longer ``await_ms`` is made of several, so that no socket time-out cuts it.
@@ -89,11 +90,12 @@ class MongodSource:
         self._pushed = pushed
         self._connection = Connection(deployment, retry_seconds=retry_seconds, waits=waits, options=options)
         self._tailing: RawReplyCursor | None = None
-        #: Which major version the entries are to come from, and that of the member that was read last.
-        self._expected: int | None = None
+        self._versions = MemberVersions(self._connection.client)
+        #: Which version the entries are to come from, and that of the member that was read last.
+        self._expected: MemberVersion | None = None
         #: Whether the next member that is read says it.
         self._takes_first = False
-        self.read_series: str | None = None
+        self.read_version: MemberVersion | None = None
         #: The bytes of the reply that ``tail`` is giving.
         self._reply_bytes = 0
 
@@ -113,21 +115,24 @@ class MongodSource:
         return str(self._connection.retrying(self.client.server_info)["version"])
 
     def expect_version(self, version: str | Sequence[int] | None) -> None:
-        """Read from members of this major version alone: ``tail`` and ``read`` raise OtherVersionError where they come
-        to one of another, before they give anything of its entries. ``None``: from members of any version."""
-        self._expected, self._takes_first = None if version is None else major_of(version), False
+        """Read from members alone that give the events of this version: ``tail`` and ``read`` raise OtherVersionError
+        where they come to another, before they give anything of its entries. ``None``: from members of any version."""
+        self._expected, self._takes_first = None if version is None else MemberVersion.whole(version), False
 
     def expect_present_version(self) -> None:
         """As ``expect_version``, of the version that the primary has now, as PyMongo knows it; where other members may
         be read, of the version of the first one that is."""
-        self._expected = present_major(self.client) if self._connection.reads_primary else None
+        member = present_member(self.client) if self._connection.reads_primary else None
+        self._expected = None if member is None else MemberVersion.of_series(member.series)
         self._takes_first = self._expected is None
 
     def version_read(self) -> str:
-        """The server version whose change streams a client would get where this source reads: the whole version, if the
-        member that knows it is of the same series as the one that was read last; otherwise that one's series."""
-        version, series = self.server_version, self.read_series
-        return version if series is None or major_of(series) == major_of(version) else series
+        """The server version whose change streams a client would get where this source reads: that of the member that
+        was read last, as far as it is known; the primary's whole version, if this can be the same."""
+        version, read = self.server_version, self.read_version
+        if read is None or (not read.is_whole and profile_for(version) in read.profiles):
+            return version
+        return read.text
 
     @property
     def trouble(self) -> str | None:
@@ -437,29 +442,29 @@ class MongodSource:
 
     def _confirm_version(self, address: tuple[str, int | None] | None) -> None:
         """Raises OtherVersionError where the member at ``address`` is not of the version that is expected."""
-        series = self._series_of(address)
-        if series is None and self._expected is not None:
+        version = None if address is None else self._versions.of(address)
+        if version is None and self._expected is not None:
             # It was marked as gone since it has answered: PyMongo looks for a member, and asks that one too.
             self.client.admin.command("ping", read_preference=self.client.read_preference)
-            series = self._series_of(address)
-            if series is None:
+            version = None if address is None else self._versions.of(address)
+            if version is None:
                 raise AutoReconnect("the member that was read has gone, and its version is not known")
-        if series is None or address is None:
+        if version is None or address is None:
             return
-        self.read_series = series
+        self.read_version = version
         if self._takes_first:
-            self._expected, self._takes_first = major_of(series), False
-        if self._expected not in (None, major_of(series)):
+            self._expected, self._takes_first = version, False
+        if self._expected is None:
+            return
+        common = self._expected.profiles & version.profiles
+        if not common:
             raise OtherVersionError(
-                f"the member {address[0]}:{address[1]} of {self.name} runs MongoDB {series}, and the events so far "
-                f"were those of {self._expected}.0: the deployment is being upgraded",
+                f"the member {address[0]}:{address[1]} of {self.name} runs MongoDB {version.text}, and the events so "
+                f"far were those of {self._expected.text}: the deployment is being upgraded",
                 hint="Resume the stream: it goes on with the events of the version that it reads",
             )
-
-    def _series_of(self, address: tuple[str, int | None] | None) -> str | None:
-        """The server series of a member, where PyMongo knows it at the moment."""
-        member = None if address is None else self.client.topology_description.server_descriptions().get(address)
-        return series_of(member.max_wire_version) if member is not None and member.max_wire_version else None
+        if common != self._expected.profiles:
+            self._expected = version  # what could be one of several is known now
 
     def _check_history(self, position: _Position, address: tuple[str, int | None] | None) -> None:
         """The oplog of the member at ``address`` does not show the entry at ``position``: what does that mean?
@@ -518,22 +523,6 @@ class MongodSource:
         options = self.client.options
         limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout, remaining_s()) if limit]
         return max(1, min(_AWAIT_MS_MAX, *(int(limit * 500) for limit in limits))) if limits else _AWAIT_MS_MAX
-
-
-def present_series(client: MongoClient[Any]) -> str | None:
-    """The server series of the primary, or else of a member that can be read, as PyMongo knows them at the moment;
-    ``None`` where it knows none."""
-    known = client.topology_description.server_descriptions().values()
-    members = sorted(
-        (one for one in known if one.is_readable and one.max_wire_version), key=lambda one: not one.is_writable
-    )
-    return series_of(members[0].max_wire_version) if members else None
-
-
-def present_major(client: MongoClient[Any]) -> int | None:
-    """The first number of ``present_series``."""
-    series = present_series(client)
-    return None if series is None else major_of(series)
 
 
 def _may_push(client: MongoClient[Any]) -> bool:

@@ -17,8 +17,8 @@ from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.request import OplogBatch
 from tailrace.source.failure import Backoff, is_transient
+from tailrace.source.member_version import MemberVersion
 from tailrace.source.mongod import MongodSource
-from tailrace.source.wire_version import major_of
 from tailrace.tail.chains import Chains
 from tailrace.tail.entry_index import index_entries
 from tailrace.tail.segment import Segment
@@ -57,8 +57,8 @@ class Receiver(Protocol):
     def is_to_open_again(self, reader: TailReader) -> bool:
         """Whether the reader is to ask ``opened`` again, and read on with another filter."""
 
-    def reads_version(self, reader: TailReader, major: int) -> None:
-        """What is received from now on comes from a member of this major version."""
+    def reads_version(self, reader: TailReader, version: MemberVersion) -> None:
+        """What is received from now on comes from a member of this version."""
 
     def received(self, reader: TailReader, segment: Segment) -> bool: ...
 
@@ -94,7 +94,7 @@ class TailReader:
         self._attendant = attendant
         self._chains = Chains()
         #: Of the member that was read last.
-        self._series: str | None = None
+        self._version: MemberVersion | None = None
         self._position = ClusterTime(0)
         #: Why the loop has stopped taking replies, if the reading is not to go on.
         self._failure: BaseException | None = None
@@ -153,10 +153,10 @@ class TailReader:
             self._reopens = False
             return True
         self._backoff.progress()
-        if self.source.read_series != self._series:
-            self._series = series = self.source.read_series
-            if series is not None:
-                self._receiver.reads_version(self, major_of(series))
+        if self.source.read_version != self._version:
+            self._version = version = self.source.read_version
+            if version is not None:
+                self._receiver.reads_version(self, version)
         after, self._position = self._position, batch.high_water
         return self._pass_on(batch, after, self._chains)
 

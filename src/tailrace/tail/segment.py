@@ -11,6 +11,7 @@ from pymongo.errors import PyMongoError
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.batch import entry_time
+from tailrace.source.member_version import MemberVersion
 from tailrace.tail.entry_index import EntryIndex
 from tailrace.tail.interest import EVERYONE
 
@@ -100,7 +101,7 @@ class TailPlace:
     ``unheard``   a failure of the reader that concerns the stream, and that it was not told of yet
     ``reopens``   it was told of a failure, and has taken nothing since
     ``on_ready``  called, without the lock, when something has come for a stream that had nothing
-    ``major``     the major version of the servers whose entries it wants; ``None``: of any
+    ``version``   of the servers whose entries it wants; ``None``: of any
     """
 
     __slots__ = (
@@ -110,20 +111,24 @@ class TailPlace:
         "has_fallen",
         "joined",
         "key",
-        "major",
         "on_ready",
         "pending",
         "position",
         "reopens",
         "unheard",
+        "version",
         "waiter",
     )
 
     def __init__(
-        self, key: bytes, position: ClusterTime, on_ready: Callable[[], None] | None, major: int | None = None
+        self,
+        key: bytes,
+        position: ClusterTime,
+        on_ready: Callable[[], None] | None,
+        version: MemberVersion | None = None,
     ) -> None:
         self.key = key
-        self.major = major
+        self.version = version
         self.position = position
         self.joined = False
         self.has_fallen = False

@@ -18,6 +18,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.request import OplogBatch
 from tailrace.source.failure import is_killed
+from tailrace.source.member_version import MemberVersion
 from tailrace.tail.interest import key_of
 from tailrace.tail.reader import Attendant, TailReader
 from tailrace.tail.reader_filter import ReaderFilter
@@ -114,8 +115,8 @@ class SharedTail:
         self._places: set[TailPlace] = set()
         self._reader: TailReader | None = None
         self._filter = ReaderFilter()
-        #: The major version of the member that the reader reads.
-        self._major: int | None = None
+        #: Of the member that the reader reads.
+        self._version: MemberVersion | None = None
         self._not_before = 0.0
         #: The reader's error, until it has read again.
         self._failure: PyMongoError | None = None
@@ -130,13 +131,13 @@ class SharedTail:
         scope: Scope,
         position: ClusterTime,
         on_ready: Callable[[], None] | None = None,
-        major: int | None = None,
+        version: MemberVersion | None = None,
     ) -> TailPlace:
         """A stream of ``scope`` reads, after ``position``. Where that is in the window, it is joined at once.
 
-        ``major``  the major version of the servers whose entries it wants; ``None``: of any
+        ``version``  of the servers whose entries it wants; ``None``: of any
         """
-        place = TailPlace(key_of(scope), position, on_ready, major)
+        place = TailPlace(key_of(scope), position, on_ready, version)
         with self._lock:
             self._places.add(place)
             self._join(place)
@@ -185,10 +186,15 @@ class SharedTail:
 
     def _join(self, place: TailPlace) -> bool:
         """The stream reads from the window, if what it wants is there, and is of the version that it wants."""
-        return self._is_of(place) and self._window.join(place)
+        if not self._is_of(place) or not self._window.join(place):
+            return False
+        if place.version is not None and self._version is not None and self._version.is_certain:
+            place.version = self._version  # it may have known the series alone
+        return True
 
     def _is_of(self, place: TailPlace) -> bool:
-        return place.major is None or self._major is None or place.major == self._major
+        wanted, read = place.version, self._version
+        return wanted is None or read is None or not wanted.profiles.isdisjoint(read.profiles)
 
     def poll(self, place: TailPlace) -> OplogBatch | None:
         """What has come for a stream that is joined: its entries, or none and how far was read. ``None``: it is joined
@@ -290,11 +296,11 @@ class SharedTail:
     def is_to_open_again(self, reader: TailReader) -> bool:
         return self._filter.is_due
 
-    def reads_version(self, reader: TailReader, major: int) -> None:
+    def reads_version(self, reader: TailReader, version: MemberVersion) -> None:
         with self._lock:
             if self._reader is not reader:
                 return
-            self._major = major
+            self._version = version
             # They read on for themselves, and so come to the other version at a place that they know.
             others = [place for place in self._places if place.joined and not self._is_of(place)]
             for place in others:
@@ -352,7 +358,7 @@ class SharedTail:
         with self._lock:
             if self._reader is not reader:
                 return
-            self._reader = self._failure = self._major = None
+            self._reader = self._failure = self._version = None
             self._not_before = time.monotonic() + _RETRY_S
             ready = self._told(self._window.close())
         _call(ready)
@@ -415,7 +421,7 @@ class SharedTail:
         with self._lock:
             self._closed = True
             reader, self._reader = self._reader, None
-            self._failure = self._major = None
+            self._failure = self._version = None
             ready = self._told(self._window.close())
         if reader is not None:
             reader.source.interrupt()

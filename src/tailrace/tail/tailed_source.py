@@ -144,8 +144,10 @@ class TailedSource(MongodSource):
 
     def _by_itself(self, place: TailPlace, options: dict[str, Any]) -> Generator[OplogBatch, None, None]:
         """What the stream reads with a cursor of its own, until it is joined."""
+        self._expected = place.version or self._expected
         with closing(MongodSource.tail(self, place.position, **options)) as batches:
             for batch in batches:
+                place.version = self._expected  # the read may have told it
                 is_joined = self._shared.reached(place, batch.high_water, len(batch.raw))
                 if is_joined:
                     batches.close()

@@ -20,7 +20,8 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.plan.plan import Plan
 from tailrace.plan.profile import profile_for
-from tailrace.source.mongod import MongodSource, present_series
+from tailrace.source.member_version import PresentMember, present_member
+from tailrace.source.mongod import MongodSource
 from tailrace.source.outline import MOST, Bucket, Weights
 from tailrace.source.replica_set_oplog import ReplicaSetOplog
 from tailrace.source.topology import Cluster
@@ -82,8 +83,8 @@ class Deployment(ABC):
         self._client = client
         self._snapshots: SnapshotPlanner | None = None
         self._states: ExactStates | None = None
-        #: The server series that were known when the version was asked last.
-        self._series: frozenset[str | None] = frozenset()
+        #: The members' processes that were known when the version was asked last.
+        self._asked_of: frozenset[PresentMember | None] = frozenset()
 
     @property
     @abstractmethod
@@ -282,14 +283,14 @@ class Deployment(ABC):
 
     def _follow_upgrade(self) -> None:
         """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
-        its last entry was written: its end says which. They are asked again where PyMongo hears of another series."""
-        series = frozenset(map(present_series, self._clients))
-        if series == self._series:
+        its last entry was written: its end says which. They are asked again where PyMongo hears of another process."""
+        present = frozenset(map(present_member, self._clients))
+        if present == self._asked_of:
             return
         version = self._asked_version()
-        if self._series and version != self.server_version:
+        if self._asked_of and version != self.server_version:
             _log.info("the next micro-batches hold the events of MongoDB %s", version)
-        self._series, self.server_version = series, version
+        self._asked_of, self.server_version = present, version
         if self._states is not None:
             self._states.server_version = version
 
