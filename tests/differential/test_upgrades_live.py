@@ -46,21 +46,25 @@ IMAGE = "fullDocumentBeforeChange"
 class Streams:
     """Streams over one deployment, beside the server's own, each with the events that it has given."""
 
-    def __init__(self, uri: str, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, uri: str, folder: Path, stack: ExitStack, *, options: dict[str, Any] | None = None) -> None:
+        """``options``: of ``$changeStream``."""
         ours = stack.enter_context(tailrace.connect(uri, images=folder))
         server = stack.enter_context(tailrace.connect(uri, engine="server"))
         beyond = stack.enter_context(MongoClient[Any](stack.enter_context(running_gateway(uri)).uri()))
         alone = stack.enter_context(tailrace.connect(uri))
-        options: dict[str, Any] = {"document_class": RawBSONDocument, "max_await_time_ms": 100}
+        told = options or {}
+        options = {"document_class": RawBSONDocument, "max_await_time_ms": 100, "options": told or None}
         raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
         self.streams: dict[str, Any] = {
             "server": server.watch(**options),
             "alone": alone.watch(**options),
             "together": ours.watch(**options),
             "together, a collection": ours.shop.orders.watch(**options),
-            "gateway": beyond.shop.get_collection("orders", codec_options=raw).watch(max_await_time_ms=100),
             "exact": ours.shop.orders.watch(full_document_before_change="exact", **options),
         }
+        if not told:  # PyMongo takes no other options of the stage
+            orders = beyond.shop.get_collection("orders", codec_options=raw)
+            self.streams["gateway"] = orders.watch(max_await_time_ms=100)
         self.events: dict[str, list[bytes]] = {name: [] for name in self.streams}
         for stream in self.streams.values():
             stack.callback(stream.close)
@@ -151,6 +155,65 @@ def test_each_stream_takes_the_version_of_the_member_that_it_reads(older: str, n
     first, last = bson.decode(streams.events["alone"][0]), bson.decode(streams.events["alone"][-1])
     assert ("wallTime" in first) == (older >= "6")
     assert "wallTime" in last
+
+
+@pytest.mark.slow
+def test_a_patch_release_that_has_other_events_is_followed(tmp_path: Path) -> None:
+    """7.0.28 tells of index builds, and 7.0.25 does not. Streams compared the first number of the version alone, so
+    they went on without these events."""
+    shown: dict[str, Any] = {"showExpandedEvents": True, "showSystemEvents": True}
+    with ReplicaSet(version="7.0.25") as deployment, ExitStack() as stack:
+        client = stack.enter_context(MongoClient[Any](deployment.uri))
+        client.shop.orders.insert_one({"_id": -1})
+        begin = MongodSource(deployment.uri).newest()
+        streams = Streams(deployment.uri, tmp_path, stack, options=shown)
+        spark = open_deployment(parse({"uri": deployment.uri}))
+        stack.callback(spark.close)
+        gateway = stack.enter_context(running_gateway(deployment.uri)).uri()
+        recorder = Recorder(client, None, tmp_path / "archive", ArchivePolicy(images=False))
+        thread = Background("archive", recorder.run)
+        _write_and_index(client, 0)
+        assert _planned(spark, spark.start("oldest")) == "7.0.25"
+        streams.settle(client)
+        deployment.upgrade(0, "7.0.28")
+        _write_and_index(client, 100)
+        streams.settle(client)
+        assert _planned(spark, spark.start("oldest")) == "7.0.28"
+        recorder.stop()
+        thread.join()
+        start = {"startAtOperationTime": begin.tick().to_timestamp(), "allChangesForCluster": True, **shown}
+        again = [_first_reply(uri, start) for uri in (deployment.uri, gateway)]
+    assert again[0] == again[1]
+    assert _index_builds(again[0]) == 4, "an upgraded server has them of older entries, too"
+    _compare(streams, range(0))
+    assert _index_builds(streams.events["alone"]) == 2
+    # Replay gives the events that there were, the upgrade where the archive met it.
+    assert [note.version for note in existing(tmp_path / "archive").versions] == ["7.0.25", "7.0.28"]
+    flags = ("--show-expanded-events", "--show-system-events")
+    at = f"--start-at-operation-time={begin.seconds},{begin.increment + 1}"
+    said = run("replay", str(tmp_path / "archive"), at, *flags, "--format", "bson")
+    assert said.returncode == 0, said.stderr
+    assert list(raw_bson.split(said.stdout)) == streams.events["server"]
+
+
+def _index_builds(events: list[bytes]) -> int:
+    return sum(bson.decode(event)["operationType"] == "startIndexBuild" for event in events)
+
+
+def _first_reply(uri: str, stage: dict[str, Any]) -> list[bytes]:
+    """What a new stream has at once."""
+    raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
+    with MongoClient[Any](uri) as client:
+        admin = client.get_database("admin", codec_options=raw)
+        with admin.aggregate([{"$changeStream": stage}], batchSize=1000) as cursor:
+            return [bytes(event.raw) for event in iter(cursor.try_next, None)]
+
+
+def _write_and_index(client: MongoClient[Any], first: int) -> None:
+    """Documents, and two indexes that are built, not made with an empty collection."""
+    _write(client, first)
+    client.shop.orders.create_index([(f"n{first}", 1)])
+    client.shop.other.create_index([(f"n{first}", 1)])
 
 
 @pytest.mark.slow
