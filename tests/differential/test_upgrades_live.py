@@ -28,12 +28,14 @@ from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.deployment import Deployment
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.offset import Offset
-from tailrace.spark.source.options import parse
+from tailrace.spark.source.options import ReadOptions, parse
+from tailrace.spark.source.stream_reader import TailraceStreamReader
 from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.writer import TablesWriter
 from tests.commands import run
 from tests.differential.upgrading import END_S, RAW, Background, Follower, Writer, key_of
 from tests.gateway.gateways import running_gateway
+from tests.spark.readers import kept_by_spark
 from tests.tables.equality import assert_equal, in_collection
 
 pytestmark = pytest.mark.mongod
@@ -157,6 +159,39 @@ def test_each_stream_takes_the_version_of_the_member_that_it_reads(older: str, n
     assert "wallTime" in last
 
 
+def test_a_micro_batch_that_runs_again_after_an_upgrade_gives_the_same_bytes() -> None:
+    """Spark plans a micro-batch, and after a crash it runs the same range again. It was planned under the version of
+    that time, so an upgrade between the two gave other rows."""
+    with ReplicaSet(version="5.0.4") as deployment, MongoClient[Any](deployment.uri) as client:
+        _write(client, 0)
+        options = parse({"uri": deployment.uri, "startingFrom": "oldest", "columns": "event,token", "database": "shop"})
+        first = TailraceStreamReader(options)
+        start = kept_by_spark(first.initialOffset())
+        end = kept_by_spark(first.latestOffset(start, first.getDefaultReadLimit()))
+        given = _rows(options, first, start, end)
+        first.stop()
+        deployment.upgrade(0, "6.0.27")
+        again = TailraceStreamReader(options)
+        assert _rows(options, again, start, end) == given
+        assert {"wallTime" in bson.decode(row["event"]) for row in given} == {False}
+        # What an earlier release has planned does not say its version: then it is that of the moment.
+        unsaid = {name: value for name, value in end.items() if name != "serverVersion"}
+        assert {"wallTime" in bson.decode(row["event"]) for row in _rows(options, again, start, unsaid)} == {True}
+        _write(client, 100)
+        later = kept_by_spark(again.latestOffset(end, again.getDefaultReadLimit()))
+        assert [one["serverVersion"] for one in (end, later)] == ["5.0.4", "6.0.27"]
+        assert {"wallTime" in bson.decode(row["event"]) for row in _rows(options, again, end, later)} == {True}
+        again.stop()
+
+
+def _rows(
+    options: ReadOptions, planner: TailraceStreamReader, start: dict[str, Any], end: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """A micro-batch's rows, as workers make them."""
+    parts = planner.partitions(start, end)
+    return [row for part in parts for batch in TailraceStreamReader(options).read(part) for row in batch.to_pylist()]
+
+
 @pytest.mark.slow
 def test_a_patch_release_that_has_other_events_is_followed(tmp_path: Path) -> None:
     """7.0.28 tells of index builds, and 7.0.25 does not. Streams compared the first number of the version alone, so
@@ -227,18 +262,19 @@ def test_nothing_is_lost_while_a_replica_set_is_upgraded_member_by_member(
         begin = MongodSource(deployment.uri).newest()
         everything = Everything(deployment.uri, tmp_path, stack)
         writer = Writer(deployment.uri)
-        _upgrade(deployment, newer, writer)
+        upgrade(deployment, newer, writer)
         writer.stop()
         client.shop.orders.insert_one(LAST)
         everything.end()
         end = MongodSource(deployment.uri).newest()
-        _check_streams(everything, writer.rounds)
-        _check_archive(tmp_path / "archive", client, begin, [older, newer])
+        check_streams(everything, writer.rounds)
+        given = everything.followers["watch"].events
+        check_archive(tmp_path / "archive", client, begin, [older, newer], given)
         assert_equal(tmp_path / "tables", {"shop.orders": in_collection(client.shop.orders)}, set())
         assert end > begin
 
 
-def _upgrade(deployment: ReplicaSet, newer: str, writer: Writer) -> None:
+def upgrade(deployment: ReplicaSet, newer: str, writer: Writer) -> None:
     """The secondaries, then the primary after it has stepped down, then the feature compatibility version."""
     last = deployment.primary
     for member in [*(one for one in range(3) if one != last), last]:
@@ -263,12 +299,16 @@ class Everything:
         client = stack.enter_context(tailrace.connect(uri, images=folder / "images"))
         server = stack.enter_context(tailrace.connect(uri, engine="server"))
         other = stack.enter_context(tailrace.connect(uri))
+        beyond = stack.enter_context(MongoClient[Any](stack.enter_context(running_gateway(uri)).uri()))
+        raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
+        served = beyond.shop.get_collection("orders", codec_options=raw)
         orders, exact = client.shop.orders, {"full_document_before_change": "exact", **RAW}
         self.followers = {
             "server": Follower("server", lambda start: server.shop.orders.watch(**RAW, **start)),
             "watch": Follower("watch", lambda start: other.shop.orders.watch(**RAW, **start)),
             "watch, together": Follower("together", lambda start: other.shop.orders.watch(**RAW, **start)),
             "exact": Follower("exact", lambda start: orders.watch(**exact, **start)),
+            "gateway": Follower("gateway", lambda start: served.watch(max_await_time_ms=200, **start)),
         }
         self.handled: list[Any] = []
         self.listener = Listener(
@@ -300,7 +340,7 @@ class Everything:
             tables.run_to_present()
 
 
-def _check_streams(everything: Everything, rounds: int) -> None:
+def check_streams(everything: Everything, rounds: int) -> None:
     theirs = everything.followers["server"].events
     assert len(theirs) > rounds * 10
     told = _decoded(theirs, "wallTime", "_id")
@@ -324,8 +364,11 @@ def _places(events: list[bytes]) -> list[Any]:
     return [(token.cluster_time, token.txn_op_index, token.uuid) for token in tokens]
 
 
-def _check_archive(folder: Path, client: MongoClient[Any], begin: ClusterTime, versions: list[str]) -> None:
-    """Replay of the archive gives what the upgraded server gives that resumes where the archive begins."""
+def check_archive(
+    folder: Path, client: MongoClient[Any], begin: ClusterTime, versions: list[str], given: list[bytes]
+) -> None:
+    """Replay of the archive gives what was ``given`` meanwhile, and with one version for all what the upgraded server
+    gives that resumes where the archive begins."""
     description = existing(folder)
     assert [note.version for note in description.versions] == versions
     raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
@@ -335,10 +378,20 @@ def _check_archive(folder: Path, client: MongoClient[Any], begin: ClusterTime, v
         while not expected or key_of(expected[-1]) != {"_id": LAST["_id"]}:
             expected.append(bytes(stream.next().raw))
     start = f"--start-at-operation-time={begin.seconds},{begin.increment + 1}"
+    said = run("replay", str(folder), "shop.orders", start, "--format", "bson", "--server-version", versions[-1])
+    assert said.returncode == 0, said.stderr
+    assert list(raw_bson.split(said.stdout)) == expected
     said = run("replay", str(folder), "shop.orders", start, "--format", "bson")
     assert said.returncode == 0, said.stderr
-    assert f"MongoDB {versions[-1]}: the archive says so".encode() in said.stderr
-    assert list(raw_bson.split(said.stdout)) == expected
+    assert f"of {versions[-1]}: the archive says so".encode() in said.stderr
+    replayed = list(raw_bson.split(said.stdout))
+    assert _decoded(replayed, "wallTime", "_id") == _decoded(expected, "wallTime", "_id")
+    # Its own reads and a stream's do not come to another member at the same entry.
+    assert len(replayed) - len(given) in (0, 1), "the document before the streams were opened"
+    same = sum(one == other for one, other in zip(reversed(replayed), reversed(given), strict=False))
+    assert same > len(given) * 9 // 10
+    assert replayed[-len(given) :][:50] == given[:50]
+    assert replayed[-50:] == given[-50:]
 
 
 @pytest.mark.slow
