@@ -167,6 +167,7 @@ def test_a_micro_batch_that_runs_again_after_an_upgrade_gives_the_same_bytes() -
         options = parse({"uri": deployment.uri, "startingFrom": "oldest", "columns": "event,token", "database": "shop"})
         first = TailraceStreamReader(options)
         start = kept_by_spark(first.initialOffset())
+        assert first.latestOffset(start, first.getDefaultReadLimit()) == start  # the empty one that keeps the start
         end = kept_by_spark(first.latestOffset(start, first.getDefaultReadLimit()))
         given = _rows(options, first, start, end)
         first.stop()

@@ -15,6 +15,7 @@ import tailrace
 from tailrace.archive.cluster import ArchivedCluster
 from tailrace.archive.layout import DESCRIPTION, HEAD
 from tailrace.archive.record import read_record, write_record
+from tailrace.archive.replay import ArchiveReplay
 from tailrace.archive.source import ArchiveSource
 from tailrace.archive.verification import verify
 from tailrace.embedded import ShardedCluster
@@ -89,6 +90,40 @@ def test_a_stream_begins_in_the_archive_and_goes_on_in_the_oplogs(
         # A start that needs no archive does not ask it.
         with both[DATABASE].watch(max_await_time_ms=100) as stream:
             assert stream.try_next() is None
+
+
+def test_a_clusters_entries_are_replayed_as_the_events_of_their_time(
+    sharded_cluster: ShardedCluster, tmp_path: Path
+) -> None:
+    """The versions change between two cluster times, on all shards together. No test had replayed a cluster's archive
+    over an upgrade; here an archive is told of one at times that it knows nothing of."""
+    folder = tmp_path / "archive"
+    namespace = spread(sharded_cluster, "archived_upgrade", "c")
+    write(sharded_cluster, namespace, 0, 24)
+    archive_now(sharded_cluster.uri, folder)
+    of = {version: _replayed(folder, version) for version in ("6.0", "7.0")}
+    times = [_time_of(event) for event in of["6.0"]]
+    assert [_time_of(event) for event in of["7.0"]] == times
+    known: Any = read_record(folder / DESCRIPTION)
+    for at in (times[1], times[len(times) // 2], ClusterTime(times[-1] - 1), times[-1], times[-1].tick()):
+        notes = [{"version": "6.0.27", "since": "0"}, {"version": "7.0.28", "since": f"{at:016x}"}]
+        write_record(folder / DESCRIPTION, {**known, "serverVersions": notes})
+        expected = [
+            older if time < at else newer for time, older, newer in zip(times, of["6.0"], of["7.0"], strict=True)
+        ]
+        assert _replayed(folder, None) == expected
+        token = bson.decode(expected[len(times) // 3])["_id"]
+        assert _replayed(folder, None, resumeAfter=token) == expected[len(times) // 3 + 1 :]
+
+
+def _replayed(folder: Path, version: str | None, **stage: Any) -> list[bytes]:
+    options = StreamOptions.parse(Scope.of_database("archived_upgrade"), stage)
+    replay = ArchiveReplay(folder, options, None if version is None else profile_for(version))
+    return [bytes(event) for block in replay.blocks() for event in block.events()]
+
+
+def _time_of(event: bytes) -> ClusterTime:
+    return ClusterTime.from_timestamp(bson.decode(event)["clusterTime"])
 
 
 def test_what_an_archive_cannot_tell_is_refused(

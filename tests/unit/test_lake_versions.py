@@ -22,7 +22,7 @@ from tailrace.lake.commit_log import CommitLog
 from tailrace.lake.delta_log import versions_of
 from tailrace.lake.erasure import drop_days
 from tailrace.lake.identity import open_lake
-from tailrace.lake.manifest import Gap, VersionNote
+from tailrace.lake.manifest import Gap, WrittenVersion
 from tailrace.lake.status import lake_status
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake.source import behind, edge_of
@@ -33,17 +33,17 @@ from tests.unit.lake_events import COLUMNS, STREAM, as_spark_plans, begin, make,
 UPGRADED = ("", "5.0.4", "5.0.4", "6.0.27", "6.0.27", "7.0.28")
 
 
-def fill(root: Path, checkpoint: Path, versions: tuple[str, ...]) -> list[VersionNote]:
+def fill(root: Path, checkpoint: Path, versions: tuple[str, ...]) -> list[WrittenVersion]:
     """A lake with a micro-batch of each version; what it has to say of them."""
     claim = make(root, checkpoint).claim
     begin(checkpoint)
-    notes: list[VersionNote] = []
+    notes: list[WrittenVersion] = []
     for number, version in enumerate(versions):
         files = stage(root, range(number * 10, number * 10 + 10), stem=str(number))
         planned = replace(as_spark_plans(root, number, planned_for(files)), server_version=version)
         put(root, claim, number, files, planned)
         if version and (not notes or notes[-1].version != version):
-            notes.append(VersionNote(version, planned.after))
+            notes.append(WrittenVersion(version, planned.after))
     return notes
 
 

@@ -25,7 +25,7 @@ from tailrace.lake.layout import (
     is_in_period,
     partition_values,
 )
-from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal, VersionNote
+from tailrace.lake.manifest import BatchMark, Commit, Erasure, FileEntry, Gap, PlannedRange, Removal, WrittenVersion
 from tailrace.lake.partitioning import Partitioning
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import marks_from_json, marks_to_json
@@ -65,7 +65,7 @@ def table_metadata(
     created: datetime,
     *,
     erasures: Sequence[Erasure] = (),
-    versions: Sequence[VersionNote] = (),
+    versions: Sequence[WrittenVersion] = (),
 ) -> dict[str, Any]:
     """The ``metaData`` action. Accepted gaps, erasures and server versions are in it because it is the part of the log
     that is always kept."""
@@ -291,7 +291,7 @@ def erasures_of(configuration: Mapping[str, Any], where: object) -> tuple[Erasur
     )
 
 
-def versions_of(configuration: Mapping[str, Any], where: object) -> tuple[VersionNote, ...]:
+def versions_of(configuration: Mapping[str, Any], where: object) -> tuple[WrittenVersion, ...]:
     """The server versions whose events the lake holds, as a ``metaData`` action keeps them."""
     return guarded(
         lambda: tuple(_note_from_json(one) for one in json.loads(configuration.get(VERSIONS) or "[]")), where
@@ -371,12 +371,12 @@ def _erasure_from_json(value: Mapping[str, Any]) -> Erasure:
     )
 
 
-def _note_to_json(note: VersionNote) -> dict[str, Any]:
+def _note_to_json(note: WrittenVersion) -> dict[str, Any]:
     return {"version": note.version, "after": time_to_json(note.after)}
 
 
-def _note_from_json(value: Mapping[str, Any]) -> VersionNote:
-    return VersionNote(_text(value["version"]), time_from_json(value["after"]))
+def _note_from_json(value: Mapping[str, Any]) -> WrittenVersion:
+    return WrittenVersion(_text(value["version"]), time_from_json(value["after"]))
 
 
 def range_to_text(planned: PlannedRange) -> str:

@@ -10,7 +10,7 @@ from tailrace.lake.manifest import (
     FileEntry,
     Gap,
     Removal,
-    VersionNote,
+    WrittenVersion,
     with_erasure,
     with_version,
 )
@@ -26,7 +26,7 @@ class LogState:
     removed: dict[str, Removal] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
     erasures: tuple[Erasure, ...] = ()
-    versions: tuple[VersionNote, ...] = ()
+    versions: tuple[WrittenVersion, ...] = ()
 
     @property
     def in_order(self) -> list[FileEntry]:

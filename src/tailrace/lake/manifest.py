@@ -127,18 +127,18 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionNote:
+class WrittenVersion:
     """The lake's events later than ``after`` are those of this server version, up to the next note."""
 
     version: str
     after: ClusterTime
 
 
-def with_version(notes: tuple[VersionNote, ...], planned: PlannedRange) -> tuple[VersionNote, ...]:
+def with_version(notes: tuple[WrittenVersion, ...], planned: PlannedRange) -> tuple[WrittenVersion, ...]:
     """The notes, with one more where the micro-batch ``planned`` holds the events of another version than before."""
     if planned.server_version in ("", notes[-1].version if notes else ""):
         return notes
-    return (*notes, VersionNote(planned.server_version, planned.after))
+    return (*notes, WrittenVersion(planned.server_version, planned.after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tailrace.lake import quarantine
 from tailrace.lake.commit_log import CommitLog, Head
 from tailrace.lake.identity import read_identity
 from tailrace.lake.layout import QUARANTINE, cluster_time_of
-from tailrace.lake.manifest import Erasure, Gap, VersionNote
+from tailrace.lake.manifest import Erasure, Gap, WrittenVersion
 from tailrace.oplog.cluster_time import ClusterTime
 
 #: Files below this are worth merging where many of them come together.
@@ -51,7 +51,7 @@ class LakeStatus:
     replaced_bytes: int
     gaps: tuple[Gap, ...]
     erasures: tuple[Erasure, ...] = ()
-    versions: tuple[VersionNote, ...] = ()
+    versions: tuple[WrittenVersion, ...] = ()
     quarantined: int = 0
 
     def to_json(self) -> dict[str, Any]:

@@ -38,8 +38,11 @@ error.
 Versions before 4.4 are refused, and so is an option that the version lacks.
 
 If no version was named, a stream changes to another one by itself when the member that it reads is
-[upgraded](../how-to/operations.md#upgrading-the-deployment). An archive keeps its servers' versions, and `replay` takes
-the newest of them, as an upgraded server reads the older entries in its oplog.
+[upgraded](../how-to/operations.md#upgrading-the-deployment), be it to another patch release, where that has other
+events. An archive keeps its servers' versions over time, and `replay` gives [each entry as the events of its
+time](../how-to/archive.md#which-versions-events). A micro-batch holds the events of the version that it was planned
+with, and `tailrace lake status` shows those of a lake. The feature compatibility version decides little, and is not
+followed: [Differences](differences.md) has what it decides on the server.
 
 An entry that only a later version writes (the two above) is never passed over: under an earlier profile it is an error
 that names the entry, where it holds something of the stream's.

@@ -3,7 +3,6 @@ keeps for every member that it knows (the drivers' server discovery specificatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 #: ``maxWireVersion`` of the first release of each series, oldest first.
@@ -31,8 +30,3 @@ def series_of(wire_version: int) -> str:
     """The server series of a ``maxWireVersion``, such as "7.0"; of one that is not known, the newest before it."""
     known = [series for first, series in _SERIES if first <= wire_version]
     return known[-1] if known else _SERIES[0][1]
-
-
-def major_of(version: str | Sequence[int]) -> int:
-    """The first number of a version."""
-    return int(version.partition(".")[0]) if isinstance(version, str) else version[0]
