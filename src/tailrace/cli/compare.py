@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 from tailrace.cli.output import say, tell
-from tailrace.cli.stream_arguments import add_uri_argument, parse_duration, pipeline_of
-from tailrace.cli.usage import WrongUsageError
+from tailrace.cli.sampled import report_path
+from tailrace.cli.stream_arguments import add_switches, add_uri_argument, parse_duration, pipeline_of, switches_of
 from tailrace.errors import TailraceError
 from tailrace.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
 from tailrace.source.uri import find_uri
@@ -57,9 +56,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--duration", metavar="5m|1h", help="how long (s, m, h, d; default: until Ctrl-C or SIGTERM)")
     parser.add_argument("--events", type=_count, metavar="N", help="end after N events")
-    parser.add_argument(
-        "--events-per-second", type=_rate, metavar="N", help="read at most N events a second from each side"
-    )
+    for what, default in (("events", "2000"), ("mb", "8")):
+        unit = "events" if what == "events" else "MB of events"
+        parser.add_argument(
+            f"--{what}-per-second",
+            type=_rate,
+            default=default,
+            metavar="N|none",
+            help=f"read at most N {unit} a second from each side (default: {default}); none: as many as come",
+        )
     parser.add_argument(
         "--report",
         metavar="FILE",
@@ -75,7 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group = parser.add_argument_group("options of the change stream")
     group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)
     group.add_argument("--full-document-before-change", choices=BEFORE_CHANGE_MODES)
-    group.add_argument("--show-expanded-events", action="store_true", help="DDL events too")
+    add_switches(group)
     parser.set_defaults(run=run, positionals=("uri", "namespace"))
 
 
@@ -86,7 +91,9 @@ def _count(text: str) -> int:
     return number
 
 
-def _rate(text: str) -> float:
+def _rate(text: str) -> float | None:
+    if text == "none":
+        return None
     number = float(text)
     if not 0 < number < float("inf"):
         raise ValueError(text)
@@ -97,19 +104,26 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out; the exit code. Raises TailraceError."""
     duration = None if args.duration is None else parse_duration("--duration", args.duration)
     pipeline = pipeline_of(args)
-    report = None if args.report is None else _report_path(args.report)
+    report = None if args.report is None else report_path("--report", args.report)
     uri = find_uri(args.uri)
 
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415
     from tailrace.compare import ComparisonLimits, DeploymentComparison, Streams  # noqa: PLC0415  so that --help does not load it
 
+    switches = switches_of(args)
     streams = Streams(
         pipeline=pipeline,
         full_document=args.full_document,
         full_document_before_change=args.full_document_before_change,
-        show_expanded_events=args.show_expanded_events,
+        show_expanded_events=switches.pop("showExpandedEvents", False),
+        options=switches,
     )
-    limits = ComparisonLimits(duration_s=duration, events=args.events, events_per_second=args.events_per_second)
+    limits = ComparisonLimits(
+        duration_s=duration,
+        events=args.events,
+        events_per_second=args.events_per_second,
+        bytes_per_second=None if args.mb_per_second is None else args.mb_per_second * (1 << 20),
+    )
     with DeploymentComparison(uri, args.namespace, streams) as comparison, _stopped_by_signals(comparison):
         warn_of_one_shard(comparison.client)
         _say_begun(comparison, args)
@@ -132,14 +146,6 @@ def _give_result(comparison: DeploymentComparison, args: argparse.Namespace, pat
     assert comparison.compared is not None
     _print(report, comparison.compared, path)
     return DIFFERENT if comparison.compared.total else 0
-
-
-def _report_path(text: str) -> Path:
-    """Where the report goes, if it can: after an hour is no time to be told that it cannot."""
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise WrongUsageError(f"--report {text}: no file can be written there")
-    return path
 
 
 @contextmanager
@@ -223,6 +229,13 @@ def _remarks(compared: Compared) -> Iterator[str]:
     """What a reader of the result has to know of it."""
     if compared.unnamed:
         yield f"{compared.unnamed:,} more differences are of further kinds, which are not listed"
+    if any(found.left_out for found in compared.differences):
+        yield "not every difference is shown with its events: together they would take too much memory"
+    if compared.behind_s:
+        yield (
+            f"the last {compared.behind_s:,} s of writes were not compared: more is written than the limits of events "
+            "and bytes a second let through"
+        )
     if compared.looked_up_apart:
         yield (
             f"the documents of {compared.looked_up_apart:,} updates were looked up at different moments, and were not "

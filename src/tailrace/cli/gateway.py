@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tailrace.cli.output import tell
+from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
+    from tailrace.compare import SampledComparison, Streams
     from tailrace.gateway.options import GatewayOptions
     from tailrace.source.uri import ConnectionString
 
@@ -90,6 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="warnings",
         help="on standard error: only warnings (default), or also streams that open and close, as text or JSON lines",
     )
+    add_compare_arguments(parser, "of the whole deployment: ")
     parser.add_argument(
         "--test-commands", action="store_true", help="allow fail points, for tests of drivers; never in production"
     )
@@ -102,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.gateway.options import GatewayOptions  # noqa: PLC0415
     from tailrace.gateway.stage_workers import StageLimits  # noqa: PLC0415
 
+    check_compare(args)
     host, port = address_of(args.listen, "--listen")
     counts = ("connections_max", "cursors_max", "cursors_per_user", "stage_processes", "window_mb")
     for name in counts:
@@ -131,9 +135,18 @@ def run(args: argparse.Namespace) -> int:
         address_of(args.metrics, "--metrics")  # checked first: nobody connects if it is wrong
     if args.log != "warnings":
         log_to_standard_error(args.log)
-    result = asyncio.run(_serve(find_uri(args.upstream), options, args.metrics))
+    uri = find_uri(args.upstream)
+    with sampled(args, uri, None, _comparable) as comparison:
+        result = asyncio.run(_serve(uri, options, args.metrics, comparison))
     _leave_threads(result)
     return result
+
+
+def _comparable() -> tuple[Streams, list[str]]:
+    """What the streams of clients are made of: everything, with all kinds of events."""
+    from tailrace.compare import Streams  # noqa: PLC0415  as in run()
+
+    return Streams(show_expanded_events=True), []
 
 
 def _leave_threads(result: int) -> None:
@@ -149,7 +162,9 @@ def _leave_threads(result: int) -> None:
                 os._exit(result)
 
 
-async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | None) -> int:
+async def _serve(
+    uri: ConnectionString, options: GatewayOptions, metrics: str | None, comparison: SampledComparison | None
+) -> int:
     from tailrace.gateway.process import raise_file_limit, settle  # noqa: PLC0415
     from tailrace.gateway.server import Gateway  # noqa: PLC0415
 
@@ -172,7 +187,8 @@ async def _serve(uri: ConnectionString, options: GatewayOptions, metrics: str | 
             from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
             collector = GatewayCollector(gateway.metrics, gateway.engine.tail_statistics)
-            with serve_metrics(collector, *address_of(metrics, "--metrics")) as url:
+            beside = collectors(comparison)
+            with serve_metrics(collector, *address_of(metrics, "--metrics"), beside=beside) as url:
                 tell(f"tailrace: statistics at {url}")
                 await stopped.wait()
     finally:

@@ -21,6 +21,7 @@ from tailrace.cli.copy_progress import CopyProgress, CopyWatch
 from tailrace.cli.lake import print_compaction, print_verification
 from tailrace.cli.output import say, show_progress, tell
 from tailrace.cli.run_skipped import SkippedOperations
+from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import TailraceError, UsageError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from tailrace.archive.recorder import Recorder
+    from tailrace.compare import SampledComparison, Streams
     from tailrace.spark.lake.pipeline_file import PipelineSettings
     from tailrace.tables.writer import TablesWriter
 
@@ -72,6 +74,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what a new lake's files are divided by, whatever the file says (default: day, always among them)",
     )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
+    add_compare_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)
     return parser
@@ -105,6 +108,9 @@ def _check_flags(args: argparse.Namespace) -> None:
     jobs += [flag for flag in ("--available-now", "--accept-gap") if getattr(args, flag[2:].replace("-", "_"))][:1]
     if len(jobs) > 1:
         raise WrongUsageError(f"{jobs[0]} and {jobs[1]} exclude each other", hint="Run the command once for each")
+    check_compare(args)
+    if args.compare is not None and (args.compact or args.verify):
+        raise WrongUsageError(f"{jobs[0]} follows no stream that --compare could compare")
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: Spark takes seconds to start
     if args.full and not args.verify:
@@ -133,13 +139,14 @@ def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:
         _spark_log(args.verbose) as log,
         archiving(settings.source["uri"], settings.archive, stop, once=settings.available_now) as archive,
         tabling(settings.source["uri"], settings.tables, stop, once=settings.available_now) as tables,
+        _sampled(settings, args, log) as comparison,
     ):
         spark = local_session(
             "tailrace run", cores=settings.cores, memory=settings.memory, fast_start=True, config=settings.spark_config
         )
         try:
             watch = GrowthWatch(settings.lake)
-            with _metrics(spark, args.metrics, tables, archive), _stopped_by_signals(stop):
+            with _metrics(spark, args.metrics, tables, archive, comparison), _stopped_by_signals(stop):
                 query = write_stream(
                     spark,
                     settings.source,
@@ -293,14 +300,46 @@ class _Shower:
 
 
 @contextlib.contextmanager
-def _metrics(spark: Any, address: str | None, tables: TablesWriter | None, archive: Recorder | None) -> Iterator[None]:
-    """Serve the statistics of the query, of tables and of an archive while the body runs, if an address was given."""
+def _sampled(
+    settings: PipelineSettings, args: argparse.Namespace, log: _SparkLog
+) -> Iterator[SampledComparison | None]:
+    """Compare a share of the source's stream while the body runs, if that was asked for."""
+    from tailrace.spark.source import options as source_options  # noqa: PLC0415
+
+    read = source_options.parse(settings.source)
+
+    def asked() -> tuple[Streams, list[str]]:
+        from bson.raw_bson import RawBSONDocument  # noqa: PLC0415
+
+        from tailrace.compare.sampling import comparable  # noqa: PLC0415
+
+        collation = None if read.collation is None else RawBSONDocument(read.collation)
+        return comparable(read.stage, [RawBSONDocument(stage) for stage in read.stages], collation)
+
+    def told(text: str) -> None:
+        before = "\n" if log.stderr.isatty() else ""  # a line of progress may stand there
+        tell(f"tailrace: {text}", before=before, stream=log.stderr)
+
+    with sampled(args, read.uri, read.scope, asked, told=told) as comparison:
+        yield comparison
+
+
+@contextlib.contextmanager
+def _metrics(
+    spark: Any,
+    address: str | None,
+    tables: TablesWriter | None,
+    archive: Recorder | None,
+    comparison: SampledComparison | None,
+) -> Iterator[None]:
+    """Serve the statistics of the query, of tables, of an archive and of what is compared while the body runs, if an
+    address was given."""
     if address is None:
         yield
         return
     from tailrace.spark.monitoring import MetricsListener  # noqa: PLC0415
 
-    beside: list[Any] = []
+    beside: list[Any] = [*collectors(comparison)]
     if tables is not None:
         from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
 

@@ -88,8 +88,18 @@ def add_stream_arguments(parser: argparse.ArgumentParser, *, more_modes: tuple[s
     for flag in ("--resume-after", "--start-after"):
         group.add_argument(flag, metavar="TOKEN", help="a resume token: its _data, or the whole document as JSON")
     group.add_argument("--start-at-operation-time", metavar="TIME", help="T,I (a BSON timestamp) or an ISO date")
+    add_switches(group)
+
+
+def add_switches(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the stage that are there or not."""
     for flag, name, help_text in _SWITCHES:
         group.add_argument(flag, dest=name, action="store_true", help=help_text)
+
+
+def switches_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, by the server's names."""
+    return {name: True for _, name, _ in _SWITCHES if getattr(args, name)}
 
 
 def stage_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def stage_of(args: argparse.Namespace) -> dict[str, Any]:
         ),
     }
     stage = {name: value for name, value in said.items() if value is not None}
-    return stage | {name: True for _, name, _ in _SWITCHES if getattr(args, name)}
+    return stage | switches_of(args)
 
 
 def _token_document(text: str | None) -> Mapping[str, Any] | None:

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.cli.output import say, tell
+from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.cli.uri_arguments import is_uri
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import SinkError, UsageError
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
 from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
+    from tailrace.compare import SampledComparison, Streams
+    from tailrace.tables.settings import TableSettings
     from tailrace.tables.writer import TablesProgress, TablesWriter
 
 _DESCRIPTION = """\
@@ -58,6 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="with write: serve statistics to Prometheus (extra: metrics)"
     )
+    add_compare_arguments(parser, "with write: ")
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
     parser.add_argument("--archive", type=Path, metavar="DIR", help="with as-of: read entries from this archive")
     parser.add_argument(
@@ -83,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
             f"the connection URI {where}" if where else f"tailrace tables {args.action} takes no connection URI"
         )
     if args.action == "write":
-        return _write(args.uri, words, once=args.once, metrics=args.metrics)
+        return _write(args, words)
+    if args.compare is not None or args.compare_report is not None:
+        raise WrongUsageError(f"tailrace tables {args.action} follows no stream: --compare belongs to write")
     if args.action == "verify":
         return _verify(args.uri, words, args.sample)
     if not words:
@@ -105,7 +112,7 @@ def _root(word: str) -> Path:
     return root
 
 
-def _write(uri: str | None, words: list[str], *, once: bool, metrics: str | None) -> int:
+def _write(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.cli.one_shard import warn_of_one_shard  # noqa: PLC0415  so that --help loads no PyMongo
     from tailrace.source.connection import open_client  # noqa: PLC0415
     from tailrace.source.topology import Cluster  # noqa: PLC0415
@@ -118,22 +125,27 @@ def _write(uri: str | None, words: list[str], *, once: bool, metrics: str | None
         )
     settings = TableSettings(Path(words[0]), tuple(TableRule(pattern) for pattern in words[1:]))
     settings.check()  # before anything is opened
-    if metrics is not None:
-        address_of(metrics, "--metrics")
+    check_compare(args)
+    if args.metrics is not None:
+        address_of(args.metrics, "--metrics")
 
     def told(progress: TablesProgress) -> None:
         tell(f"{progress.changes:,} changes, {progress.batches:,} micro-batches")
 
-    found = find_uri(uri)
+    found = find_uri(args.uri)
     with open_client(found) as client:
         if Cluster.discover(client, found, {}) is None:
             warn_of_one_shard(client)
     from tailrace.tables.writer import TablesWriter  # noqa: PLC0415  it may have to be compiled: after the first errors
 
-    with TablesWriter(found, settings) as writer, _served(writer, metrics):
+    with (
+        sampled(args, found, _compared_scope(settings), _comparable) as comparison,
+        TablesWriter(found, settings) as writer,
+        _served(writer, args.metrics, comparison),
+    ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: writer.stop())
-        if once:
+        if args.once:
             writer.run_to_present()
         else:
             writer.run(told)
@@ -141,15 +153,33 @@ def _write(uri: str | None, words: list[str], *, once: bool, metrics: str | None
     return 0
 
 
+def _compared_scope(settings: TableSettings) -> Scope:
+    """What all tables are in: a collection, a database, or the deployment."""
+    scopes = settings.selection.scopes
+    if len(scopes) == 1:
+        return scopes[0]
+    databases = {scope.database for scope in scopes if scope.database is not None}
+    return Scope.cluster() if len(databases) > 1 else Scope.of_database(databases.pop())
+
+
+def _comparable() -> tuple[Streams, list[str]]:
+    """What tables follow: documents and definitions."""
+    from tailrace.compare import Streams  # noqa: PLC0415  as in _write()
+
+    return Streams(show_expanded_events=True), []
+
+
 @contextmanager
-def _served(writer: TablesWriter, metrics: str | None) -> Iterator[None]:
+def _served(writer: TablesWriter, metrics: str | None, comparison: SampledComparison | None) -> Iterator[None]:
     if metrics is None:
         yield
         return
     from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
     from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
 
-    with serve_metrics(TablesCollector(writer), *address_of(metrics, "--metrics")) as url:
+    with serve_metrics(
+        TablesCollector(writer), *address_of(metrics, "--metrics"), beside=collectors(comparison)
+    ) as url:
         tell(f"tailrace: statistics at {url}")
         yield
 

@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace import raw_bson
 from tailrace.cli.event_writer import EventWriter, new_writer, say_skipped
 from tailrace.cli.output import tell
+from tailrace.cli.sampled import add_compare_arguments, check_compare, sampled
 from tailrace.cli.stream_arguments import (
     Until,
     add_stream_arguments,
@@ -24,6 +25,7 @@ from tailrace.cli.stream_arguments import (
     stage_of,
     token_argument,
 )
+from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import invariant
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.namespace import Scope
@@ -90,6 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--max-await-time-ms", type=int, metavar="MS", help="how long one look waits (default: 1000)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="entries (engine server: events) read at a time")
+    add_compare_arguments(parser)
     parser.set_defaults(run=run, positionals=("uri", "namespace"))
 
 
@@ -100,12 +103,14 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.cli.unknown import tell_unknown  # noqa: PLC0415
     from tailrace.client import connect, operation_time, watch_scope  # noqa: PLC0415  so that --help does not load it
 
+    _check_compare(args)
     scope, stage, pipeline = Scope.parse(args.namespace), stage_of(args), pipeline_of(args)
+    uri, asked = find_uri(args.uri), dict(stage)
     begins_now = args.start is None and not _STARTS & stage.keys()
     until = Until.parse(args.until, None)
     writer = new_writer(args.format)
     with connect(
-        find_uri(args.uri),
+        uri,
         engine=args.engine,
         server_version=args.server_version,
         archive=args.archive,
@@ -138,8 +143,28 @@ def run(args: argparse.Namespace) -> int:
             if args.explain:
                 print_explanation(stream.explain(), args.format)
             else:
-                _print_events(stream, writer, until, str(scope) if args.namespace else "the whole deployment")
+                with sampled(args, uri, scope, lambda: _comparable(asked, pipeline, args)):
+                    _print_events(stream, writer, until, str(scope) if args.namespace else "the whole deployment")
     return 0
+
+
+def _check_compare(args: argparse.Namespace) -> None:
+    check_compare(args)
+    if args.compare is None:
+        return
+    if args.explain:
+        raise WrongUsageError("--explain gives no events that --compare could compare")
+    if args.engine == "server" or args.server_version is not None:
+        other = "--engine server" if args.engine == "server" else "--server-version"
+        raise WrongUsageError(
+            f"--compare compares our events with those of the server, and {other} asks for other ones"
+        )
+
+
+def _comparable(stage: dict[str, Any], pipeline: list[dict[str, Any]], args: argparse.Namespace) -> Any:
+    from tailrace.compare.sampling import comparable  # noqa: PLC0415  as in run()
+
+    return comparable(stage, pipeline, collation_of(args))
 
 
 def _print_events(stream: ChangeStream, writer: EventWriter, until: Until, what: str) -> None:

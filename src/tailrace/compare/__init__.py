@@ -4,6 +4,7 @@ from tailrace.compare.comparison import Compared, ComparisonLimits, FoundDiffere
 from tailrace.compare.deployment import DeploymentComparison, Streams
 from tailrace.compare.pairing import EventDifference
 from tailrace.compare.report import read_report, write_report
+from tailrace.compare.sampling import SampledComparison
 
 __all__ = [
     "Compared",
@@ -11,6 +12,7 @@ __all__ = [
     "DeploymentComparison",
     "EventDifference",
     "FoundDifference",
+    "SampledComparison",
     "Streams",
     "read_report",
     "write_report",

@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import Any, Final
 
@@ -32,8 +32,15 @@ RESUME_EVERY_S: Final = 20.0
 PATIENCE_S: Final = 30.0
 #: A resume goes back to one of so many last events.
 _BACK_MAX: Final = 300
-#: Kinds of differences that are kept with their events; of the others only the number.
+#: Kinds of differences that are kept; of the others only the number.
 _KINDS_MAX: Final = 100
+#: Of the events, entries and images of all kinds together: later kinds are kept without theirs.
+EVIDENCE_BYTES_MAX: Final = 64 << 20
+#: What each side reads a second at most, so that nobody has to think of it on a production system.
+EVENTS_PER_SECOND: Final = 2000.0
+BYTES_PER_SECOND: Final = 8 << 20
+#: A side whose reader was held back for so much of the time at the end is not one that hangs.
+_HELD_BACK: Final = 0.25
 _PROGRESS_S: Final = 10.0
 _LOOK_S: Final = 0.25
 #: Both sides begin anew so often without an event between, and so long apart.
@@ -46,12 +53,28 @@ _log = logging.getLogger("tailrace.compare")
 
 @dataclass
 class FoundDifference:
-    """One kind of difference: the first one met, how often it was met, and what the oplog has at its time."""
+    """One kind of difference: the first one met, how often it was met, and what the oplog has at its time.
+
+    ``is_whole``  the entries and images are all that a stream needs to make the event
+    ``left_out``  there was no room left for its events and entries
+    """
 
     difference: EventDifference
     count: int = 1
     entries: list[tuple[str, bytes]] = field(default_factory=list)
     pre_images: list[bytes] = field(default_factory=list)
+    is_whole: bool = False
+    left_out: bool = False
+
+    @property
+    def size(self) -> int:
+        """The bytes of what is kept."""
+        events = (self.difference.server, self.difference.ours)
+        return (
+            sum(len(event) for event in events if event is not None)
+            + sum(len(entry) for _, entry in self.entries)
+            + sum(map(len, self.pre_images))
+        )
 
 
 @dataclass
@@ -62,6 +85,8 @@ class Compared:
     ``resumes``    of both streams at one token; ``gaps``: moments when both had to begin anew, with the reason
     ``looked_up_apart``  updates whose documents were looked up at two moments and so were not compared
     ``left``       events that one side had given at the end and the other had not reached
+    ``behind_s``   how far, in cluster time, the comparison was behind the writes when it ended: its own limit of events
+                   a second had held it back
     ``unknown_operations``  entries of the oplog with a letter that is not known, which give no event
     """
 
@@ -72,6 +97,7 @@ class Compared:
     seconds: float = 0.0
     looked_up_apart: int = 0
     left: int = 0
+    behind_s: int = 0
     gaps: Counter[str] = field(default_factory=Counter)
     differences: list[FoundDifference] = field(default_factory=list)
     unnamed: int = 0
@@ -85,22 +111,25 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonLimits:
-    """When a comparison ends, how fast it goes, and how often it resumes. ``None``: never, or not limited."""
+    """When a comparison ends, how fast each side is read, what is kept in memory, and how often both are resumed.
+    ``None``: never, or not limited. ``events`` are those of one ``run``."""
 
     duration_s: float | None = None
     events: int | None = None
-    events_per_second: float | None = None
+    events_per_second: float | None = EVENTS_PER_SECOND
+    bytes_per_second: float | None = BYTES_PER_SECOND
     bytes_max: int = BYTES_MAX
+    evidence_bytes_max: int = EVIDENCE_BYTES_MAX
     resume_every_s: float | None = RESUME_EVERY_S
     patience_s: float = PATIENCE_S
 
 
 class StreamComparison:
-    """The server's stream and ours.
+    """The server's stream and ours. ``run`` may be called again: what was compared adds up.
 
     ``server``, ``ours``  open the two sides
     ``now``        a cluster time that everything written before the call is at or before
-    ``evidence``   gives a kind of difference, when it is first met, what the oplog has to it
+    ``evidence``   gives a kind of difference, when it is first met, what the oplog has to it, in so many bytes
     ``looks_up``   whether the streams look current documents up
     ``has_stages`` whether stages of the user's make the events
     ``has_one_oplog``  whether all events are of one oplog
@@ -113,7 +142,7 @@ class StreamComparison:
         now: Callable[[], ClusterTime],
         limits: ComparisonLimits,
         *,
-        evidence: Callable[[FoundDifference], None] = lambda found: None,
+        evidence: Callable[[FoundDifference, int], None] = lambda found, room: None,
         progress: Callable[[Compared], None] = lambda compared: None,
         looks_up: bool = False,
         has_stages: bool = False,
@@ -128,11 +157,15 @@ class StreamComparison:
         self._rng = random.Random(seed)
         self.changed = Condition()
         self._stopped = False
+        #: Whether not even what was read is compared any more.
+        self.abandoned = False
         self._known: dict[tuple[str, str, str], FoundDifference] = {}
         self._furthest = b""
         #: Tokens of the last pairs.
         self._tokens: deque[bytes] = deque(maxlen=_BACK_MAX)
-        self.paces = tuple(ReadingPace(limits.events_per_second) for _ in range(2))
+        self.paces = tuple(ReadingPace(limits.events_per_second, limits.bytes_per_second) for _ in range(2))
+        self._evidence_room = limits.evidence_bytes_max
+        self._events_before = 0
         self._next_progress = 0.0
         self._deadline: float | None = None
         #: What the last leg has seen of an invalidation.
@@ -142,10 +175,16 @@ class StreamComparison:
         """End it soon, with what was compared until then. From any thread, or a signal handler."""
         self._stopped = True
 
+    def abandon(self) -> None:
+        """End it now: what one side has read and the other has not is left. From any thread."""
+        self._stopped = self.abandoned = True
+
     def run(self) -> Compared:
         """Compare until the limits say so. Raises TailraceError where a stream cannot be opened to begin with, or
         where one does not come to the end of the comparison."""
         begun = time.monotonic()
+        self._events_before = self.compared.events
+        self.forget()
         self._next_progress = begun + _PROGRESS_S
         if self.limits.duration_s is not None:
             self._deadline = begun + self.limits.duration_s
@@ -162,7 +201,7 @@ class StreamComparison:
                 fruitless = fruitless + 1 if is_fruitless else 0
                 self._refuse_to_go_round(fruitless)
         finally:
-            self.compared.seconds = time.monotonic() - begun
+            self.compared.seconds += time.monotonic() - begun
         return self.compared
 
     def _refuse_to_go_round(self, fruitless: int) -> None:
@@ -184,7 +223,7 @@ class StreamComparison:
     @property
     def counted(self) -> bool:
         """Whether as many events as were asked for have been compared."""
-        return self.limits.events is not None and self.compared.events >= self.limits.events
+        return self.limits.events is not None and self.compared.events - self._events_before >= self.limits.events
 
     def next_resume(self) -> float | None:
         """When to resume both streams, by the monotonic clock."""
@@ -237,11 +276,20 @@ class StreamComparison:
             self.compared.unnamed += 1
         else:
             found = self._known[difference.key] = FoundDifference(difference)
+            self._keep_evidence(found)
             self.compared.differences.append(found)
-            try:
-                self._evidence(found)
-            except TailraceError as error:
-                _log.warning("the oplog entries of a difference cannot be read: %s", error)
+
+    def _keep_evidence(self, found: FoundDifference) -> None:
+        """Give it its entries, or, where there is no room for more, take its events away."""
+        if found.size > self._evidence_room:
+            found.difference = replace(found.difference, server=None, ours=None)
+            found.left_out = True
+            return
+        try:
+            self._evidence(found, self._evidence_room - found.size)
+        except TailraceError as error:
+            _log.warning("the oplog entries of a difference cannot be read: %s", error)
+        self._evidence_room -= found.size
 
     def show_progress(self) -> None:
         if time.monotonic() >= self._next_progress:
@@ -276,6 +324,7 @@ class _Leg:
         self._until: ClusterTime | None = None
         self._patience_ends: float | None = None
         self._looks_before: list[int] = [0, 0]
+        self._waited_before: list[float] = [0.0, 0.0]
 
     def run(self) -> Mapping[str, Any] | None:
         for reader in self._readers:
@@ -283,7 +332,7 @@ class _Leg:
         try:
             while True:
                 self._look()
-                if self._whole.counted:
+                if self._whole.counted or self._whole.abandoned:
                     return None
                 if all(reader.ended for reader in self._readers):
                     return self._after_both_ended()
@@ -354,6 +403,7 @@ class _Leg:
             self._until = self._whole.now()
             self._patience_ends = time.monotonic() + self._limits.patience_s
             self._looks_before = [reader.idle_looks for reader in self._readers]
+            self._waited_before = [pace.waited_s for pace in self._whole.paces]
         waiting = self._pairing.waiting(SERVER) + self._pairing.waiting(OURS)
         reached = [
             self._pairing.promised(side) > self._until
@@ -366,7 +416,9 @@ class _Leg:
         if not self._is_late():
             return False
         compared.left += waiting
-        if not all(reached):
+        if not all(reached) and self._is_held_back():
+            compared.behind_s = max(1, self._until.seconds - min(map(self._pairing.promised, (SERVER, OURS))).seconds)
+        elif not all(reached):
             late = " and ".join(
                 reader.name for reader, is_there in zip(self._readers, reached, strict=True) if not is_there
             )
@@ -377,6 +429,13 @@ class _Leg:
                 hint="Compare again when the deployment is well, or with a larger --events-per-second",
             )
         return True
+
+    def _is_held_back(self) -> bool:
+        """Whether it is the pace alone that kept a side from coming to the end."""
+        waited = [pace.waited_s - before for pace, before in zip(self._whole.paces, self._waited_before, strict=True)]
+        return all(reader.error is None for reader in self._readers) and (
+            max(waited) >= _HELD_BACK * self._limits.patience_s
+        )
 
     def _is_behind(self, until: ClusterTime) -> bool:
         """Whether an event up to ``until`` still waits for what the other side has to it."""

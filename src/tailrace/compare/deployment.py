@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -27,17 +27,23 @@ from tailrace.plan.profile import Knowledge, knowledge_of
 #: How long a look waits for events: so long the end may take.
 _AWAIT_MS: Final = 500
 _UNAUTHORIZED: Final = 13
-_SERVER_BATCH: Final = 1000
+_BATCH: Final = 1000
+_FROM_IMAGES: Final = ("whenAvailable", "required")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """What both streams are asked for: parameters of ``watch``, by their names."""
+    """What both streams are asked for: parameters of ``watch``, by their names. ``options`` are further ones of the
+    stage, by the server's names, which may be named here too (``show_system_events``, ``show_migration_events``)."""
 
     pipeline: Sequence[Mapping[str, Any]] = ()
     full_document: str | None = None
     full_document_before_change: str | None = None
     show_expanded_events: bool = False
+    show_system_events: bool = False
+    show_migration_events: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    collation: Mapping[str, Any] | None = None
 
     @property
     def said(self) -> dict[str, Any]:
@@ -46,8 +52,20 @@ class Streams:
             "fullDocument": self.full_document,
             "fullDocumentBeforeChange": self.full_document_before_change,
             "showExpandedEvents": self.show_expanded_events or None,
+            **self.further,
         }
         return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The options of the stage that ``watch`` has no parameters for."""
+        named = {"showSystemEvents": self.show_system_events, "showMigrationEvents": self.show_migration_events}
+        return {**self.options, **{name: True for name, value in named.items() if value}}
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the events hold what the server makes of stored images."""
+        return self.full_document_before_change not in (None, "off") or self.full_document in _FROM_IMAGES
 
 
 class DeploymentComparison:
@@ -57,8 +75,8 @@ class DeploymentComparison:
     ``namespace``  a database or a collection; ``None``: everything
     """
 
-    def __init__(self, uri: Any, namespace: str | None = None, streams: Streams | None = None) -> None:
-        self.scope = Scope.parse(namespace)
+    def __init__(self, uri: Any, namespace: str | Scope | None = None, streams: Streams | None = None) -> None:
+        self.scope = namespace if isinstance(namespace, Scope) else Scope.parse(namespace)
         self.streams = streams or Streams()
         self.compared: Compared | None = None
         self._comparison: StreamComparison | None = None
@@ -84,13 +102,19 @@ class DeploymentComparison:
         readers = readers_of(self._ours)
         return readers.source.server_version if readers.cluster is None else readers.cluster.server_version()
 
+    def look_at_version(self) -> None:
+        """Ask for the server's version again: a deployment may be upgraded while it is compared. Raises SourceError."""
+        vars(self).pop("server_version", None)
+        self.server_version  # noqa: B018  it is read here, where it may fail, and not by who makes a report
+
     @property
     def knowledge(self) -> Knowledge:
         """What Tailrace's rules for the version are taken from."""
         return knowledge_of(self.server_version)
 
-    def opener_of_server(self) -> Opener:
-        """Opens the server's own stream. Raises UsageError where the deployment has none for the whole cluster."""
+    def opener_of_server(self, batch: int = _BATCH) -> Opener:
+        """Opens the server's own stream, which gives ``batch`` events at a time. Raises UsageError where the deployment
+        has none for the whole cluster."""
         if self.is_cluster and not self._server.is_mongos:
             raise UsageError(
                 "a cluster's own stream is its mongos'", hint="Give the URI of a mongos, not that of a config server"
@@ -98,7 +122,7 @@ class DeploymentComparison:
 
         def opened(start: Mapping[str, Any]) -> ChangeStream:
             try:
-                return self._watch(self._server, {"batch_size": _SERVER_BATCH, **start})
+                return self._watch(self._server, {"batch_size": batch, **start})
             except ServerError as error:
                 raise self._explained(error) from None
 
@@ -128,12 +152,25 @@ class DeploymentComparison:
     ) -> Compared:
         """Compare until ``limits`` or ``stop`` say so; ``progress`` is called every ten seconds. Raises TailraceError
         where a stream cannot be opened, or one does not come to the end."""
+        comparison = self.prepare(limits or ComparisonLimits(), progress=progress, seed=seed)
+        return comparison.run()
+
+    def prepare(
+        self,
+        limits: ComparisonLimits,
+        *,
+        progress: Callable[[Compared], None] = lambda compared: None,
+        seed: int | None = None,
+    ) -> StreamComparison:
+        """The comparison, to be run by who asks for it; ``compared``, ``stop`` and ``report`` are of the last one.
+        Raises TailraceError where there is nothing to compare, or the deployment is not reached."""
+        rate = limits.events_per_second
         comparison = self._comparison = StreamComparison(
-            self.opener_of_server(),
+            self.opener_of_server(_BATCH if rate is None else max(1, min(_BATCH, int(rate)))),
             self.opener_of_ours(),
             lambda: operation_time(self._ours),
-            limits or ComparisonLimits(),
-            evidence=Evidence(self._ours, images=self.streams.full_document_before_change not in (None, "off")),
+            limits,
+            evidence=Evidence(self._ours, images=self.streams.has_images),
             progress=progress,
             looks_up=self.streams.full_document == "updateLookup",
             has_stages=bool(self.streams.pipeline),
@@ -143,7 +180,14 @@ class DeploymentComparison:
         self.compared = comparison.compared
         if self._stopped.is_set():
             comparison.stop()
-        return comparison.run()
+        return comparison
+
+    def try_to_open(self) -> None:
+        """Open both streams and close them again. Raises TailraceError where one cannot be opened: for want of a right,
+        or because the options are not the server's."""
+        start = {"start_at_operation_time": operation_time(self._ours).to_timestamp()}
+        for opener in (self.opener_of_ours(), self.opener_of_server()):
+            opener(start).close()
 
     def stop(self) -> None:
         """End ``run`` soon, with what was compared until then. From any thread, or a signal handler."""
@@ -189,6 +233,8 @@ class DeploymentComparison:
             full_document=streams.full_document,
             full_document_before_change=streams.full_document_before_change,
             show_expanded_events=streams.show_expanded_events or None,
+            options=streams.further or None,
+            collation=streams.collation,
             document_class=RawBSONDocument,
             max_await_time_ms=_AWAIT_MS,
             **start,

@@ -33,26 +33,40 @@ class Evidence:
         self._client = client
         self._images = images
 
-    def __call__(self, found: FoundDifference) -> None:
-        """Add the evidence to a difference. Raises SourceError where it cannot be read."""
+    def __call__(self, found: FoundDifference, room: int) -> None:
+        """Add the evidence to a difference, in ``room`` bytes. Raises SourceError where it cannot be read."""
         time = found.difference.time
         if time is None:
             return
+        room = min(room, _BYTES_MAX)
+        is_whole = True
         for name, client in self._oplogs():
-            source = MongodSource(client)
-            size = 0
-            at: ClusterTime | None = time
-            entries: list[tuple[str, bytes]] = []
-            while at is not None and len(entries) < _ENTRIES_MAX and size < _BYTES_MAX:
-                entry = source.entries([at])[0]
-                if entry is None:
-                    break
-                size += len(entry)
-                entries.append((name, entry))
-                at = _before(entry)
-            found.entries += reversed(entries)
+            entries, of_shard = self._entries(MongodSource(client), time, room)
+            room -= sum(map(len, entries))
+            is_whole = is_whole and of_shard
+            found.entries += [(name, entry) for entry in entries]
             if entries and self._images:
-                found.pre_images += _pre_images(client, time)
+                images, all_of_them = _pre_images(client, time, room)
+                room -= sum(map(len, images))
+                is_whole = is_whole and all_of_them
+                found.pre_images += images
+        found.is_whole = is_whole and bool(found.entries)
+
+    def _entries(self, source: MongodSource, time: ClusterTime, room: int) -> tuple[list[bytes], bool]:
+        """The entry of that time, after the transaction's earlier ones, and whether all that it needs is there."""
+        entries: list[bytes] = []
+        at: ClusterTime | None = time
+        while at is not None:
+            entry = source.entries([at])[0]
+            if entry is None:
+                return entries[::-1], not entries  # it is another shard's, or the oplog has removed an earlier part
+            room -= len(entry)
+            if room < 0 or len(entries) >= _ENTRIES_MAX:
+                return entries[::-1], False
+            entries.append(entry)
+            at = _before(entry)
+        logged = self._images and any(raw_bson.find(entry, b"preImageOpTime") is not None for entry in entries)
+        return entries[::-1], not logged  # an image that is an entry of its own is not among them
 
     def _oplogs(self) -> Iterator[tuple[str, MongoClient[Any]]]:
         deployment = deployment_of(self._client)
@@ -79,11 +93,20 @@ def _before(entry: bytes) -> ClusterTime | None:
     return found if found > 0 else None
 
 
-def _pre_images(client: MongoClient[Any], time: ClusterTime) -> list[bytes]:
+def _pre_images(client: MongoClient[Any], time: ClusterTime, room: int) -> tuple[list[bytes], bool]:
+    """The stored images of that time for which there is room, and whether these are all."""
     collection = client.config.get_collection(
         "system.preimages", codec_options=client.codec_options.with_options(document_class=RawBSONDocument)
     )
+    images: list[bytes] = []
     try:
-        return [raw_bson.bytes_of(one) for one in collection.find({"_id.ts": time.to_timestamp()}).limit(_ENTRIES_MAX)]
+        with collection.find({"_id.ts": time.to_timestamp()}) as found:
+            for one in found:
+                image = raw_bson.bytes_of(one)
+                room -= len(image)
+                if room < 0 or len(images) >= _ENTRIES_MAX:
+                    return images, False
+                images.append(image)
     except PyMongoError as error:
         raise source_error(error, client) from None
+    return images, True

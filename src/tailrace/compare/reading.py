@@ -46,22 +46,39 @@ Opener = Callable[[Mapping[str, Any]], EventStream]
 
 
 class ReadingPace:
-    """At most so many events a second, on average since it began; ``None``: as many as come."""
+    """At most so many events and so many bytes a second, on average since it began; ``None``: as many as come."""
 
-    def __init__(self, events_per_second: float | None) -> None:
-        self._rate = events_per_second
-        self._begun = time.monotonic()
-        self._count = 0
+    def __init__(
+        self,
+        events_per_second: float | None,
+        bytes_per_second: float | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._events_s = 0.0 if events_per_second is None else 1 / events_per_second
+        self._bytes_s = 0.0 if bytes_per_second is None else 1 / bytes_per_second
+        self._clock = clock
+        self._begun = clock()
+        self._spent = 0.0
+        #: What is read between two waits: a tenth of a second's part, so that the limit holds inside a second too.
+        self.chunk_events = _part(events_per_second, _CHUNK_EVENTS)
+        self.chunk_bytes = _part(bytes_per_second, _CHUNK_BYTES)
+        #: How long readers had to wait so far.
+        self.waited_s = 0.0
 
-    def wait_s(self, events: int) -> float:
-        """How long to wait after these many more events."""
-        if self._rate is None:
-            return 0.0
-        self._count += events
-        ahead = self._begun + self._count / self._rate - time.monotonic()
+    def wait_s(self, events: int, size: int = 0) -> float:
+        """How long to wait after these many more events and bytes."""
+        self._spent += max(events * self._events_s, size * self._bytes_s)
+        ahead = self._begun + self._spent - self._clock()
         if ahead < -1.0:  # a quiet time is not made up for
-            self._begun, self._count = time.monotonic(), 0
-        return max(0.0, ahead)
+            self._begun, self._spent = self._clock(), 0.0
+        wait = max(0.0, ahead)
+        self.waited_s += wait
+        return wait
+
+
+def _part(per_second: float | None, most: int) -> int:
+    return most if per_second is None else max(1, min(most, int(per_second / 10)))
 
 
 class SideReader:
@@ -149,7 +166,7 @@ class SideReader:
                 break
             events.append(raw_bson.bytes_of(found))
             size += len(events[-1])
-            if not stream.has_next or len(events) >= _CHUNK_EVENTS or size >= _CHUNK_BYTES:
+            if not stream.has_next or len(events) >= self._pace.chunk_events or size >= self._pace.chunk_bytes:
                 break
         token = stream.resume_token if found is None else None
         with self._changed:
@@ -164,7 +181,7 @@ class SideReader:
                 self.idle_token = token
                 self.promise = self._promised(token)
             self._changed.notify_all()
-            deadline = time.monotonic() + self._pace.wait_s(len(events))
+            deadline = time.monotonic() + self._pace.wait_s(len(events), size)
             while not self._stopped:
                 left = deadline - time.monotonic()
                 if left <= 0 and self._size < self._room and not self._held:

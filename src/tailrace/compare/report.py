@@ -2,16 +2,19 @@
 
     {tool, format, tailrace, server, deployment, names: "masked" | "shown", scope: {database, collection}, stage,
      stages: [name of each stage of the user's],
-     compared: {events, again, resumes, seconds, lookedUpApart, left, gaps, unknownOperations}, seen,
-     differences: [{kind, says, operation, place, path, count, text, clusterTime, replayable,
+     compared: {events, again, resumes, seconds, lookedUpApart, left, behindSeconds, gaps, unknownOperations}, seen,
+     differences: [{kind, says, operation, place, path, count, text, clusterTime, replayable, leftOut,
                     server: event or null, ours: event or null, entries: [{shard, entry}], preImages: [document]}]}
 
-An event or entry is ``{bson: <its bytes>, shown: <the same as a document>}``: extended JSON alone would fold a NaN's
-payload or two fields of one name. Values of users are masked; their names too, unless they are to be shown.
+``replayable``: from the entries and images a stream makes the event. ``leftOut``: there was no room for the events and
+entries of this kind. An event or entry is ``{bson: <its bytes>, shown: <the same as a document>}``: extended JSON alone
+would fold a NaN's payload or two fields of one name. Values of users are masked; their names too, unless they are to be
+shown.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +54,10 @@ def report_of(
     mask: Mask,
 ) -> dict[str, Any]:
     """The report. ``stage`` holds the options of the change stream, ``stages`` the names of the user's stages."""
-    differences = [_difference(found, mask, has_stages=bool(stages)) for found in compared.differences]
+    looks_up = stage.get("fullDocument") == "updateLookup"
+    differences = [
+        _difference(found, mask, has_stages=bool(stages), looks_up=looks_up) for found in compared.differences
+    ]
     return {
         "tool": _TOOL,
         "format": FORMAT,
@@ -69,6 +75,7 @@ def report_of(
             "seconds": round(compared.seconds, 1),
             "lookedUpApart": compared.looked_up_apart,
             "left": compared.left,
+            "behindSeconds": compared.behind_s,
             "gaps": dict(compared.gaps),
             "unknownOperations": dict(compared.unknown_operations),
             "differences": compared.total,
@@ -85,7 +92,7 @@ def _masked_scope(scope: Scope, mask: Mask) -> dict[str, str | None]:
     }
 
 
-def _difference(found: FoundDifference, mask: Mask, *, has_stages: bool) -> dict[str, Any]:
+def _difference(found: FoundDifference, mask: Mask, *, has_stages: bool, looks_up: bool) -> dict[str, Any]:
     difference = found.difference
     server, ours = (
         None if raw is None else mask.event(raw, has_stages=has_stages) for raw in (difference.server, difference.ours)
@@ -104,7 +111,12 @@ def _difference(found: FoundDifference, mask: Mask, *, has_stages: bool) -> dict
         "count": found.count,
         "text": difference.text,
         "clusterTime": None if difference.time is None else difference.time.to_timestamp(),
-        "replayable": server is not None and bool(found.entries) and not has_stages,
+        # What was looked up is in no oplog.
+        "replayable": server is not None
+        and found.is_whole
+        and not has_stages
+        and not (looks_up and difference.operation == "update"),
+        "leftOut": found.left_out,
         "server": None if server is None else _shown(server),
         "ours": None if ours is None else _shown(ours),
         "entries": [{"shard": shard, "entry": _shown(mask.entry(entry))} for shard, entry in found.entries],
@@ -144,10 +156,17 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
         data = (dumps(report, json_options=CANONICAL_JSON_OPTIONS, indent=1) + "\n").encode()
     beside = path.with_name(f"{path.name}.part")
     try:
-        beside.write_bytes(data)
+        beside.unlink(missing_ok=True)
+        with open(beside, "xb", opener=_private) as file:
+            file.write(data)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _private(name: str, flags: int) -> int:
+    """The shapes of the users' data are nobody else's matter either."""
+    return os.open(name, flags, 0o600)
 
 
 def read_report(path: Path) -> dict[str, Any]:
