@@ -45,7 +45,7 @@ def deployment(uri: str, namespace: str | None, *, since: ClusterTime | None = N
                 (ours or _same)(found.opener_of_ours()),
                 lambda: next(starts, None) or operation_time(found._ours),
                 limits,
-                evidence=Evidence(found._ours, images=found.streams.full_document_before_change is not None),
+                evidence=Evidence(found._ours, images=found.streams.has_images),
                 looks_up=found.streams.full_document == "updateLookup",
                 has_stages=bool(found.streams.pipeline),
                 has_one_oplog=not found.is_cluster,

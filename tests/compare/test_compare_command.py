@@ -76,7 +76,12 @@ def write_secrets(client: pymongo.MongoClient[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def since(replica_set: ReplicaSet) -> ClusterTime:
-    with pymongo.MongoClient[Any](replica_set.uri) as client:
+    return write_all(replica_set.uri)
+
+
+def write_all(uri: str) -> ClusterTime:
+    """Write the secrets; since when."""
+    with pymongo.MongoClient[Any](uri) as client:
         time = ClusterTime.from_timestamp(client.admin.command("ping")["operationTime"]).tick()
         write_secrets(client)
     return time
@@ -138,10 +143,34 @@ def tokens_of(value: Any) -> Iterator[dict[str, Any]]:
 STAGES = ("--pipeline", '[{"$set": {"hunter2made": "$fullDocument.hunter2text"}}]')
 
 
-@pytest.mark.parametrize("more", [("report.json",), ("report.bson",), ("report.json", *STAGES)])
+#: All that the stage can show.
+SWITCHES = ("--show-system-events", "--show-migration-events", "--show-raw-update-description")
+
+
+@pytest.mark.parametrize(
+    "more", [("report.json",), ("report.bson",), ("report.json", *STAGES), ("report.json", *SWITCHES)]
+)
 def test_nothing_of_the_data_is_in_the_report_or_the_output(
     command: Command, since: ClusterTime, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
+    search_for_secrets(command, since, tmp_path, more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["7.0.28"])
+def test_nothing_of_the_data_is_in_what_is_said_of_7_0(
+    version: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with ReplicaSet(version=version) as running:
+        written = write_all(running.uri)
+        for number, more in enumerate((("report.json", *SWITCHES), ("report.bson",), ("report.json", *STAGES))):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with monkeypatch.context() as patch:
+                search_for_secrets(Command(running.uri, version, patch, capsys), written, folder, more)
+
+
+def search_for_secrets(command: Command, since: ClusterTime, tmp_path: Path, more: tuple[str, ...]) -> None:
     command.begin_at(since)
     command.alter_everything()
     path = tmp_path / more[0]
@@ -194,6 +223,38 @@ def test_a_number_of_events_ends_it(command: Command, since: ClusterTime) -> Non
     assert command.out.startswith("differences: 0 in 4 events")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "limits"),
+    [
+        ([], (2000, 8 << 20)),
+        (["--events-per-second", "0.5", "--mb-per-second", "2"], (0.5, 2 << 20)),
+        (["--events-per-second", "none", "--mb-per-second", "none"], (None, None)),
+    ],
+)
+def test_it_is_limited_unless_that_is_not_wanted(
+    command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], limits: tuple[float | None, float | None]
+) -> None:
+    prepare, asked = deployment.DeploymentComparison.prepare, list[Any]()
+
+    def prepared(compared: Any, limits: Any, **more: Any) -> Any:
+        asked.append(limits)
+        return prepare(compared, limits, **more)
+
+    monkeypatch.setattr(deployment.DeploymentComparison, "prepare", prepared)
+    assert command.run("nobodyWritesHere", "--duration", "0s", *arguments) == 0
+    assert [(one.events_per_second, one.bytes_per_second) for one in asked] == [limits]
+
+
+def test_what_the_limits_kept_from_being_compared_is_said(
+    command: Command, since: ClusterTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.begin_at(since)
+    real = comparison.ComparisonLimits
+    monkeypatch.setattr("tailrace.compare.ComparisonLimits", lambda **said: real(**said, patience_s=0.5))
+    assert command.run(DATABASE, "--duration", "0s", "--events-per-second", "2") == 0
+    assert "s of writes were not compared: more is written than the limits" in command.out
+
+
 def test_where_nothing_was_written_it_says_so(command: Command) -> None:
     assert command.run("nobodyWritesHere", "--duration", "0s") == 0
     assert command.out.startswith("differences: 0, but nothing was compared")
@@ -207,6 +268,7 @@ def test_where_nothing_was_written_it_says_so(command: Command) -> None:
         (["--report", "/no/such/directory/report"], 2, "no file can be written there"),
         (["--events", "0"], 2, "--events"),
         (["--events-per-second", "nan"], 2, "--events-per-second"),
+        (["--mb-per-second", "0"], 2, "--mb-per-second"),
         (["--pipeline", '[{"$nothing": 1}]'], 1, "Unrecognized pipeline stage name"),
     ],
 )

@@ -12,11 +12,16 @@ from bson.raw_bson import RawBSONDocument
 
 from tailrace.client.statistics import StreamStatistics
 from tailrace.compare import comparison as comparison_module
-from tailrace.compare.comparison import Compared, ComparisonLimits, StreamComparison
+from tailrace.compare.comparison import Compared, ComparisonLimits, FoundDifference, StreamComparison
+from tailrace.compare.mask import Mask
+from tailrace.compare.reading import ReadingPace, SideReader
+from tailrace.compare.report import report_of
 from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, TailraceError
 from tailrace.event.resume_token import encode_high_water_mark
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.namespace import Scope
 from tests.compare.test_pairing import EVENTS, event
+from tests.patience import PATIENCE_S
 
 END = ClusterTime.of(1500, 1)
 _AFTER = bson.decode(encode_high_water_mark(ClusterTime.of(1500, 2)))
@@ -253,3 +258,130 @@ def test_a_look_up_that_fails_at_one_moment_alone_is_no_difference() -> None:
         ).run()
         assert found.total == 0
         assert [reason for reason in found.gaps if "looked up" in reason] or ours is not EVENTS
+
+
+def test_what_the_pace_alone_has_kept_from_its_end_is_told_and_is_no_error() -> None:
+    """With a limit below the rate of the writes every comparison ended in an error, and its result was lost."""
+    many = {"items": [event(number) for number in range(300)], "hangs": True}
+    found = compared(Scripts(many), Scripts(many), events_per_second=50, patience_s=0.4)
+    assert found.total == 0
+    assert 0 < found.events < 300
+    assert found.behind_s > 0
+
+
+def test_a_comparison_that_runs_again_adds_up() -> None:
+    script = {"items": EVENTS}
+    later = {"items": [event(number) for number in range(10, 14)]}
+    running = StreamComparison(
+        Scripts(script, later),
+        Scripts(script, later),
+        lambda: END,
+        ComparisonLimits(events=3, resume_every_s=None, patience_s=0.1),
+        seed=1,
+    )
+    assert running.run().events == 3
+    assert running.run().events == 6, "a number of events is that of one run"
+    assert running.compared.total == 0
+    running.abandon()
+    assert running.run().events == 6
+
+
+def test_one_that_is_abandoned_ends_although_a_side_hangs() -> None:
+    hanging = {"items": EVENTS[:2], "hangs": True}
+    running = StreamComparison(
+        Scripts({"items": EVENTS}), Scripts(hanging), lambda: END, ComparisonLimits(patience_s=300)
+    )
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    running.abandon()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_the_evidence_of_all_kinds_together_is_bounded() -> None:
+    """Of a hundred kinds each had room for megabytes of its own."""
+    kinds_of = [f"kind{number}" for number in range(12)]
+    server = [event(number, operation=name, text="x" * 1000) for number, name in enumerate(kinds_of)]
+    ours = [event(number, operation=name, text="y" * 1000) for number, name in enumerate(kinds_of)]
+    rooms = []
+
+    def evidence(found: FoundDifference, room: int) -> None:
+        rooms.append(room)
+        if room > 600:
+            found.entries.append(("", bson.encode({"op": "n", "o": {"msg": "z" * 500}})))
+        found.is_whole = True
+
+    found = StreamComparison(
+        Scripts({"items": server}),
+        Scripts({"items": ours}),
+        lambda: END,
+        ComparisonLimits(duration_s=0.1, patience_s=0.1, resume_every_s=None, evidence_bytes_max=10_000),
+        evidence=evidence,
+    ).run()
+    assert len(found.differences) == found.total == 12
+    assert sum(one.size for one in found.differences) <= 10_000
+    assert rooms == sorted(rooms, reverse=True)
+    assert {one.left_out for one in found.differences[:3]} == {False}
+    assert {(one.left_out, one.size) for one in found.differences[6:]} == {(True, 0)}
+    report = report_of(
+        found, server="6.0.27", is_cluster=False, scope=Scope.cluster(), stage={}, stages=[], mask=Mask(seed=1)
+    )
+    assert [one["leftOut"] for one in report["differences"][::11]] == [False, True]
+    assert report["differences"][11]["server"] is None
+    assert report["differences"][11]["replayable"] is False
+    assert report["differences"][11]["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("events_s", "bytes_s", "chunk"), [(2000, None, (200, 1 << 20)), (5, 50, (1, 5)), (None, None, (500, 1 << 20))]
+)
+def test_what_is_read_between_two_waits_is_a_tenth_of_a_seconds_part(
+    events_s: float | None, bytes_s: float | None, chunk: tuple[int, int]
+) -> None:
+    pace = ReadingPace(events_s, bytes_s, clock=lambda: 0.0)
+    assert (pace.chunk_events, pace.chunk_bytes) == chunk
+    if events_s is not None:
+        assert pace.wait_s(10, 1) == pytest.approx(
+            10 / events_s if bytes_s is None else max(10 / events_s, 1 / bytes_s)
+        )
+
+
+def test_bytes_are_paced_as_events_are() -> None:
+    now = 0.0
+    pace = ReadingPace(1000, 10_000, clock=lambda: now)
+    assert pace.wait_s(1, 20_000) == pytest.approx(2.0)
+    now = 2.0
+    assert pace.wait_s(10, 10) == pytest.approx(0.01)
+    now = 10.0
+    assert pace.wait_s(1, 10) == 0.0, "a quiet time is not made up for"
+    assert pace.wait_s(500, 10) == pytest.approx(0.5)
+    assert pace.waited_s == pytest.approx(2.51)
+
+
+@pytest.mark.parametrize(("rate", "bytes_s", "at_a_time"), [(70.0, None, 7), (None, 5000.0, 3)])
+def test_the_pace_holds_inside_a_batch_too(rate: float | None, bytes_s: float | None, at_a_time: int) -> None:
+    """A limit of ten events a second let five hundred through at a time."""
+    raws = [event(number) for number in range(100)]
+    assert bytes_s is None or 2 * len(raws[0]) < 500 <= 3 * len(raws[0])
+
+    class Pausing(ReadingPace):
+        def wait_s(self, events: int, size: int = 0) -> float:
+            return 1000.0
+
+    changed = threading.Condition()
+    stream = ScriptedStream(raws)
+    stream.has_next = True
+    reader = SideReader("ours", lambda start: stream, {}, changed=changed, room=1 << 20, pace=Pausing(rate, bytes_s))
+    reader.start()
+    try:
+        with changed:
+            assert changed.wait_for(lambda: reader._events, PATIENCE_S)
+            assert len(reader.take()) == at_a_time
+    finally:
+        reader.stop()
+        reader.join()
+
+
+def test_a_production_system_is_safe_without_any_option() -> None:
+    limits = ComparisonLimits()
+    assert (limits.events_per_second, limits.bytes_per_second) == (2000, 8 << 20)

@@ -191,7 +191,7 @@ class StreamComparison:
         start: Mapping[str, Any] | None = {"start_at_operation_time": self.now().to_timestamp()}
         try:
             is_first, fruitless = True, 0
-            while start is not None:
+            while start is not None and not self.abandoned:
                 before, gaps = self.compared.events + self.compared.again, self.compared.gaps.total()
                 start = _Leg(self, start, is_first=is_first).run()
                 is_first = False
