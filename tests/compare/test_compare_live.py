@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
-from bson.json_util import dumps
 
-from tailrace.compare import ComparisonLimits, comparison, deployment
+from tailrace.compare import ComparisonLimits, comparison, deployment, read_report
 from tailrace.embedded import ReplicaSet
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.compare import live
+from tests.compare.honest import compare_workload
 from tests.compare.planted import BEFORE_6, FAULTS, altered
 from tests.compare.replay import replay_report
-from tests.differential.execute import Executed, clear, note, run_operation
-from tests.differential.wire import Wire
-from tests.differential.workload import Workload
+from tests.differential.fuzz import PARAMETERS
 
-OLDER = [pytest.param(version, marks=pytest.mark.slow) for version in ("7.0.28", "5.0.4", "4.4.2")]
+OTHERS = ("7.0.28", "5.0.4", "4.4.2")
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +66,84 @@ def test_each_planted_fault_is_found_and_its_report_is_a_case(written: Written, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["7.0.28", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", OTHERS)
 def test_each_planted_fault_is_found_on_other_versions(version: str, tmp_path: Path) -> None:
     with ReplicaSet(version=version) as running:
         written = Written(running.uri, version)
         for fault in FAULTS if version.startswith("7") else BEFORE_6:
             find_fault(written, fault, tmp_path)
+
+
+def compared_update(replica_set: ReplicaSet, tmp_path: Path, **said: Any) -> dict[str, Any]:
+    """The report of an altered update of a collection with images, whose documents were looked up later."""
+    database = f"comparedUpdates{len(said)}"
+    with pymongo.MongoClient[Any](replica_set.uri) as client:
+        shop = client[database]
+        shop.create_collection("c", changeStreamPreAndPostImages={"enabled": True})
+        since = ClusterTime.from_timestamp(client.admin.command("ping")["operationTime"]).tick()
+        shop.c.insert_one({"_id": 1, "n": 1})
+        shop.c.update_one({"_id": 1}, {"$set": {"n": 2}})
+        shop.c.update_one({"_id": 1}, {"$set": {"n": 7}})
+        shop.c.delete_one({"_id": 1})
+        with live.deployment(replica_set.uri, database, since=since, **said) as (found, run):
+            run(
+                ComparisonLimits(duration_s=0.0, resume_every_s=None),
+                ours=lambda opener: altered(opener, FAULTS["update"][0]()),
+            )
+            found.write_report(tmp_path / "report.json")
+        client.drop_database(database)
+    report = read_report(tmp_path / "report.json")
+    assert [one["operation"] for one in report["differences"]] == ["update"]
+    return report["differences"][0]
+
+
+def test_what_was_looked_up_cannot_be_replayed_and_the_report_says_so(replica_set: ReplicaSet, tmp_path: Path) -> None:
+    """It said that it could, and the case was never met."""
+    assert compared_update(replica_set, tmp_path, full_document="updateLookup")["replayable"] is False
+    assert replay_report(tmp_path / "report.json") == 0
+
+
+@pytest.mark.parametrize("said", [{"full_document": "required"}, {"full_document": "whenAvailable"}])
+def test_images_that_make_the_document_are_in_the_report(
+    replica_set: ReplicaSet, tmp_path: Path, said: dict[str, Any]
+) -> None:
+    difference = compared_update(replica_set, tmp_path, **said, full_document_before_change=None)
+    assert difference["replayable"]
+    assert len(difference["preImages"]) == 1
+    assert replay_report(tmp_path / "report.json") == 1
+
+
+def test_events_of_system_collections_are_compared_where_they_are_asked_for(replica_set: ReplicaSet) -> None:
+    database = "comparedSystem"
+    with pymongo.MongoClient[Any](replica_set.uri) as client:
+        since = ClusterTime.from_timestamp(client.admin.command("ping")["operationTime"]).tick()
+        client[database].create_collection("v", viewOn="c", pipeline=[])
+        client[database]["system.js"].insert_one({"_id": "f", "value": 1})
+        client.drop_database(database)
+    for switch, inserts in ((False, 0), (True, 1)):
+        asked = {"show_expanded_events": not switch, "show_system_events": switch, "show_migration_events": switch}
+        with live.deployment(replica_set.uri, database, since=since, **asked) as (found, run):
+            compared = run(ComparisonLimits(duration_s=0.0, resume_every_s=None))
+            assert compared.total == 0, found.report(show_names=True)["differences"]
+            assert compared.seen.operations["insert"] == inserts
+            names = ["showSystemEvents", "showMigrationEvents"] if switch else ["showExpandedEvents"]
+            assert found.report()["stage"] == dict.fromkeys(names, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["7.0.28"])
+def test_the_rows_of_7_0_that_need_system_events_can_be_measured(version: str) -> None:
+    with ReplicaSet(version=version) as running, pymongo.MongoClient[Any](running.uri) as client:
+        since = ClusterTime.from_timestamp(client.admin.command("ping")["operationTime"]).tick()
+        client.shop.c.insert_many([{"n": number} for number in range(100)])
+        client.shop.c.create_index("n")
+        with live.deployment(running.uri, "shop", since=since, show_expanded_events=True, show_system_events=True) as (
+            _,
+            run,
+        ):
+            compared = run(ComparisonLimits(duration_s=0.0, resume_every_s=None))
+    assert compared.total == 0
+    assert compared.seen.operations["startIndexBuild"] == 1
 
 
 def test_where_nothing_is_wrong_nothing_is_found(written: Written) -> None:
@@ -87,52 +156,6 @@ def test_where_nothing_is_wrong_nothing_is_found(written: Written) -> None:
     }  # fmt: skip
 
 
-class _Writes(threading.Thread):
-    """The random workload, until it is told to end."""
-
-    def __init__(self, uri: str, version: str, seed: int, most: int) -> None:
-        super().__init__(daemon=True)
-        self._uri, self._workload, self._most = uri, Workload(seed, version), most
-        self.ends = threading.Event()
-        self.operations = 0
-        self.failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with Wire.to(self._uri) as wire:
-                clear(wire, self._workload)
-                start = note(wire, "workload begins")
-                done = Executed(start, start)
-                for operation in self._workload.operations(self._most):
-                    if self.ends.is_set():
-                        break
-                    done.ends.append(run_operation(wire, operation, done))
-                    self.operations += 1
-        except BaseException as error:  # noqa: BLE001  raised by who waits for it
-            self.failure = error
-        finally:
-            self.ends.set()
-
-
-def compare_workload(uri: str, version: str, *, seed: int, most: int, seconds: float, **said: Any) -> Any:
-    """The whole deployment compared while the random workload runs; what was compared."""
-    writes = _Writes(uri, version, seed, most)
-    if not version.startswith(("4.", "5.")):
-        said = {"show_expanded_events": True, "full_document_before_change": "whenAvailable", **said}
-    with live.deployment(uri, None, **said) as (found, run):
-        timer = threading.Timer(seconds, writes.ends.set)
-        timer.start()
-        writes.start()
-        stop = threading.Thread(target=lambda: (writes.join(), found.stop()), daemon=True)
-        stop.start()
-        compared = run(ComparisonLimits(resume_every_s=0.7))
-        stop.join()
-        timer.cancel()
-        assert writes.failure is None, writes.failure
-        assert compared.total == 0, dumps(found.report(show_names=True)["differences"])
-    return compared
-
-
 def test_a_random_workload_differs_in_nothing(replica_set: ReplicaSet) -> None:
     compared = compare_workload(replica_set.uri, replica_set.version, seed=41, most=150, seconds=60)
     assert compared.events > 50
@@ -140,10 +163,8 @@ def test_a_random_workload_differs_in_nothing(replica_set: ReplicaSet) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["6.0.27", "7.0.28", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", ["6.0.27", *OTHERS])
 def test_minutes_of_a_random_workload_differ_in_nothing(version: str) -> None:
-    from tests.differential.fuzz import PARAMETERS
-
     with ReplicaSet(version=version, enable_test_commands=True, parameters=PARAMETERS) as running:
         for seed, said in ((1, {}), (2, {"full_document": "updateLookup"})):
             compared = compare_workload(running.uri, version, seed=seed, most=1 << 30, seconds=60, **said)
