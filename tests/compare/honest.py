@@ -79,10 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first workload (default: 1)")
     parser.add_argument("--workload-seconds", type=float, default=300.0, help="of one workload (default: 300)")
     args = parser.parse_args(arguments)
-    end, seed, events, resumes = time.monotonic() + args.seconds, args.seed, 0, 0
+    seed, events, resumes = args.seed, 0, 0
     with ReplicaSet(
         version=args.version, enable_test_commands=True, parameters=PARAMETERS, oplog_size_mb=2000
     ) as running:
+        end = time.monotonic() + args.seconds
         while (left := end - time.monotonic()) > 0 or seed == args.seed:
             seconds = min(max(left, 1.0), args.workload_seconds)
             said = {"full_document": "updateLookup"} if seed % 2 == 0 else {}

@@ -6,7 +6,8 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import bson
@@ -19,12 +20,13 @@ from tailrace.compare import ComparisonLimits, DeploymentComparison, Streams, co
 from tailrace.compare.comparison import Compared, StreamComparison
 from tailrace.compare.evidence import Evidence
 from tailrace.embedded import ShardedCluster
-from tailrace.errors import UsageError
+from tailrace.errors import SourceError, UsageError
 from tailrace.event.resume_token import encode_high_water_mark
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.compare.planted import altered
 from tests.compare.replay import cases
 from tests.sharded import native
+from tests.sharded.mongos import Mongos
 from tests.sharded.native_router import NativeRouter
 from tests.sharded.random_workload import RandomWorkload
 from tests.sharded.workload import REGIONS, spread
@@ -101,6 +103,57 @@ def test_the_merged_stream_of_a_cluster_is_compared_and_its_report_is_a_case(sha
     assert report["deployment"] == "sharded cluster"
     assert [one["shard"] in sharded_cluster.shards for one in report["differences"][0]["entries"]] == [True]
     assert [case.difference() for case in cases(report)] == [None]
+
+
+def test_the_events_of_migrations_are_compared_where_they_are_asked_for(sharded_cluster: ShardedCluster) -> None:
+    router, namespace = sharded_cluster.router, spread(sharded_cluster, "comparedMoves")
+    for number in range(12):
+        router.insert_one(namespace, {"region": REGIONS[number % len(REGIONS)], "_id": number})
+    start = router.fence()
+    owner = router.catalog.table(namespace).owner({"region": REGIONS[0], "_id": 0})
+    other = next(name for name in sharded_cluster.shards if name != owner)
+    router.move_chunk(namespace, {"region": REGIONS[0], "_id": 0}, to=other)
+    router.insert_one(namespace, {"region": REGIONS[0], "_id": 100})
+    end = router.fence()
+    counts = []
+    for shown in (False, True):
+        said = {"showMigrationEvents": True} if shown else {}
+        events = native.union(sharded_cluster, "comparedMoves", "orders", start, end, **said)
+        counts.append(len(events))
+        found, report = compare_recorded(sharded_cluster, namespace, events, start, end, show_migration_events=shown)
+        assert (found.events, found.total) == (len(events), 0), report["differences"][:1]
+    assert counts[1] > counts[0], "the documents that were moved are inserts and deletes"
+
+
+def test_a_mongos_own_stream_is_compared() -> None:
+    """The server's side is opened by the router, with the parameters that it takes, and resumed there."""
+    with ShardedCluster(2, enable_test_commands=True) as cluster, Mongos(cluster) as mongos:
+        router, namespace = cluster.router, spread(cluster, "comparedByMongos")
+        start = router.fence()
+        for number in range(12):
+            key = {"region": REGIONS[number % len(REGIONS)], "_id": number}
+            router.insert_one(namespace, key)
+            router.update_one(namespace, key, {"$set": {"n": number}})
+        for pace_ms in (150, 300, 600, 1200, 2400, 4800):
+            with mongos.paced(pace_ms) as survives, DeploymentComparison(mongos.uri, "comparedByMongos") as found:
+                compared = compared_by_mongos(found, start, router.fence)
+            if survives():
+                break
+        else:
+            pytest.fail("the router ended each time")
+        assert (compared.events, compared.total) == (24, 0), found.report()["differences"]
+        assert compared.seen.operations == {"insert": 12, "update": 12}
+
+
+def compared_by_mongos(found: DeploymentComparison, start: Timestamp, fence: Callable[[], Timestamp]) -> Compared:
+    times = iter([start])
+    running = found.prepare(ComparisonLimits(events=24, resume_every_s=3.0))
+    running.now = lambda: ClusterTime.from_timestamp(next(times, None) or fence())
+    with suppress(SourceError):  # the router has ended, which who asks for it finds
+        assert found.is_cluster
+        found.try_to_open()
+        running.run()
+    return running.compared
 
 
 def test_a_config_server_is_no_mongos(sharded_cluster: ShardedCluster) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -49,14 +50,40 @@ class Mongos:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: set[socket.socket] = set()
         self._backend: _Backend = _Routed(cluster)
+        self._native: NativeRouter | None = None
+        self._pace_s = 0.0
 
     @property
     def uri(self) -> str:
         return f"mongodb://127.0.0.1:{self._listener.getsockname()[1]}/"
 
+    @contextmanager
+    def paced(self, pace_ms: int) -> Iterator[Callable[[], bool]]:
+        """Change streams may be read through it, on 6.0, in the one way that the router mostly survives. After the
+        block, what is given says whether it has, and starts it again if not."""
+        native = self._native
+        assert native is not None, "change streams of 6.0 alone"
+
+        def survives() -> bool:
+            member = native._replica_set.members[0]
+            try:
+                with pymongo.MongoClient[Any](member.uri, serverSelectionTimeoutMS=5000) as client:
+                    client.admin.command("ping")
+            except PyMongoError:
+                native._replica_set.kill(0)
+                native._replica_set.restart(0)
+                return False
+            return True
+
+        try:
+            with native._held_back(pace_ms) as self._pace_s:
+                yield survives
+        finally:
+            self._pace_s = 0.0
+
     def __enter__(self) -> Self:
         if self._cluster.version.startswith("6."):
-            router = self._stack.enter_context(NativeRouter(self._cluster))
+            router = self._native = self._stack.enter_context(NativeRouter(self._cluster))
             client = self._stack.enter_context(pymongo.MongoClient[Any](router._replica_set.uri))
             self._backend = _Native(client, self._cluster)
         threading.Thread(target=self._accept, name="mongos", daemon=True).start()
@@ -110,6 +137,9 @@ class Mongos:
                 return self._cluster.router.connections.run(CONFIG, database, _without_cluster_time(command))
             if name == "getShardMap":
                 return self._cluster.router.connections.run(next(iter(self._cluster.shards)), database, command)
+            if name == "getMore" and self._pace_s:
+                time.sleep(self._pace_s)
+                command["maxTimeMS"] = 50
             return self._backend.run(database, name, command)
         except OperationFailure as error:
             details = dict(error.details or {})
