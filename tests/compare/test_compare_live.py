@@ -57,7 +57,7 @@ def find_fault(written: Written, fault: str, tmp_path: Path) -> None:
         assert compared.events >= 5
         path = tmp_path / "report.json"
         found.write_report(path)
-    replay_report(path)
+    assert replay_report(path) == (0 if fault == "twice" else 1)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
