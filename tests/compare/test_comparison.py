@@ -9,6 +9,7 @@ from typing import Any
 import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
+from pymongo.errors import AutoReconnect
 
 from tailrace.client.statistics import StreamStatistics
 from tailrace.compare import comparison as comparison_module
@@ -20,6 +21,7 @@ from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, T
 from tailrace.event.resume_token import encode_high_water_mark
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.source.driver_error import as_driver_error
 from tests.compare.test_pairing import EVENTS, event
 from tests.patience import PATIENCE_S
 
@@ -108,6 +110,40 @@ def test_an_error_of_one_side_alone_is_a_difference_and_both_begin_anew() -> Non
     assert all("value" not in one.difference.text for one in found.differences)
     assert found.gaps == {"one stream ended alone": 1}
     assert len(server.starts) == len(ours.starts) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServerError("not primary", code=10107),
+        as_driver_error(SourceError("cannot reach 127.0.0.1:1"), AutoReconnect),
+    ],
+)
+def test_an_outage_that_one_side_alone_has_met_is_no_difference(error: TailraceError) -> None:
+    """The other one was opened a moment later, when there was a primary again."""
+    found = compared(Scripts({"items": EVENTS}, QUIET), Scripts({"items": [*EVENTS[:3], error]}, QUIET), duration_s=0.5)
+    assert kinds(found) == []
+    assert found.gaps == {"a member could not be reached, or there was an election": 1}
+
+
+def test_an_outage_that_one_side_has_met_earlier_than_the_other_leaves_no_event_missing() -> None:
+    error = ServerError("not primary", code=10107)
+    server, ours = Scripts({"items": [*EVENTS[:4], error]}, QUIET), Scripts({"items": [*EVENTS[:2], error]}, QUIET)
+    found = compared(server, ours, duration_s=0.5)
+    assert (found.events, found.total, found.left) == (2, 0, 2)
+    assert found.gaps == {"a member could not be reached, or there was an election": 1}
+
+
+def test_after_a_restore_events_count_again_although_their_times_are_earlier() -> None:
+    times = iter([END, END, ClusterTime.of(900, 1), END])
+    earlier = [event(number, time=number - 50) for number in range(10, 16)]
+    script = Scripts({"items": EVENTS}, {"items": earlier})
+    running = StreamComparison(
+        script, Scripts({"items": EVENTS}, {"items": earlier}), lambda: next(times),
+        ComparisonLimits(duration_s=0.1, resume_every_s=None, patience_s=1),
+    )  # fmt: skip
+    assert running.run().events == 6
+    assert running.run().events == 12
 
 
 def test_an_end_of_one_side_alone_is_a_difference() -> None:

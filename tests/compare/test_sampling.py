@@ -314,6 +314,21 @@ def test_whatever_goes_wrong_later_is_told_and_tried_again(
     assert len(said) == 2, "each reason once"
 
 
+def test_a_member_that_is_gone_for_a_while_is_no_difference(start_replica_set: Callable[..., ReplicaSet]) -> None:
+    running = start_replica_set(1)
+    said: list[str] = []
+    with SampledComparison(running.uri, "shop", Streams(), 1.0, tell=said.append, limits=SHORT) as samples:
+        with writing(running.uri, "shop"):
+            wait_until(lambda: samples.numbers.events, "events are compared")
+        running.kill(0)
+        running.restart(0)
+        before = samples.numbers
+        with writing(running.uri, "shop"):
+            wait_until(lambda: samples.numbers.events > before.events, "events are compared again")
+    assert samples.numbers.total == 0
+    assert not [one for one in said if "differ" in one]
+
+
 def test_watch_goes_on_where_the_comparison_fails(
     replica_set: ReplicaSet,
     monkeypatch: pytest.MonkeyPatch,

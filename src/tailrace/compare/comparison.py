@@ -16,11 +16,13 @@ from threading import Condition
 from typing import Any, Final
 
 import bson
+from pymongo.errors import ConnectionFailure
 
 from tailrace import raw_bson
-from tailrace.compare.pairing import OURS, SERVER, EventDifference, Pair, Pairing
+from tailrace.compare.pairing import OURS, SERVER, Event, EventDifference, Pair, Pairing
 from tailrace.compare.reading import Opener, ReadingPace, SideReader, time_of
 from tailrace.compare.seen import SeenEvents
+from tailrace.cursor.reply import RESUMABLE_CODES
 from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 
@@ -188,7 +190,10 @@ class StreamComparison:
         self._next_progress = begun + _PROGRESS_S
         if self.limits.duration_s is not None:
             self._deadline = begun + self.limits.duration_s
-        start: Mapping[str, Any] | None = {"start_at_operation_time": self.now().to_timestamp()}
+        now = self.now()
+        start: Mapping[str, Any] | None = {"start_at_operation_time": now.to_timestamp()}
+        if self._furthest and now < Event.time_in(self._furthest):
+            self._furthest = b""  # the deployment was restored: its events are new, although their times are not
         try:
             is_first, fruitless = True, 0
             while start is not None and not self.abandoned:
@@ -457,7 +462,8 @@ class _Leg:
             # A reply of the server's that fails holds no events, although the stream had some to give before the one
             # that it fails at: they come where each is asked for by itself.
             return {**self._whole.last_place(self._start), "batch_size": 1}
-        if self._has_failed_to_look_up():
+        waiting = self._pairing.waiting(SERVER) or self._pairing.waiting(OURS)
+        if self._has_failed_to_look_up() or (waiting and self._has_met_an_outage()):
             return self._after_one_ended()
         for side in (SERVER, OURS):
             self._pairing.end(side)
@@ -480,6 +486,9 @@ class _Leg:
         codes = {reader.error.code for reader in self._readers if reader.error is not None}
         return self._whole.looks_up and _IS_A_VIEW in codes
 
+    def _has_met_an_outage(self) -> bool:
+        return any(reader.error is not None and _is_outage(reader.error) for reader in self._readers)
+
     def _after_one_ended(self) -> Mapping[str, Any] | None:
         ended = next(reader for reader in self._readers if reader.error is not None or reader.ended)
         if self._has_failed_to_look_up():
@@ -488,6 +497,9 @@ class _Leg:
         if any(isinstance(reader.error, ChangeStreamHistoryLost) for reader in self._readers):
             return self._anew("the oplog no longer reached back to where a stream was")
         errors = [reader.error for reader in self._readers]
+        if self._has_met_an_outage():
+            self._whole.compared.left += self._pairing.waiting(SERVER) + self._pairing.waiting(OURS)
+            return self._anew("a member could not be reached, or there was an election")
         if all(error is None for error in errors):
             text = f"{ended.name} ended"
             self._whole.note(EventDifference("end", "", ended.name, None, None, self._pairing.promised(SERVER), text))
@@ -496,6 +508,11 @@ class _Leg:
             codes = "/".join("-" if error is None else str(error.code) for error in errors)
             self._whole.note(EventDifference("error", "", codes, None, None, None, words))
         return self._anew("one stream ended alone")
+
+
+def _is_outage(error: TailraceError) -> bool:
+    """Whether it says of the deployment that it is not well, which one side may meet and the other just miss."""
+    return isinstance(error, ConnectionFailure) or error.code in RESUMABLE_CODES
 
 
 def _words(reader: SideReader) -> str:

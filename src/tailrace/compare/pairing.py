@@ -55,7 +55,12 @@ class Event:
         if element is None or element.type != raw_bson.OBJECT:
             raise OplogFormatError("an event without its resume token", position="_id")
         token = token_order(raw[element.value_start : element.end])
-        return cls(raw, token, ClusterTime(int(token[2:18], 16)))
+        return cls(raw, token, cls.time_in(token))
+
+    @staticmethod
+    def time_in(token: bytes) -> ClusterTime:
+        """The cluster time of a token in the order of events."""
+        return ClusterTime(int(token[2:18], 16))
 
     @property
     def operation(self) -> str:
