@@ -211,6 +211,11 @@ class LaterEntryError(OtherVersionError):
     or show it otherwise."""
 
 
+class UnknownEntryError(SourceError):
+    """An entry of a kind that this version of Tailrace does not know was read for a store of data (tables, exact
+    images), which would be wrong without what the entry did."""
+
+
 class SinkError(TailraceError):
     """The place that events go to cannot be written, or should not be: it is full, damaged, not permitted, or belongs
     to another stream."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tailrace.errors import SinkError
+
+#: What every room says of the same number (``tailrace.oplog.entry_kinds``).
+UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside of entries, of unknown kinds, which give no event"
 
 
 @contextmanager

@@ -194,7 +194,8 @@ def test_a_transaction_whose_earlier_entries_are_lost_is_refused_as_the_plain_st
 
 
 def test_commands_and_no_ops_of_no_interest_need_no_plain_stages() -> None:
-    """What is out of scope, and a no-op in scope that announces nothing, is skipped where the batch is read."""
+    """What is out of scope, and a no-op in scope that says nothing, is skipped where the batch is read. What may be of
+    an unknown kind is not: the plain stages count it."""
     _, settings = plan_of("shop.orders")
     time = rb.encode_element(rb.TIMESTAMP, b"ts", ClusterTime.of(2, 1).to_bytes_le())
     create = rb.encode_document(random_entries.string(b"create", b"orders"))
@@ -211,11 +212,12 @@ def test_commands_and_no_ops_of_no_interest_need_no_plain_stages() -> None:
     assert kinds(b"c", b"other.$cmd", o) == [SKIPPED]
     assert kinds(b"c", b"shop.$cmd", o) == [PLAIN]  # its time is missing
     assert kinds(b"c", b"shop.$cmd", o, wall) == [SKIPPED]
-    for name, kind in ((b"drop", PLAIN), (b"startIndexBuild", SKIPPED), (b"createIndexes", SKIPPED)):
+    for name, kind in ((b"drop", PLAIN), (b"startIndexBuild", PLAIN), (b"createIndexes", SKIPPED), (b"new", PLAIN)):
         other = random_entries.document(b"o", rb.encode_document(random_entries.string(name, b"orders")))
         assert kinds(b"c", b"shop.$cmd", other, wall) == [kind]
     assert kinds(b"n", b"shop.orders", o) == [SKIPPED]
-    assert kinds(b"n", b"shop.orders", o, message) == [SKIPPED]
+    assert kinds(b"n", b"shop.others", o, message) == [SKIPPED]
+    assert kinds(b"n", b"shop.orders", o, message) == [PLAIN]
     assert kinds(b"n", b"shop.orders", o, announced) == [PLAIN]
 
 

@@ -1,6 +1,7 @@
-"""Entries with an operation that nobody knows give no event, as on the server, and whoever reads the stream is told.
+"""Entries of a kind that nobody knows give no event, as on the server, and whoever reads the stream is told.
 
-The stages had counted them from the start; the count reached the statistics of a cluster's stream and nobody else."""
+The stages had counted operation letters from the start; the count reached the statistics of a cluster's stream and
+nobody else. Unknown commands, and no-ops of unknown forms, were passed over and not counted: no test had any."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ import bson
 import pytest
 from bson.binary import Binary
 from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from tailrace.cli.main import main
+from tailrace.errors import OplogFormatError
+from tailrace.expression import compile_stages
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.kernel import KernelUse
@@ -101,10 +105,7 @@ def test_replay_says_so_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(command) == 0
     out, said = capsys.readouterr()
     assert len(out.splitlines()) == 3
-    assert (
-        said
-        == "tailrace: skipped oplog entries with an operation that this version does not know: 'km' (1), 'xi' (2)\n"
-    )
+    assert said == "tailrace: skipped oplog entries of kinds that this version does not know: 'km' (1), 'xi' (2)\n"
     dump.write_bytes(ENTRIES[0])
     assert main(command) == 0
     assert capsys.readouterr().err == ""
@@ -118,3 +119,143 @@ def test_a_worker_of_spark_logs_each_once(caplog: pytest.LogCaptureFixture, monk
         slice_plan.report_skipped(stream)
         slice_plan.report_skipped(stream)
     assert sorted(record.args for record in caplog.records) == [("km",), ("xi",)]
+
+
+# -- commands and no-ops -----------------------------------------------------------------------------------------------
+
+
+def command(number: int, body: dict[str, Any], *, namespace: str = "db.$cmd", **more: Any) -> bytes:
+    return bson.encode({**bson.decode(entry(number, "c")), "ns": namespace, "o": body, "o2": {}, **more})
+
+
+def no_op(number: int, announced: dict[str, Any] | None, *, namespace: str = "db.c", **more: Any) -> bytes:
+    whole = {**bson.decode(entry(number, "n")), "ns": namespace, "o": {"msg": "x"}, **more}
+    del whole["o2"]
+    return bson.encode(whole if announced is None else {**whole, "o2": announced})
+
+
+UNKNOWN_KINDS = [
+    (command(0, {"mergeCollections": "c", "with": "d"}), "command mergeCollections"),
+    (command(0, {"truncateRange": "db.c", "minRecordId": 1}), "command truncateRange"),
+    (command(0, {"mergeDatabases": 1}), "command mergeDatabases"),
+    (command(0, {"merge": "c", "create": "d"}), "command merge"),
+    (command(0, {"a" * 99: 1}), "command " + "a" * 40),
+    (command(0, {"two\nlines": 1}), "command two\\u000alines"),
+    (no_op(0, {"moveRange": "db.c"}), "no-op moveRange"),
+    (no_op(0, {"reshardingUUID": 1, "type": "reshardPause"}), "no-op reshardPause"),
+    (no_op(0, {"type": 1}), "no-op type"),
+    (entry(0, "cd"), "cd"),
+]
+#: Known ones, and what is not the stream's affair.
+KNOWN_KINDS = [
+    command(0, {"startIndexBuild": "c", "indexes": []}),
+    command(0, {"abortIndexBuild": "c", "indexes": []}),
+    command(0, {"dbCheck": "db.c", "type": "batch"}),
+    command(0, {"emptycapped": "c"}),
+    command(0, {"create": "d"}),
+    command(0, {"commitTransaction": 2}),
+    command(0, {"abortTransaction": 1}, namespace="admin.$cmd"),
+    command(0, {"mergeCollections": "c"}, namespace="other.$cmd"),
+    command(0, {"mergeCollections": "d"}),
+    command(0, {"truncateRange": "db.d"}),
+    command(0, {"mergeDatabases": 1}, fromMigrate=True),
+    command(0, {}),
+    no_op(0, None),
+    no_op(0, {}),
+    no_op(0, {"type": "reshardFinalOp", "reshardingUUID": 1}),
+    no_op(0, {"sessionMigrateCloneStart": "db.c"}),
+    no_op(0, bson.decode(entry(5, "u"))),
+    no_op(0, {"$incompleteOplogHistory": 1}),
+    no_op(0, {"migrateLastChunkFromShard": "db.c"}),
+    no_op(0, {"moveRange": "db.d"}, namespace="db.d"),
+    bson.encode({**bson.decode(entry(0, "cd")), "ns": "db.d"}),
+]
+
+
+def counted(entries: Sequence[bytes], kernel: KernelUse, version: str = "6.0") -> dict[str, int]:
+    stream = open_stream(plan(version), kernel=kernel)
+    assert read(stream, entries=entries) == 0
+    return dict(stream.statistics.unknown_operations)
+
+
+@pytest.mark.parametrize("kernel", ["always", "never"])
+@pytest.mark.parametrize(("raw", "kind"), UNKNOWN_KINDS, ids=[kind for _, kind in UNKNOWN_KINDS])
+def test_each_unknown_kind_is_counted_by_its_name(raw: bytes, kind: str, kernel: KernelUse) -> None:
+    assert counted([raw, raw], kernel) == {kind: 2}
+
+
+@pytest.mark.parametrize("kernel", ["always", "never"])
+@pytest.mark.parametrize("version", ["4.4", "5.0", "6.0", "7.0.28", "8.0"])
+@pytest.mark.parametrize("raw", KNOWN_KINDS, ids=lambda raw: str(bson.decode(raw).get("o2") or bson.decode(raw)["o"]))
+def test_known_kinds_without_an_event_are_not_counted(raw: bytes, version: str, kernel: KernelUse) -> None:
+    assert counted([raw], kernel, version) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "since"), [("reshardBegin", "7.0"), ("migrateChunkToNewShard", "7.0"), ("moveChunk", "8.0")]
+)
+def test_an_announcement_in_the_form_of_a_later_version_is_unknown(name: str, since: str) -> None:
+    raw = no_op(0, {name: "db.c", "reshardingUUID": Binary(bytes(16), 4)})
+    assert counted([raw], "always") == {f"no-op {name}": 1}
+    stream = open_stream(plan(since), kernel="always")
+    read(stream, entries=[raw])
+    assert stream.statistics.unknown_operations == {}
+
+
+@pytest.mark.parametrize("kernel", ["always", "never"])
+def test_unknown_commands_inside_of_an_entry_are_counted_once(kernel: KernelUse) -> None:
+    """One that is read for its other operations, and one that the server would not read at all."""
+    unknown = {"op": "c", "ns": "db.$cmd", "o": {"mergeDatabases": 1}}
+    written = {"op": "i", "ns": "db.c", "ui": Binary(bytes(16), 4), "o": {"_id": 1}, "o2": {"_id": 1}}
+    session = {"lsid": {"id": Binary(bytes(16), 4), "uid": bytes(32)}, "txnNumber": Int64(1)}
+    for held, events in (([unknown, written], 1), ([unknown, unknown], 0)):
+        whole = command(3, {"applyOps": held}, namespace="admin.$cmd", **session)
+        stream = open_stream(plan("7.0"), kernel=kernel)
+        assert read(stream, entries=[whole]) == events
+        assert stream.statistics.unknown_operations == {"command mergeDatabases": held.count(unknown)}
+
+
+def test_what_is_told_apart_is_bounded() -> None:
+    found = counted([command(number, {f"merge{number}": 1}) for number in range(300)], "never")
+    assert len(found) == 101
+    assert found["others"] == 200
+
+
+MATCHES: list[dict[str, Any]] = [
+    {},
+    {"operationType": "insert"},
+    {"operationType": "drop"},
+    {"fullDocument.a": 1, "ns.coll": "c"},
+]
+
+
+@pytest.mark.parametrize("scope", ["db.c", "db", None])
+@pytest.mark.parametrize("match", MATCHES, ids=str)
+def test_the_oplog_query_lets_them_through_whatever_the_match_says(match: dict[str, Any], scope: str | None) -> None:
+    """A query that left them out would leave nobody to count them: with any ``$match`` of operations it did."""
+    stages = [{"$match": match}] if match else []
+    options = StreamOptions.parse(Scope.parse(scope), {"startAtOperationTime": Timestamp(1, 1)}, stages)
+    pipeline = open_stream(build_plan(options, profile_for("7.0")))
+    query = bson.encode({"$match": RawBSONDocument(pipeline.oplog_filter or bson.encode({}))})
+    passes = compile_stages([query])
+    session = {"lsid": {"id": Binary(bytes(16), 4), "uid": bytes(32)}, "txnNumber": Int64(1)}
+    inside = {"op": "c", "ns": "db.$cmd", "o": {"mergeDatabases": 1}}
+    held = command(0, {"applyOps": [inside]}, namespace="admin.$cmd", **session)
+    wanted = [raw for raw, kind in UNKNOWN_KINDS if kind != "command merge"]  # it has a known one's field, and no name
+    for raw in (*wanted, held):
+        assert passes.apply(raw) is not None, bson.decode(raw)
+    if match:
+        assert passes.apply(command(0, {"dbCheck": "db.c"})) is None
+        assert passes.apply(no_op(0, bson.decode(entry(5, "u")))) is None
+
+
+@pytest.mark.parametrize("kernel", ["always", "never"])
+@pytest.mark.parametrize("version", ["4.4", "6.0", "7.0", "8.0"])
+def test_an_update_in_a_form_that_nobody_knows_is_refused(version: str, kernel: KernelUse) -> None:
+    """It was shown as an update that changes nothing, for versions before 7.0: no test had such a ``$v``."""
+    raw = bson.encode({**bson.decode(entry(1, "u")), "o": {"$v": 3, "diff": {"u": {"a": 1}}}})
+    stream = open_stream(plan(version), kernel=kernel)
+    with pytest.raises(OplogFormatError, match=r"Unsupported or missing oplog version, \$v: 3") as refused:
+        read(stream, entries=[raw])
+    assert refused.value.code == 6741200
+    assert refused.value.hint == "At oplog entry Timestamp(11, 1)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -10,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tailrace.archive.recorder import Recorder
-from tailrace.metrics_server import Families
+from tailrace.metrics_server import UNKNOWN_ENTRIES, Families
 
 _PREFIX: Final = "tailrace_archive"
 _COUNTERS: Final = {
@@ -34,6 +35,10 @@ class ArchiveCollector(Collector):
         families = Families(_PREFIX, "oplog")
         for name, text in _COUNTERS.items():
             yield families.counter(name, text, *((oplog, getattr(one, name)) for oplog, one in written.items()))
+        unknown: Counter[str] = Counter()
+        for one in written.values():
+            unknown.update(one.unknown.copy())
+        yield Families(_PREFIX, "kind").counter("unknown_entries", UNKNOWN_ENTRIES, *sorted(unknown.items()))
         until = [(oplog, one.until.seconds) for oplog, one in written.items() if one.until]
         yield families.gauge("until_seconds", "Cluster time up to which the archive is on disk", *until)
         lag = [(oplog, max(0.0, time.time() - seconds)) for oplog, seconds in until]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -45,10 +45,11 @@ IMAGES_SCHEMA: Final = pa.schema(
 class SegmentWriter:
     """The segment of ``folder`` that begins after ``after``. Used as a context: what was not published is taken away.
 
-    One thread at a time.
+    One thread at a time. ``saw`` is called with the rows that are written.
     """
 
-    def __init__(self, folder: Path, after: ClusterTime) -> None:
+    def __init__(self, folder: Path, after: ClusterTime, saw: Callable[[pa.RecordBatch], None] | None = None) -> None:
+        self._saw = saw
         self._folder = folder
         self._after = after
         self._temporary = folder / f".{after:016x}.{os.getpid()}.unfinished"
@@ -74,6 +75,8 @@ class SegmentWriter:
         if raw:
             batch = record_batch(raw)
             self.entries += batch.num_rows
+            if self._saw is not None:
+                self._saw(batch)
             with writing(self._temporary):
                 # Not ``write_batch``: that keeps a part until the file is closed, and what is summed must be there.
                 self._writer.write_table(pa.Table.from_batches([batch]), row_group_size=max(1, batch.num_rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +15,7 @@ from tailrace.archive.pre_images import stored_between
 from tailrace.archive.record import write_record
 from tailrace.archive.retention import Retention, remove_before, retain
 from tailrace.archive.segment import ROW_GROUP_BYTES, ImagesWriter, SegmentWriter
+from tailrace.archive.unknown import UnknownEntries
 from tailrace.durable import locked, writing
 from tailrace.errors import SinkError, SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
@@ -39,7 +40,8 @@ class SegmentLimits:
 
 @dataclass(slots=True)
 class ArchiveProgress:
-    """What one oplog's writer has done since it began. Times are cluster times; ``until`` is on the device."""
+    """What one oplog's writer has done since it began. Times are cluster times; ``until`` is on the device.
+    ``unknown``: entries of unknown kinds, by kind."""
 
     entries: int = 0
     bytes: int = 0
@@ -48,6 +50,7 @@ class ArchiveProgress:
     expired: int = 0
     read: ClusterTime = ZERO
     until: ClusterTime = ZERO
+    unknown: dict[str, int] = field(default_factory=dict)
 
 
 class VersionMet(NamedTuple):
@@ -123,6 +126,8 @@ class OplogWriter:
                     f"another process archives into {self._folder}", hint="One writer an archive: stop the other one"
                 )
             after = self._position()
+            self._unknown = UnknownEntries(self._source.server_version)
+            self.written.unknown = self._unknown.counts
             self.written.read = self.written.until = after
             if self._connection is not None:
                 # Who may not read them is told now, and not when the first segment is full.
@@ -202,7 +207,8 @@ class OplogWriter:
 
     def _write_segment(self, after: ClusterTime) -> ClusterTime | None:
         """One segment of what comes; where the next one begins, ``None`` when nothing more comes."""
-        with SegmentWriter(self._folder, after) as segment, ImagesWriter(self._folder, after) as images:
+        saw = self._unknown.saw
+        with SegmentWriter(self._folder, after, saw) as segment, ImagesWriter(self._folder, after) as images:
             edge = looked = after
             unlooked = 0
             begun: float | None = None

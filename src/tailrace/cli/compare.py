@@ -246,5 +246,5 @@ def _remarks(compared: Compared) -> Iterator[str]:
     if compared.left:
         yield f"{compared.left:,} events at the very end were not compared"
     if compared.unknown_operations:
-        letters = ", ".join(f"{letter!r}: {count}" for letter, count in sorted(compared.unknown_operations.items()))
-        yield f"oplog entries of unknown kinds, which give no event here: {letters}"
+        kinds = ", ".join(f"'{kind}': {count}" for kind, count in sorted(compared.unknown_operations.items()))
+        yield f"oplog entries of unknown kinds, which give no event here: {kinds}"

@@ -120,5 +120,5 @@ def _where(document: dict[str, Any]) -> str:
 def say_skipped(unknown_operations: Mapping[str, int]) -> None:
     """What no events were made of because nobody here knows what it means; silent where there is nothing."""
     if unknown_operations and sys.stderr is not None:
-        named = ", ".join(f"{letter!r} ({count})" for letter, count in sorted(unknown_operations.items()))
-        tell(f"tailrace: skipped oplog entries with an operation that this version does not know: {named}")
+        named = ", ".join(f"'{kind}' ({count})" for kind, count in sorted(unknown_operations.items()))
+        tell(f"tailrace: skipped oplog entries of kinds that this version does not know: {named}")

@@ -276,9 +276,9 @@ class _Shower:
             tell(f"tailrace: {backlog.warning()}", before=self._broken_line(), stream=self._stderr)
 
     def skipped(self) -> None:
-        """Report operations that the workers do not know and have skipped."""
-        for operation in self._skipped.look():
-            words = f"oplog entries with the operation {operation!r} are skipped: this version does not know it"
+        """Report kinds of entries that the workers do not know and have skipped."""
+        for kind in self._skipped.look():
+            words = f"oplog entries of the kind '{kind}' are skipped: this version does not know it"
             tell(f"tailrace: {words}", before=self._broken_line(), stream=self._stderr)
 
     def _broken_line(self) -> str:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-#: What a worker says, once for each operation (``tailrace.spark.reading.slice_plan``).
-_LINE: Final = re.compile(rb"oplog entries with the operation '([^'\n]{1,64})' are skipped[^\n]*\n")
+#: What a worker says, once for each kind (``tailrace.spark.reading.slice_plan``).
+_LINE: Final = re.compile(rb"oplog entries of the kind '([^\n]{1,400}?)' are skipped[^\n]*\n")
 #: Read at once; of a line that does not fit, no more is asked for.
 _PIECE: Final = 1 << 20
 
@@ -23,7 +23,7 @@ class SkippedOperations:
         self._told: set[str] = set()
 
     def look(self) -> list[str]:
-        """The operations that were not told yet."""
+        """The kinds that were not told yet."""
         if self._log is None:
             return []
         found: list[str] = []
@@ -33,9 +33,9 @@ class SkippedOperations:
                 self._at += len(piece)
                 text = self._rest + piece
                 for match in _LINE.finditer(text):
-                    operation = match[1].decode("utf-8", "replace")
-                    if operation not in self._told:
-                        self._told.add(operation)
-                        found.append(operation)
+                    kind = match[1].decode("utf-8", "replace")
+                    if kind not in self._told:
+                        self._told.add(kind)
+                        found.append(kind)
                 self._rest = text[text.rfind(b"\n") + 1 :][-_PIECE:]
         return found

@@ -48,6 +48,7 @@ from tailrace.source.driver_error import at_the_border
 from tailrace.source.filter_choice import FilterChoice, is_local
 from tailrace.source.mongod import AWAIT_MS, MongodSource
 from tailrace.source.time_limit import TimeLimitError, check_time_limit, time_limit_of
+from tailrace.source.unknown_kinds import tell_of_unknown_kinds
 
 #: Entries in one reply where nobody says otherwise: about a megabyte, which stays in the processor's cache on its way
 #: through the kernel (16 MB, the server's own limit, cost a third more), and is all that a slow reader holds.
@@ -381,6 +382,7 @@ class BlockChangeStream(ChangeStream):
         if self._commands is not None:
             self._commands.close()
         self._is_closed = True
+        tell_of_unknown_kinds()
         self._turn.end()
         self._ready = iter(())  # ``next`` gives nothing more
 
@@ -530,6 +532,7 @@ class OplogChangeStream(BlockChangeStream):
 
     def _feed(self, *, is_first: bool = False) -> None:
         batch = self._read(is_first=is_first)
+        tell_of_unknown_kinds()
         self._stream.feed(ONE_OPLOG, batch)  # the one that there is after reading: another version has another
 
     def _read(self, *, is_first: bool = False) -> OplogBatch:

@@ -54,6 +54,7 @@ from tailrace.source.shard_reader import ShardReader
 from tailrace.source.sharded import ShardedSource, SharedReads
 from tailrace.source.time_limit import check_time_limit, remaining_s
 from tailrace.source.topology import Cluster, OpenView, ShardAddress
+from tailrace.source.unknown_kinds import tell_of_unknown_kinds
 from tailrace.source.worker import Worker
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ class ShardedChangeStream(BlockChangeStream):
     def _feed(self) -> bool:
         """Give the merge what was read, where it wants more; False where there is nothing."""
         has_fed = False
+        tell_of_unknown_kinds()
         for name, part in self._parts.items():
             if not self._merged.wants(name):
                 continue

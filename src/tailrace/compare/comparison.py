@@ -89,7 +89,7 @@ class Compared:
     ``left``       events that one side had given at the end and the other had not reached
     ``behind_s``   how far, in cluster time, the comparison was behind the writes when it ended: its own limit of events
                    a second had held it back
-    ``unknown_operations``  entries of the oplog with a letter that is not known, which give no event
+    ``unknown_operations``  entries of the oplog of kinds that are not known, which give no event, by kind
     """
 
     seen: SeenEvents

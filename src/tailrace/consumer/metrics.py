@@ -9,7 +9,8 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from tailrace.metrics_server import Families
+from tailrace.metrics_server import UNKNOWN_ENTRIES, Families
+from tailrace.oplog.entry_kinds import PASSED_OVER
 
 _COUNTERS: Final = {
     "handled": ("changes_handled", "Changes that the handler has returned from"),
@@ -38,3 +39,5 @@ class ListenerCollector(Collector):
         yield families.gauge("lease_version", "Fencing token of the lease that is held; 0 while none is", *versions)
         lags = [(resource, max(0.0, time.time() - one.position_time)) for resource, one in rows if one.position_time]
         yield families.gauge("lag_seconds", "Now minus the cluster time that everything was handled up to", *lags)
+        unknown = sorted(PASSED_OVER.copy().items())
+        yield Families("tailrace_listener", "kind").counter("unknown_entries", UNKNOWN_ENTRIES, *unknown)

@@ -12,7 +12,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from tailrace.gateway.metrics import GatewayMetrics
-from tailrace.metrics_server import Families
+from tailrace.metrics_server import UNKNOWN_ENTRIES, Families
+from tailrace.oplog.entry_kinds import PASSED_OVER
 
 _PREFIX: Final = "tailrace_gateway"
 _COUNTERS: Final = {
@@ -75,3 +76,5 @@ class GatewayCollector(Collector):
         fallbacks = sorted((_FALLBACKS | metrics.fallbacks.copy()).items())
         text = "Streams that could not be served from the shared read"
         yield Families(_PREFIX, "reason").counter("fallbacks", text, *fallbacks)
+        unknown = sorted(PASSED_OVER.copy().items())
+        yield Families(_PREFIX, "kind").counter("unknown_entries", UNKNOWN_ENTRIES, *unknown)

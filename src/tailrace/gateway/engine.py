@@ -56,6 +56,7 @@ from tailrace.plan.profile import profile_for
 from tailrace.source.member_version import PresentMember, present_member
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
+from tailrace.source.unknown_kinds import tell_of_unknown_kinds
 from tailrace.source.uri import ConnectionString
 from tailrace.tail.shard_tails import ShardTails
 from tailrace.tail.shared_tail import WINDOW_BYTES, SharedTail, TailStatistics
@@ -467,6 +468,7 @@ class Engine:
                 _log.exception("looking after the streams has failed, and is tried again")
 
     def _look_after(self) -> None:
+        tell_of_unknown_kinds()
         self.kill([stream for stream in self.streams.values() if stream.is_ended])
         now = now_ms()
         gone = self._cursors.expire(now)

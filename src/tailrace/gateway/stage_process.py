@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import traceback
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from tailrace.cursor import Acting, Action, CursorRegistry
 from tailrace.errors import TailraceError
 from tailrace.gateway.cursor_ids import new_ids
+from tailrace.oplog.entry_kinds import PASSED_OVER
 from tailrace.plan.profile import ServerProfile, profile_for
 
 LENGTH: Final = struct.Struct("<Q")
@@ -82,6 +84,7 @@ class Response(NamedTuple):
     ``fault``    the traceback of an error of our own
     ``is_open``  whether the request's cursor is open
     ``cpu``      seconds that the step took
+    ``passed_over``  what was counted in the process since the last response (``entry_kinds.PASSED_OVER``)
     """
 
     action: Action | None = None
@@ -90,6 +93,7 @@ class Response(NamedTuple):
     fault: str | None = None
     is_open: bool = False
     cpu: float = 0.0
+    passed_over: Counter[str] | None = None
 
 
 class _Stopped(BaseException):
@@ -135,6 +139,7 @@ class StageProcess:
         #: The number of the step that is computed; 0: none.
         self._computing = 0
         self._may_compile = False
+        self._told_of: Counter[str] = Counter()
 
     def serve(self) -> None:
         """Until the gateway closes the socket."""
@@ -148,7 +153,8 @@ class StageProcess:
                 self._kill(request.kills)
             if request.step is not None:
                 response = self._stepped(request, request.step)
-                self._send(response._replace(is_open=request.cursor in self._registry))
+                new, self._told_of = PASSED_OVER - self._told_of, PASSED_OVER.copy()
+                self._send(response._replace(is_open=request.cursor in self._registry, passed_over=new))
 
     def _stepped(self, request: Request, step: Begin | GoOn) -> Response:
         if isinstance(step, Begin):

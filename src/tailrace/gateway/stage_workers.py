@@ -26,6 +26,7 @@ from tailrace.cursor.reply import error_reply
 from tailrace.errors import InternalError, ServerError, TailraceError
 from tailrace.gateway.log import note
 from tailrace.gateway.stage_process import LENGTH, NUMBER, Begin, GoOn, Request, Response
+from tailrace.oplog.entry_kinds import PASSED_OVER
 
 #: Each of so many bytes of entries may take another second.
 _BYTES_A_SECOND: Final = 1 << 18
@@ -189,6 +190,7 @@ class StageWorker:
         except (OSError, EOFError):
             raise self._end_of(current, await self._status()) from None
         self.cpu += response.cpu
+        PASSED_OVER.update(response.passed_over or {})
         if cursor and not response.is_open:
             self.cursors.discard(cursor)
         if response.stopped is not None:

@@ -13,6 +13,7 @@ from tailrace.images.found import Images, wrong_state
 from tailrace.images.key import is_in_share, state_key
 from tailrace.images.state import ImageState
 from tailrace.oplog.entry import OplogEntry, parse_entry
+from tailrace.oplog.entry_kinds import FOLLOWED_COMMANDS, command_name, refusal
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.profile import ServerProfile
@@ -21,6 +22,7 @@ from tailrace.stage.oplog_match import CRUD, OplogMatch
 from tailrace.stage.unwind_transaction import EntriesAt, UnwindTransaction, is_chain_member, operations_of
 
 _UUID_SIZE: Final = 16
+_HINT: Final = "Or remove the images' directory: then they begin with the documents as they are now"
 #: The element that marks entries of a migration. The kernel skips such entries, so a batch that has one is left
 #: to the plain stages.
 _MIGRATED: Final = b"\x08fromMigrate\x00\x01"
@@ -57,7 +59,7 @@ class ImageFolder:
         self._share = share
         #: Whether a document may be inserted that the state has: 4.4 logs nothing where a capped collection loses one.
         self._replaces = of_shard or profile.series < (5, 0)
-        self._match = OplogMatch(StreamOptions(scope, show_migration_events=True), profile)
+        self._match = OplogMatch(StreamOptions(scope, show_migration_events=True), profile, passes_unknown=True)
         self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=profile.multi_op_is_no_transaction)
 
     def fold(self, batch: OplogBatch, entries_at: EntriesAt, *, again: bool = False) -> Images:
@@ -67,7 +69,8 @@ class ImageFolder:
         ``again``: the documents may have some of the operations already. A copy of a shard has a prepared transaction
         from its commit timestamp on, and the entry that commits it is later.
 
-        Raises ImageMismatchError if an entry does not fit the document in the state; the state is then unchanged.
+        Raises ImageMismatchError if an entry does not fit the document in the state, and UnknownEntryError for one that
+        may have changed documents in a way that nobody here knows; the state is then unchanged.
         """
         if self._kernel(len(batch.raw)) and not (again or _MIGRATED in batch.raw):
             from tailrace.images import fast  # noqa: PLC0415  compiled code is loaded where it is wanted
@@ -80,6 +83,9 @@ class ImageFolder:
 
     def _fold_plain(self, batch: OplogBatch, entries_at: EntriesAt, again: bool) -> Images:
         operations = list(self._operations(batch.raw, entries_at))
+        for entry in operations:
+            if entry.operation not in CRUD and not _is_followed(entry):
+                raise refusal(entry, _HINT)
         keys = [_key_of(entry) if entry.operation in CRUD else b"" for entry in operations]
         images: Images = {}
         dropped: list[bytes] = []
@@ -114,6 +120,13 @@ class ImageFolder:
             elif is_chain_member(entry):
                 self._unwind.remember(entry.cluster_time, document)
         yield from operations_of(self._unwind.process(entries), entries_at)
+
+
+def _is_followed(entry: OplogEntry) -> bool:
+    """Whether all is known of what a command or a no-op does to documents."""
+    return entry.operation == "n" or (
+        entry.operation == "c" and command_name(entry.command_fields()) in FOLLOWED_COMMANDS
+    )
 
 
 def _key_of(entry: OplogEntry) -> bytes:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.entry_rows import Ints, entry_rows
-from tailrace.kernel.memory import load8, load64, store64
+from tailrace.kernel.memory import load8, load32, load64, store64
 from tailrace.kernel.scan import (
     BINARY,
     BOOL,
@@ -37,6 +37,8 @@ _O2: Final = word_of(b"o2")
 _ID: Final = word_of(b"_id")
 _FROM_MIGR: Final = word_of(b"fromMigr")
 _UPDATE: Final = ord("u")
+#: No letter has this code.
+NO_LETTER: Final = 256
 
 
 class ChangeRows(NamedTuple):
@@ -44,7 +46,7 @@ class ChangeRows(NamedTuple):
 
     ``start``            where each entry begins (n + 1)
     ``time``             its packed cluster time
-    ``operation``        the letter's code: 105 i, 117 u, 100 d, 99 c, 110 n
+    ``operation``        the letter's code: 105 i, 117 u, 100 d, 99 c, 110 n; ``NO_LETTER`` for more letters than one
     ``namespace_start``, ``namespace_end``
     ``uuid``             where the collection's 16 bytes are
     ``change_start``, ``change_end``     the document ``o``
@@ -102,7 +104,7 @@ def _note(row: int, base: int, name: int, size: int, type_: int, value: int, end
         if word == _TS and type_ == TIMESTAMP:
             store64(row + 8, load64(value))
         elif word == _OP and type_ == STRING:
-            store64(row + 16, load8(value + 4))
+            store64(row + 16, load8(value + 4) if load32(value) == 2 else NO_LETTER)
         elif word == _NS and type_ == STRING:
             store64(row + 24, value + 4 - base)
             store64(row + 32, end - 1 - base)

@@ -256,6 +256,8 @@ def _update_operation(table: int, flags: int) -> int:
         return FALL_BACK
     if number != 2 and load64(table + ID_ELEMENT) != 0:
         return _REPLACE
+    if version != 0 and number not in (1, 2):
+        return FALL_BACK
     diff, set_, unset = load64(table + DIFF), load64(table + SET), load64(table + UNSET)
     if number == 2:
         return _UPDATE if diff != 0 and load8(diff) == OBJECT else FALL_BACK

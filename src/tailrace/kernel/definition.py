@@ -319,15 +319,15 @@ def _is_hidden(job: int, table: int, command: int, document: int) -> bool:
 @inner
 def put_definition(job: int, table: int, document: int) -> int:
     """The kind of a command that has nothing to do with transactions, or ``NO_ROOM``; its event is written. It is
-    skipped where it is out of scope, is none that an event could be made of, or one that the stream does not show."""
+    skipped where it is out of scope, or one that the stream does not show."""
     namespace, flags = load64(table + NAMESPACE), load64(job + FLAGS)
     kind, scope, scope_size = load64(job + SCOPE_KIND), load64(job + SCOPE), load64(job + SCOPE_SIZE)
     answer = command_in_scope(namespace + 4, namespace + 3 + load32(namespace), kind, scope, scope_size)
     if answer != IN_SCOPE:
         return SKIPPED if answer == OUT_OF_SCOPE else PLAIN
     element = only_definition(document)
-    if element <= 0:
-        return SKIPPED if element == 0 else PLAIN
+    if element != document + 4:
+        return PLAIN  # which counts it if its kind, as the first field says it, is not known
     command, to = definition_of(element, document + load32(document) - 1), 0
     if command == 0 or load8(element) != STRING or load32(document) > _COMMAND_MAX:
         return PLAIN

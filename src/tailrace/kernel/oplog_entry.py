@@ -85,15 +85,6 @@ _CREATE = word_of(b"create")
 _CREATE_INDEXES = word_of(b"createIndexes")
 _COMMIT_INDEX_BUILD = word_of(b"commitIndexBuild")
 _MODIFY = word_of(b"collMod")
-# By these a no-op tells of a collection, or of a chunk.
-_TYPE = word_of(b"type")
-_SHARD_COLLECTION = word_of(b"shardCollection")
-_REFINE = word_of(b"refineCollectionShardKey")
-_RESHARD = word_of(b"reshardCollection")
-_MIGRATE_LAST = word_of(b"migrateLastChunkFromShard")
-_MIGRATE_NEW = word_of(b"migrateChunkToNewShard")
-_RESHARD_BEGIN = word_of(b"reshardBegin")
-_RESHARD_DONE = word_of(b"reshardDoneCatchUp")
 
 # The last four bytes of the longer names.
 _TAIL_NUMBER = int.from_bytes(b"mber", "little")
@@ -330,25 +321,6 @@ def definition_of(element: int, limit: int) -> int:
     if word == _RENAME:
         return RENAME if tail == _TAIL_RENAME else 0
     return COMMIT_INDEX_BUILD if word == _COMMIT_INDEX_BUILD and tail == _TAIL_COMMIT_INDEX_BUILD else 0
-
-
-@inner
-def announces(document: int) -> bool:
-    """Whether a no-op's ``o2`` may be an announcement of the sharding code; also true where it is corrupt."""
-    limit = document + load32(document) - 1
-    pos = document + 4
-    while pos < limit:
-        nul = find_nul(pos + 1, limit)
-        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
-        if after < 0:
-            return True
-        word = name_word(pos + 1, nul - pos - 1)
-        if word in (_TYPE, _SHARD_COLLECTION, _REFINE, _RESHARD, _MIGRATE_LAST):
-            return True
-        if word in (_MIGRATE_NEW, _RESHARD_BEGIN, _RESHARD_DONE):
-            return True
-        pos = after
-    return False
 
 
 @inner

@@ -174,8 +174,7 @@ class ChangeStreamPipeline:
 
     @property
     def unknown_operations(self) -> dict[str, int]:
-        """How many entries, and operations inside of entries, were skipped for an operation letter that is not known,
-        by letter."""
+        """How many entries, and operations inside of entries, were skipped because their kind is not known, by kind."""
         return self._oplog_match.unknown_operations
 
     def process(self, batch: OplogBatch) -> Running:

@@ -50,8 +50,8 @@ Answered: TypeAlias = "Answer | Later"
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """``unknown_operations``  how many entries, and operations inside of entries, were skipped for an operation letter
-    that is not known, by letter"""
+    """``unknown_operations``  how many entries, and operations inside of entries, were skipped because their kind is
+    not known, by kind"""
 
     unknown_operations: dict[str, int]
 

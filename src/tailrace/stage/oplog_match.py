@@ -1,6 +1,6 @@
 """OplogMatch: which oplog entries a stream can be interested in (semantics 2.2 and 2.3).
 
-An inclusion list: an operation letter that no known server version writes is skipped and counted, never guessed at.
+An inclusion list: what is of no known kind (``tailrace.oplog.entry_kinds``) is skipped and counted, never guessed at.
 """
 
 from __future__ import annotations
@@ -11,6 +11,16 @@ from typing import Final
 from tailrace import raw_bson
 from tailrace.errors import LaterEntryError
 from tailrace.oplog.entry import OplogEntry, apply_ops, first_elements, parse_operation
+from tailrace.oplog.entry_kinds import (
+    FOLLOWED_COMMANDS,
+    KNOWN_COMMANDS,
+    KNOWN_OPERATIONS,
+    PASSED_OVER,
+    command_name,
+    count_kind,
+    kind_of,
+    unknown_no_op,
+)
 from tailrace.oplog.namespace import NamespaceFilter
 from tailrace.oplog.version_proof import version_proof
 from tailrace.plan.options import StreamOptions
@@ -18,7 +28,6 @@ from tailrace.plan.profile import ServerProfile
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, STRING, Element
 
 CRUD: Final = frozenset("iud")
-_KNOWN: Final = frozenset("iudcn")
 #: Commands whose value is the collection's bare name.
 _COLLECTION_COMMANDS: Final = (b"drop", b"create", b"createIndexes", b"commitIndexBuild", b"dropIndexes", b"collMod")
 #: No-ops by which a shard announces what happened to a collection.
@@ -33,14 +42,24 @@ class OplogMatch:
 
     ``may_pass``            further test of an entry, or of an operation out of a transaction: whether its event may
                             pass the user's ``$match``
-    ``unknown_operations``  counts the entries, and the operations of those that hold several, with an unknown
-                            operation letter, by letter
+    ``unknown_operations``  counts the entries of the stream's scope, and the operations of those that hold several,
+                            that are of an unknown kind, by kind
+
+    ``passes_unknown``: for whoever keeps documents, and refuses what may have changed them. Operations and commands
+    that he does not follow are not counted but pass.
     """
 
     def __init__(
-        self, options: StreamOptions, profile: ServerProfile, may_pass: Callable[[OplogEntry], bool] | None = None
+        self,
+        options: StreamOptions,
+        profile: ServerProfile,
+        may_pass: Callable[[OplogEntry], bool] | None = None,
+        *,
+        passes_unknown: bool = False,
     ) -> None:
         self.may_pass = may_pass
+        self._passes_unknown = passes_unknown
+        self._known_commands = FOLLOWED_COMMANDS if passes_unknown else KNOWN_COMMANDS
         self._options = options
         self._profile = profile
         self._names = NamespaceFilter(
@@ -67,15 +86,42 @@ class OplogMatch:
             namespace = entry.namespace
             return self._names.namespace(namespace) or (self._views_match and self._names.views(namespace))
         if operation == "c":
-            return self._matches_command(entry, first_elements(entry.o))
+            fields = first_elements(entry.o)
+            return self._matches_command(entry, fields) or self._passes(self._unknown_command(entry, fields))
         if operation == "n":
-            return self._matches_no_op(entry)
-        self._count_unknown(operation)
+            return self._matches_no_op(entry) or self._passes(self._unknown_no_op(entry))
+        return self._passes(self._unknown_operation(entry))
+
+    # -- unknown kinds ------------------------------------------------------------------------------------------------
+
+    def _passes(self, unknown: str | None) -> bool:
+        """What becomes of an entry that gives no event, and is of the kind ``unknown``, if that is given."""
+        if unknown is None or self._passes_unknown:
+            return unknown is not None
+        for counted in (self.unknown_operations, PASSED_OVER):
+            count_kind(counted, unknown)
         return False
 
-    def _count_unknown(self, operation: str) -> None:
-        if operation not in _KNOWN:
-            self.unknown_operations[operation] = self.unknown_operations.get(operation, 0) + 1
+    def _unknown_operation(self, entry: OplogEntry) -> str | None:
+        if entry.operation in KNOWN_OPERATIONS or not self._names.namespace(entry.namespace):
+            return None
+        return kind_of(entry)
+
+    def _unknown_command(self, entry: OplogEntry, fields: dict[bytes, Element]) -> str | None:
+        """Of a command that names a collection out of scope nothing is said; any other may be about the stream's."""
+        name = command_name(fields)
+        if name is None or name in self._known_commands or not self._names.command(entry.namespace):
+            return None
+        body, value = entry.o or raw_bson.EMPTY_DOCUMENT, fields[name]
+        is_named = self._names_collection(body, value) or self._names_namespace(body, value)
+        return kind_of(entry) if is_named or value.type != STRING else None
+
+    def _unknown_no_op(self, entry: OplogEntry) -> str | None:
+        if self._passes_unknown or entry.o2 is None or not self._names.namespace(entry.namespace):
+            return None
+        return unknown_no_op(entry, first_elements(entry.o2), self._profile.version)
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def matches_inner(self, operation: OplogEntry) -> bool:
         """Whether an operation inside a transaction is in scope: CRUD and commands, without the views branch. What
@@ -85,9 +131,9 @@ class OplogMatch:
         if operation.operation in CRUD:
             return self._names.namespace(operation.namespace)
         if operation.operation == "c":
-            return self._matches_ddl(operation, first_elements(operation.o))
-        self._count_unknown(operation.operation)
-        return False
+            fields = first_elements(operation.o)
+            return self._matches_ddl(operation, fields) or self._passes(self._unknown_command(operation, fields))
+        return self._passes(self._unknown_operation(operation))
 
     def _shows_migration(self, entry: OplogEntry) -> bool:
         if self._options.show_migration_events:
@@ -133,8 +179,8 @@ class OplogMatch:
             return False
         self._refuse_later_version(entry, fields)
         if entry.lsid is None or entry.txn_number is None:
-            return self._profile.unwinds_apply_ops_without_session and self._any_inner_matches(entry)
-        return entry.prev_op_time is not None or self._any_inner_matches(entry)
+            return self._profile.unwinds_apply_ops_without_session and self._any_inner_matches(entry, counts=True)
+        return entry.prev_op_time is not None or self._any_inner_matches(entry, counts=True)
 
     def _refuse_later_version(self, entry: OplogEntry, fields: dict[bytes, Element]) -> None:
         """Raises LaterEntryError where the stream would lose what an entry of a later version holds for it, or give
@@ -150,11 +196,13 @@ class OplogMatch:
                 f"named (server_version, --server-version), name {proof.version} or the deployment's own",
             )
 
-    def _any_inner_matches(self, entry: OplogEntry) -> bool:
+    def _any_inner_matches(self, entry: OplogEntry, *, counts: bool = False) -> bool:
         """Whether the whole entry is of interest: an operation in scope, or an in-scope create or createIndexes.
 
-        Narrower than the test of each operation: an in-scope drop alone does not make the server read the entry.
+        Narrower than the test of each operation: an in-scope drop alone does not make the server read the entry. If it
+        is not read, and ``counts``, commands of an unknown kind in it are counted here.
         """
+        unknown: list[str] = []
         for raw in apply_ops(entry):
             operation = parse_operation(raw, entry.position)
             if self._names.namespace(operation.namespace):
@@ -163,7 +211,12 @@ class OplogMatch:
                 fields = first_elements(operation.o)
                 if any(self._names_collection(operation.o, fields.get(name)) for name in (b"create", b"createIndexes")):
                     return True
-        return False
+                if operation.operation == "c" and (kind := self._unknown_command(operation, fields)) is not None:
+                    unknown.append(kind)
+        passes = False
+        for kind in unknown if counts else ():
+            passes |= self._passes(kind)
+        return passes
 
     def _matches_no_op(self, entry: OplogEntry) -> bool:
         if entry.o2 is None or not self._names.namespace(entry.namespace):

@@ -21,6 +21,7 @@ import numpy as np
 from tailrace import raw_bson
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.entry import OplogEntry, first_elements
+from tailrace.oplog.entry_kinds import FOLLOWED_COMMANDS, KNOWN_OPERATIONS, command_name, refusal
 from tailrace.oplog.selection import Selection
 from tailrace.source.listing import is_utf8
 from tailrace.tables.apply import DELETE, INSERT, LETTERS, UPDATE, Change, DocumentWork, StateMismatchError, apply_all
@@ -37,6 +38,11 @@ _WORK_BYTES: Final = 64 << 20
 #: What an element ``_id`` has before its value: its type and its name.
 _ID_HEAD: Final = 5
 _CRUD: Final = {"i": INSERT, "u": UPDATE, "d": DELETE}
+_KNOWN: Final = [ord(letter) for letter in sorted(KNOWN_OPERATIONS)]
+_HINT: Final = (
+    "Or leave the collection out of what has tables; or remove the directory: then the next run copies the collections "
+    "as they are now"
+)
 
 
 class Documents(Protocol):
@@ -189,6 +195,7 @@ class Fold:
         code = _CRUD.get(entry.operation)
         uuid = entry.collection_uuid
         if code is None:
+            self._refuse_unknown(entry)
             if entry.operation == "c" and uuid is not None:
                 self._command(entry, member, number)
             return
@@ -214,6 +221,30 @@ class Fold:
             # Behind those of an equal number: all changes of a transaction have one time.
             group.pop(identifier, None)
             group[identifier] = [change]
+
+    def _refuse_unknown(self, entry: OplogEntry) -> None:
+        """Raises UnknownEntryError for an operation or a command that may have changed documents of a table, in a way
+        that nobody here knows."""
+        if entry.operation == "n":
+            return
+        uuid, followed = entry.collection_uuid, self._follows(entry.namespace)
+        if entry.operation == "c":
+            fields = entry.command_fields()
+            name = command_name(fields)
+            if name is None or name in FOLLOWED_COMMANDS:
+                return
+            value, database = fields[name], entry.namespace.partition(b".")[0]
+            if value.type == raw_bson.STRING and entry.o is not None:
+                text = raw_bson.read_string(entry.o, value.value_start)
+                followed = self._follows(text) or self._follows(database + b"." + text)
+            else:
+                followed = any(one.namespace.startswith(f"{_text(database)}.") for one in self.collections.values())
+        if uuid not in self._ignored and (followed or uuid in self.collections):
+            raise refusal(entry, _HINT)
+
+    def _follows(self, namespace: bytes) -> bool:
+        """Whether a collection of that name has a table, or gets one."""
+        return self._wants(namespace)
 
     def _command(self, entry: OplogEntry, member: str, number: Callable[[], int]) -> None:
         """Apply what a command did to the names of collections."""
@@ -370,6 +401,9 @@ class FoldOfOne(Fold):
         if entry.operation == "c" or entry.collection_uuid == self._uuid:
             super()._operation(entry, member, number)
 
+    def _follows(self, namespace: bytes) -> bool:
+        return any(one.namespace == _text(namespace) for one in self.collections.values())
+
     def _create(self, uuid: bytes, namespace: str, member: str, number: Callable[[], int]) -> None:
         if uuid == self._uuid:
             super()._create(uuid, namespace, member, number)
@@ -382,20 +416,21 @@ class FoldOfOne(Fold):
 def _of_interest(run: EntryRun, indexes: range | list[int]) -> list[list[int]]:
     """The entries of a run that may matter, in order, as columns: row, operation, whether it is of a migration, a
     range, where the element ``_id`` is, where ``o`` is, time. The range is the whole of a command, and of others the
-    namespace and the UUID."""
+    namespace and the UUID. What is of an unknown kind stands as a command."""
     rows = run.rows
     picked = np.asarray(indexes)
     operation = rows.operation[picked]
     changes = np.isin(operation, list(LETTERS))
     changes &= (rows.uuid[picked] != 0) & (rows.id_type[picked] != 0)
-    picked = picked[changes | (operation == _COMMAND)]
-    whole = rows.operation[picked] == _COMMAND
+    whole = (operation == _COMMAND) | ~np.isin(operation, _KNOWN)
+    wanted = changes | whole
+    picked, whole = picked[wanted], whole[wanted]
     uuid, names = rows.uuid[picked], rows.namespace_start[picked]
     first = np.where(whole, rows.start[picked], np.minimum(names, uuid))
     last = np.where(whole, rows.start[picked + 1], np.maximum(rows.namespace_end[picked], uuid + 16))
     element = rows.id_start[picked] - _ID_HEAD
     columns = (element, rows.id_end[picked], rows.change_start[picked], rows.change_end[picked], rows.time[picked])
-    kinds = (picked, rows.operation[picked], rows.migrated[picked])
+    kinds = (picked, np.where(whole, _COMMAND, rows.operation[picked]), rows.migrated[picked])
     return [one.tolist() for one in (*kinds, first, last, *columns)]
 
 

@@ -123,7 +123,7 @@ class OplogMember:
         # A table holds what was written, whatever events it gives: entries of every version are read as what they are,
         # those of a later one too, which a member writes that was upgraded meanwhile.
         profile = replace(profile_for(version), unwinds_apply_ops_without_session=True, multi_op_is_no_transaction=True)
-        self._match = OplogMatch(options, profile)
+        self._match = OplogMatch(options, profile, passes_unknown=True)
         self._unwind = UnwindTransaction(self._match, multi_op_is_no_transaction=True)
 
     def read(self, after: ClusterTime, until: ClusterTime, bytes_max: int) -> tuple[list[EntryRun], ClusterTime]:
@@ -162,7 +162,7 @@ class OplogMember:
     def operations(self, raw: bytes) -> Iterator[OplogEntry]:
         """A command entry, or the operations of the transaction that it commits, in order."""
         entry = parse_entry(raw)
-        if not is_commit(entry):
+        if entry.operation != "c" or not is_commit(entry):
             yield entry
             return
         if entry.lsid is None and b"applyOps" in entry.command_fields():
@@ -246,7 +246,7 @@ class LiveOplog(OplogMember):
         """Whether there is any entry after ``after`` that is not a no-op or part of a migration."""
         query = {
             "ts": {"$gt": after.to_timestamp()},
-            "op": {"$in": ["i", "u", "d", "c"]},
+            "op": {"$ne": "n"},
             "ns": {"$not": {"$regex": r"^(config|local|admin\.system)\b"}},
             "fromMigrate": {"$ne": True},
         }

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from tailrace.errors import OplogFormatError
 from tailrace.oplog.entry import OplogEntry, apply_ops, first_elements, parse_entry, parse_operation
+from tailrace.oplog.entry_kinds import KNOWN_COMMANDS, command_name
 from tailrace.oplog.namespace import Scope, split_namespace
 from tailrace.raw_bson import STRING, read_string
 from tailrace.tail.chains import Chains
@@ -98,20 +99,26 @@ def _of_operations(entry: OplogEntry) -> Keys:
         if operation.operation == "n":
             return EVERYONE  # an error for whoever unwinds it
         if operation.operation == "c":
-            keys |= _of_definition(operation)
+            definition = _of_definition(operation)
+            if definition is EVERYONE:
+                return EVERYONE
+            keys |= definition
         keys |= keys_of(operation.namespace)
         if len(keys) > _KEYS_MAX:
             return EVERYONE
     return keys
 
 
-def _of_definition(entry: OplogEntry) -> frozenset[bytes]:
-    """What a command of DDL is about: its database, and the collections that it names."""
+def _of_definition(entry: OplogEntry) -> Keys:
+    """What a command of DDL is about: its database, and the collections that it names. One of an unknown kind is about
+    everyone: the streams count it."""
     body = entry.o
     database = split_namespace(entry.namespace)[0]
     if body is None or len(database) == len(entry.namespace):
         return NOBODY
     fields = first_elements(body)
+    if fields and command_name(fields) not in KNOWN_COMMANDS:
+        return EVERYONE
     names: list[bytes] = []
     for field in _NAMING:
         element = fields.get(field)

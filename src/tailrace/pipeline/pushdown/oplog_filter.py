@@ -3,7 +3,8 @@
 
 It never passes less than ``OplogMatch`` and the ``$match`` together: what it cannot say exactly it says more widely.
 The commands that invalidate a stream, the entries that commit transactions, the no-ops of the sharding code and the
-definitions of views pass whatever the ``$match`` says of their operation.
+definitions of views pass whatever the ``$match`` says of their operation. So does what ``OplogMatch`` counts because
+its kind is not known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 from tailrace.expression.match import tree
 from tailrace.expression.values import value as v
+from tailrace.oplog.entry_kinds import KNOWN_COMMANDS, KNOWN_OPERATIONS
 from tailrace.oplog.namespace import USER_DATABASE, Scope, visible_collections
 from tailrace.pipeline.pushdown import query
 from tailrace.pipeline.pushdown.entry_test import COMMANDS, known_of_writes
@@ -31,16 +33,6 @@ from tailrace.plan.conjuncts import FULL_DOCUMENT
 from tailrace.plan.plan import Plan
 
 _OP: Final = {name: query.equal(b"op", name) for name in (b"i", b"u", b"d", b"c", b"n")}
-_SHARDING_NO_OPS: Final = (
-    b"shardCollection",
-    b"refineCollectionShardKey",
-    b"reshardCollection",
-    b"migrateLastChunkFromShard",
-    b"type",
-    b"reshardBegin",
-    b"reshardDoneCatchUp",
-    b"migrateChunkToNewShard",
-)
 _INDEX_BUILD: Final = b"startIndexBuild"
 _NEVER_IN_COMMANDS: Final = frozenset(
     (b"documentKey", FULL_DOCUMENT, b"fullDocumentBeforeChange", b"updateDescription", b"rawUpdateDescription")
@@ -104,6 +96,7 @@ class _OplogFilter:
             every(self._views_defined(), self._not_migrated()),
             every(_OP[b"c"], any_of(every(self._definitions(), self._not_migrated()), self._transactions())),
             every(self._announcements(), self._not_migrated()),
+            every(self._unknown_operations(), self._not_migrated()),
         )
 
     def _not_migrated(self) -> Filter:
@@ -154,7 +147,7 @@ class _OplogFilter:
     def _definitions(self) -> Filter:
         return every(
             query.one_of(b"ns", [self._commands]),
-            any_of(*(self._definition(name) for name in COMMANDS), self._index_builds()),
+            any_of(*(self._definition(name) for name in COMMANDS), self._index_builds(), _unknown_command()),
         )
 
     def _index_builds(self) -> Filter:
@@ -194,7 +187,9 @@ class _OplogFilter:
         creates = any_of(*(query.one_of(b"o." + name, self._collections) for name in (b"create", b"createIndexes")))
         inner = any_of(
             query.one_of(b"o.applyOps.ns", self._namespaces),
-            query.element(b"o.applyOps", every(query.one_of(b"ns", [self._commands]), creates)),
+            query.element(
+                b"o.applyOps", every(query.one_of(b"ns", [self._commands]), any_of(creates, _unknown_command()))
+            ),
         )
         last_of_chain = every(
             exists(b"prevOpTime"),
@@ -218,8 +213,21 @@ class _OplogFilter:
         return Terms(v.EMPTY_OBJECT[1], frozenset(), rules).rewrite(self._node)
 
     def _announcements(self) -> Filter:
-        in_scope = query.one_of(b"ns", self._namespaces)
-        return every(in_scope, _OP[b"n"], any_of(*(exists(b"o2." + name) for name in _SHARDING_NO_OPS)))
+        """No-ops that say something, be it known or not. Those that copy an entry say nothing: sessions of retryable
+        writes move to another shard with them, beside their chunks."""
+        says = every(exists(b"o2"), exists(b"o2.op", False), exists(b"o2.sessionMigrateCloneStart", False))
+        return every(query.one_of(b"ns", self._namespaces), _OP[b"n"], says)
+
+    def _unknown_operations(self) -> Filter:
+        if all(one is True for one in self.by_kind().values()):
+            return False  # they are among the writes then
+        known = v.array_of(map(v.string, sorted(KNOWN_OPERATIONS)))
+        return every(query.one_of(b"ns", self._namespaces), field(b"op", nin=known))
+
+
+def _unknown_command() -> Filter:
+    """A command that has no field of a known one's name."""
+    return query.none_of(any_of(*(exists(b"o." + name) for name in sorted(KNOWN_COMMANDS))))
 
 
 def _kinds(by_kind: dict[str, Filter]) -> Filter:
@@ -227,7 +235,7 @@ def _kinds(by_kind: dict[str, Filter]) -> Filter:
     letters: dict[Filter, list[bytes]] = {}
     alone: list[Filter] = []
     if all(one is True for one in by_kind.values()):
-        # Letters that no known server writes are counted by OplogMatch, so they must reach it.
+        # Unknown operations must reach OplogMatch, which counts them.
         return field(b"op", nin=v.array_of([v.string("c"), v.string("n")]))
     for letter, kind in ((b"i", "insert"), (b"d", "delete")):
         letters.setdefault(by_kind[kind], []).append(letter)

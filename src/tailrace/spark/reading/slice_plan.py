@@ -38,9 +38,7 @@ def token_not_found(slice_: OplogSlice) -> ChangeStreamFatal:
 
 
 def report_skipped(stream: Stream) -> None:
-    """Say in the worker's log, once for each operation, what no events were made of because nobody knows it here."""
-    for letter in stream.statistics.unknown_operations.keys() - _reported:
-        _reported.add(letter)
-        _log.warning(
-            "oplog entries with the operation %r are skipped: this version of Tailrace does not know it", letter
-        )
+    """Say in the worker's log, once for each kind, what no events were made of because nobody knows it here."""
+    for kind in stream.statistics.unknown_operations.keys() - _reported:
+        _reported.add(kind)
+        _log.warning("oplog entries of the kind '%s' are skipped: this version of Tailrace does not know it", kind)
