@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import urllib.request
+from collections import Counter
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailrace.gateway import collector
 from tailrace.gateway.collector import GatewayCollector
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.metrics_server import serve_metrics
@@ -23,7 +26,8 @@ def read(address: str) -> dict[str, float]:
         }
 
 
-def test_every_number_is_served_by_its_name() -> None:
+def test_every_number_is_served_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "PASSED_OVER", Counter({"command new": 3, "xi": 1}))
     metrics = GatewayMetrics(streams=2, events=5, event_bytes=700)
     metrics.errors[43] += 3
     metrics.fallbacks["collation"] += 1
@@ -46,5 +50,6 @@ def test_every_number_is_served_by_its_name() -> None:
     assert found["fallbacks_total slow"] == 2
     assert found["lag_seconds"] == 7
     assert found["trouble"] == 1
+    assert (found["unknown_entries_total command new"], found["unknown_entries_total xi"]) == (3, 1)
     numbers = set(GatewayMetrics.__slots__) - {"errors", "fallbacks"}
     assert numbers == {name.removesuffix("_total") for name in found if " " not in name}

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Sequence
+import os
+import pickle
+import signal
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -18,10 +24,21 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+from tailrace.archive.columns import record_batch
+from tailrace.archive.metrics import ArchiveCollector
+from tailrace.archive.unknown import UnknownEntries
+from tailrace.archive.writer import ArchiveProgress
+from tailrace.cli.compare import _remarks
 from tailrace.cli.main import main
+from tailrace.cli.run_skipped import SkippedOperations
+from tailrace.compare.comparison import Compared
+from tailrace.compare.seen import SeenEvents
+from tailrace.consumer import metrics as consumer_metrics
 from tailrace.errors import OplogFormatError
 from tailrace.expression import compile_stages
+from tailrace.gateway import stage_process
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.oplog.entry_kinds import PASSED_OVER
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.kernel import KernelUse
 from tailrace.pipeline.merge import MergedStream
@@ -30,7 +47,16 @@ from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
 from tailrace.plan.profile import profile_for
 from tailrace.plan.request import OplogBatch
+from tailrace.source import unknown_kinds
 from tailrace.spark.reading import slice_plan
+
+
+@pytest.fixture(autouse=True)
+def nothing_passed_over() -> Iterator[None]:
+    """The tally of this process is as the other tests expect it."""
+    PASSED_OVER.clear()
+    yield
+    PASSED_OVER.clear()
 
 
 def entry(number: int, operation: str) -> bytes:
@@ -259,3 +285,109 @@ def test_an_update_in_a_form_that_nobody_knows_is_refused(version: str, kernel: 
         read(stream, entries=[raw])
     assert refused.value.code == 6741200
     assert refused.value.hint == "At oplog entry Timestamp(11, 1)"
+
+
+# -- who is told -------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_of_a_process_says_each_kind_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown_kinds, "_told", set())
+    monkeypatch.setattr(unknown_kinds, "PASSED_OVER", Counter())
+    with caplog.at_level(logging.WARNING, "tailrace"):
+        for kinds in ({}, {"xi": 1}, {"xi": 5, "command new": 1}, {"xi": 5, "command new": 1}):
+            unknown_kinds.PASSED_OVER.update(kinds)
+            unknown_kinds.tell_of_unknown_kinds()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"oplog entries of the kind '{kind}' give no event: this version of Tailrace does not know it"
+        for kind in ("xi", "command new")
+    ]
+
+
+def test_what_any_stream_of_the_process_counts_is_counted_for_its_metrics() -> None:
+    for kernel in ("always", "never"):
+        counted([UNKNOWN_KINDS[0][0], no_op(0, {"moveRange": "db.c"})], kernel)  # type: ignore[arg-type]
+    assert PASSED_OVER == {"command mergeCollections": 2, "no-op moveRange": 2}
+
+
+def test_a_listeners_metrics_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_metrics, "PASSED_OVER", Counter({"command new": 3}))
+    families = {family.name: family for family in consumer_metrics.ListenerCollector([]).collect()}
+    [sample] = families["tailrace_listener_unknown_entries"].samples
+    assert (sample.name, sample.labels, sample.value) == (
+        "tailrace_listener_unknown_entries_total",
+        {"kind": "command new"},
+        3,
+    )
+
+
+def test_an_archive_counts_them_and_keeps_them() -> None:
+    known = [raw for raw in KNOWN_KINDS if bson.decode(raw)["ns"] != "db.d"]
+    found = UnknownEntries("6.0.27")
+    found.saw(record_batch(b"".join([*ENTRIES, *known])))
+    found.saw(record_batch(b"".join(raw for raw, _ in UNKNOWN_KINDS)))
+    expected = Counter(kind for _, kind in UNKNOWN_KINDS) + Counter(SKIPPED)
+    # One oplog for all: what a stream of db.c is not told of is another one's, which makes an event of one more too.
+    expected += Counter({"command mergeCollections": 2, "command truncateRange": 1})
+    del expected["command merge"]
+    assert found.counts == expected
+    written = SimpleNamespace(statistics=lambda: {"rs0": ArchiveProgress(unknown=found.counts)})
+    families = {family.name: family for family in ArchiveCollector(written).collect()}  # type: ignore[arg-type]
+    samples = families["tailrace_archive_unknown_entries"].samples
+    assert {sample.labels["kind"]: sample.value for sample in samples} == dict(expected)
+
+
+def test_a_process_of_the_gateways_stages_tells_what_it_has_counted_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_process, "PASSED_OVER", tally := Counter({"xi": 2}))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGPROF, signal.SIGUSR1)}
+    ours, theirs = socket.socketpair()
+    control, told = os.pipe()
+    step = stage_process.Begin(1, "db", bson.encode({"aggregate": 1, "pipeline": 7}), 0, "6.0", False)
+    data = pickle.dumps(stage_process.Request((), (), step))
+    monkeypatch.setattr(stage_process, "_limit_cpu", lambda seconds: None)
+    process = stage_process.StageProcess(theirs, control)
+    try:
+        for _ in range(2):
+            ours.sendall(stage_process.LENGTH.pack(len(data)) + data)
+        ours.shutdown(socket.SHUT_WR)
+        counts = []
+        plain = process._stepped
+
+        def stepped(*given: Any) -> Any:
+            tally["command new"] += 1
+            return plain(*given)
+
+        monkeypatch.setattr(process, "_stepped", stepped)
+        process.serve()
+        for _ in range(2):
+            size = stage_process.LENGTH.unpack(ours.recv(stage_process.LENGTH.size, socket.MSG_WAITALL))[0]
+            counts.append(pickle.loads(ours.recv(size, socket.MSG_WAITALL)).passed_over)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for one in (ours, theirs):
+            one.close()
+        os.close(control)
+        os.close(told)
+    assert counts == [{"xi": 2, "command new": 1}, {"command new": 1}]
+
+
+def test_compare_names_them() -> None:
+    compared = Compared(SeenEvents(keeps_names=True), unknown_operations=Counter({"xi": 1, "command new": 2}))
+    assert list(_remarks(compared)) == [
+        "oplog entries of unknown kinds, which give no event here: 'command new': 2, 'xi': 1"
+    ]
+
+
+def test_a_pipelines_log_is_read_for_every_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The pattern wanted letters without a space."""
+    log = tmp_path / "spark.log"
+    stream = open_stream(plan())
+    odd = "it's new"
+    read(stream, entries=[command(0, {odd: 1}), no_op(1, {"moveRange": 1})])
+    slice_plan._reported.clear()
+    with caplog.at_level(logging.WARNING, "tailrace.spark"):
+        slice_plan.report_skipped(stream)
+    log.write_text("".join(f"WARN {record.getMessage()}\n" for record in caplog.records))
+    assert sorted(SkippedOperations(log).look()) == [f"command {odd}", "no-op moveRange"]
