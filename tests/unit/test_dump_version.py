@@ -65,6 +65,7 @@ def found(folder: Path) -> tuple[str, str]:
         ([INSERT], "5.0.4", "5.0.4", r"prelude\.json says so"),
         ([INSERT, COMMAND], "4.4.2", "4.4.2", r"prelude\.json says so"),
         ([INSERT, BATCHED], "7.0.28", "7.0.28", r"prelude\.json says so"),
+        ([INSERT, BATCHED], "8.0.12", "8.0.12", r"prelude\.json says so"),
         ([INSERT, MULTI], "8.0.12", "8.0.12", r"prelude\.json says so"),
     ],
 )
@@ -77,18 +78,22 @@ def test_the_version_and_why(
         raise UsageError(got[1])
 
 
-@pytest.mark.parametrize(("proof", "since"), [(BATCHED, "7.0"), (MULTI, "8.0")])
+@pytest.mark.parametrize(
+    ("said", "proof", "since"),
+    [("6.0.27", BATCHED, "7.0"), ("6.0.27", MULTI, "8.0"), ("7.0.28", MULTI, "8.0"), ("7.0.25", MULTI, "8.0")],
+)
 def test_where_the_prelude_and_an_entry_contradict_nothing_is_replayed(
-    tmp_path: Path, proof: dict[str, Any], since: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, said: str, proof: dict[str, Any], since: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = dump(tmp_path / "dump", INSERT, proof, said="6.0.27")
-    with pytest.raises(UsageError, match=f"says that the dump is of MongoDB 6.0.27, but .* as only {since} and later"):
+    """A prelude of 7.0 was believed without a look at the entries: events were printed, and then an error."""
+    folder = dump(tmp_path / "dump", INSERT, proof, said=said)
+    with pytest.raises(UsageError, match=f"says that the dump is of MongoDB {said}, but .* as only {since} and later"):
         found(folder)
     assert main(["replay", str(folder), "--format", "json"]) == 1
     assert capsys.readouterr().out == ""
     assert main(["replay", str(folder), "--format", "json", "--server-version", "8.0"]) == 0
-    said = capsys.readouterr()
-    assert (len(said.out.splitlines()), said.err) == (3, "")
+    told = capsys.readouterr()
+    assert (len(told.out.splitlines()), told.err) == (3, "")
 
 
 def test_replay_gives_the_deletes_of_a_batch_and_says_which_version(

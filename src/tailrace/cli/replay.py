@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from tailrace.plan.plan import Plan
     from tailrace.source.base import OplogSource
     from tailrace.source.dump import DumpSource
+    from tailrace.source.dump_version import Said
 
 _DESCRIPTION = """\
 Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
-"mongodump --oplog" (plain or gzipped), a dump directory, or local/oplog.rs.bson; or for those of an archive that
-"tailrace archive" made. Neither holds current documents, so "--full-document updateLookup" gives null; pre-images are
-found where they were archived, or config/system.preimages.bson was dumped too."""
+"mongodump --oplog" (plain or gzipped), a dump directory, local/oplog.rs.bson, or what "mongodump --oplog --archive"
+writes; or for those of an archive that "tailrace archive" made. None holds current documents, so "--full-document
+updateLookup" gives null; pre-images are found where they were archived, or config/system.preimages.bson was dumped
+too."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,15 +54,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "dump", metavar="DUMP", help="an oplog.bson, a dump directory or an archive; - reads standard input"
+        "dump",
+        metavar="DUMP",
+        help="an oplog.bson, a dump directory, or an archive of mongodump or Tailrace; - reads standard input",
     )
     add_stream_arguments(parser)
     parser.add_argument(
         "--server-version",
         metavar="V",
         help=f"give the events of this version, from {PROFILES[0].name} on (default: of an archive, for each entry the "
-        "version that the servers had then; what a dump's prelude.json says; what its entries prove; or 6.0. Standard "
-        "error says which, and why)",
+        "version that the servers had then; what a dump's prelude.json or header says; what its entries prove; or 6.0. "
+        "Standard error says which, and why)",
     )
     parser.set_defaults(run=run, positionals=("dump", "namespace"))
 
@@ -72,27 +76,26 @@ def run(args: argparse.Namespace) -> int:
     from tailrace.pipeline.explain import explain  # noqa: PLC0415
     from tailrace.plan.options import StreamOptions  # noqa: PLC0415  so that --help does not load it
     from tailrace.plan.plan import build_plan  # noqa: PLC0415
-    from tailrace.source.dump import DumpSource  # noqa: PLC0415
 
     options = StreamOptions.parse(
         Scope.parse(args.namespace), stage_of(args), pipeline_of(args), collation=collation_of(args)
     )
     archived = None if args.dump == "-" else _archived(Path(args.dump))
-    if args.explain:
-        profile = (
-            _profile_of_dump(args.server_version, _dump_there(args.dump))
-            if archived is None
-            else _first_profile(args.server_version, archived.spans(options.start or ClusterTime(0)))
-        )
-        print_explanation(explain(build_plan(options, profile), reads="dump"), args.format)
-        return 0
     until = Until.parse(args.until, None)
     with contextlib.ExitStack() as stack:
+        if archived is None:
+            source, said = _dump(args.dump, stack, explains=args.explain)
+            plan = build_plan(options, _profile_of_dump(args.server_version, source, said))
+        elif args.explain:
+            profile = _first_profile(args.server_version, archived.spans(options.start or ClusterTime(0)))
+            plan = build_plan(options, profile)
+        if args.explain:
+            print_explanation(explain(plan, reads="dump"), args.format)
+            return 0
         if archived is not None:
             blocks = _archive_blocks(options, Path(args.dump), args.server_version, until)
         else:
-            source = DumpSource(stack.enter_context(_standard_input()) if args.dump == "-" else args.dump)
-            plan = build_plan(options, _profile_of_dump(args.server_version, source))
+            assert source is not None
             blocks = _blocks(plan, source, until)
         writer = new_writer(args.format)
         try:
@@ -126,14 +129,25 @@ def _tell_versions(spans: Sequence[VersionSpan]) -> None:
     tell(f"tailrace: the events are those of MongoDB {spans[0].version}{upgrades}: the archive says so")
 
 
-def _dump_there(dump: str) -> DumpSource | None:
-    """The dump, if it can be looked into before it is replayed."""
+def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, Said | None]:
+    """The dump, and what an archive says of its server's version. What is unpacked is there until ``stack`` is closed.
+    To explain, it need not be there."""
     from tailrace.source.dump import DumpSource  # noqa: PLC0415
+    from tailrace.source.dump_archive import is_archive, unpack  # noqa: PLC0415
+    from tailrace.source.dump_version import Said  # noqa: PLC0415
 
-    return DumpSource(dump) if dump != "-" and Path(dump).exists() else None
+    if explains and (dump == "-" or not Path(dump).exists()):
+        return None, None
+    path = Path(stack.enter_context(_standard_input()) if dump == "-" else dump)
+    if not path.is_file() or not is_archive(path):
+        return DumpSource(path), None
+    called = "standard input" if dump == "-" else dump
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-replay-")))
+    version = unpack(path, folder, name=called)
+    return DumpSource(folder, name=called), Said(version, f"the header of {called}")
 
 
-def _profile_of_dump(chosen: str | None, source: DumpSource | None) -> ServerProfile:
+def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: Said | None) -> ServerProfile:
     """The version that is named, or else the dump's own, and then people are told which and why."""
     from tailrace.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
 
@@ -144,7 +158,7 @@ def _profile_of_dump(chosen: str | None, source: DumpSource | None) -> ServerPro
         return chosen_profile(ASSUMED)
     source.oldest()  # says what is wrong with a file that holds no entries
     folder = Path(source.name)
-    found = version_of(source.oplog_path, folder if folder.is_dir() else None)
+    found = version_of(source.oplog_path, folder if folder.is_dir() else None, said)
     tell(f"tailrace: the events are those of MongoDB {found.version}: {found.why}")
     return profile_for(found.version)
 

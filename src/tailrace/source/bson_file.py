@@ -54,14 +54,14 @@ def unreadable(path: Path, error: OSError) -> SourceError:
     return SourceError(f"{path} cannot be read: {error.strerror or error}")
 
 
-class _DamagedGzipError(Exception):
+class DamagedGzipError(Exception):
     """The unpacker cannot go on; what it could unpack has been given."""
 
 
 def _chunks(path: Path, file: IO[bytes], start: int) -> Iterator[bytes]:
     magic = file.read(4)
-    if magic == _ARCHIVE_MAGIC:
-        raise SourceError(f"{path} is a mongodump archive", hint="Dump without --archive, into a directory")
+    if starts_archive(magic):
+        raise SourceError(f"{path} is a mongodump archive", hint="It is to be unpacked first, as tailrace replay does")
     if not magic.startswith(_GZIP_MAGIC):
         file.seek(start)
         while chunk := file.read(_CHUNK):
@@ -76,6 +76,22 @@ def _chunks(path: Path, file: IO[bytes], start: int) -> Iterator[bytes]:
             start = 0
 
 
+def starts_archive(data: bytes) -> bool:
+    """Whether these are the first bytes of an archive of ``mongodump``, unpacked."""
+    return data.startswith(_ARCHIVE_MAGIC)
+
+
+def unpacked_chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """What a file holds, unpacked if it is packed. Raises DamagedGzipError after the last byte before the damage."""
+    is_packed = file.read(2) == _GZIP_MAGIC
+    file.seek(0)
+    if is_packed:
+        yield from filter(None, _unpacked(file))
+    else:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
 def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
     """The unpacked data of a gzip file of one or more members; damage is told after the last byte before it."""
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -88,11 +104,11 @@ def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
             chunk = unpacker.decompress(packed, _CHUNK)
         except zlib.error as error:
             yield _last_bytes(before, packed)
-            raise _DamagedGzipError(str(error)) from None
+            raise DamagedGzipError(str(error)) from None
         yield chunk
         packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
     if not unpacker.eof:
-        raise _DamagedGzipError("the end is missing")
+        raise DamagedGzipError("the end is missing")
 
 
 def _last_bytes(unpacker: zlib._Decompress, packed: bytes) -> bytes:
@@ -111,7 +127,7 @@ def _split(path: Path, chunks: Iterator[bytes], position: int) -> Iterator[Docum
         try:
             chunk = next(chunks, b"")
             damage = None if chunk else ""
-        except _DamagedGzipError as error:
+        except DamagedGzipError as error:
             chunk, damage = b"", f"the gzip data are damaged: {error}"
         buffer += chunk
         pos = 0

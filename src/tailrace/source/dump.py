@@ -32,19 +32,21 @@ class DumpSource:
     """The oplog in a dump.
 
     ``path``  an ``oplog.bson``, plain or gzipped, or a dump directory that holds one
+    ``name``  what messages call it, where it was unpacked out of something else
 
     Entries are read in bounded memory; ``tail`` ends at the end of the file. A damaged file gives everything before the
     damage and then an OplogFormatError that names the byte; entries out of order are damage too.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, name: str | None = None) -> None:
         self._path = _find_oplog(Path(path))
-        self._name = str(path)
+        self._name = str(path) if name is None else name
+        self._called = self._path if name is None else name
         self._marks: list[tuple[ClusterTime, int]] = []
 
     @property
     def name(self) -> str:
-        """The path that was given."""
+        """The path that was given, or what it is called."""
         return self._name
 
     @property
@@ -189,7 +191,8 @@ class DumpSource:
             time = self._time_of(document)
             if time <= previous and document.position != start:
                 raise OplogFormatError(
-                    f"{self._path} is out of order: {time} comes after {previous}", position=f"byte {document.position}"
+                    f"{self._called} is out of order: {time} comes after {previous}",
+                    position=f"byte {document.position}",
                 )
             previous = time
             if not self._marks or document.position - self._marks[-1][1] >= _MARK_BYTES:
@@ -207,11 +210,11 @@ class DumpSource:
                 return time
         if document.position == 0:
             raise SourceError(
-                f"{self._path} holds BSON documents, but no oplog entries (fields ts, op and ns)",
+                f"{self._called} holds BSON documents, but no oplog entries (fields ts, op and ns)",
                 hint="Give the oplog.bson that mongodump --oplog writes, not a collection's file",
             )
         raise OplogFormatError(
-            f"{self._path} is damaged: an entry without ts, op and ns", position=f"byte {document.position}"
+            f"{self._called} is damaged: an entry without ts, op and ns", position=f"byte {document.position}"
         )
 
 

@@ -1,7 +1,7 @@
 """Which server's events a dump is replayed as: what the dump says of its server, and what its entries prove.
 
-A current ``mongodump`` writes ``prelude.json`` with the server's version into the dump's directory. Entries
-prove a version too (``tailrace.oplog.version_proof``).
+A current ``mongodump`` writes ``prelude.json`` with the server's version into the dump's directory, and an archive says
+it in its header. Entries prove a version too (``tailrace.oplog.version_proof``).
 """
 
 from __future__ import annotations
@@ -31,17 +31,26 @@ class DumpVersion(NamedTuple):
     why: str
 
 
-def version_of(oplog: Path, folder: Path | None = None) -> DumpVersion:
-    """The server version whose events the entries of ``oplog`` gave. ``folder`` is the dump's directory, if known.
+class Said(NamedTuple):
+    """A server version, and who says so: the name of a file, or a part of one."""
 
-    Reads the file once unless the dump says 7.0 or later. Raises UsageError where the dump says one version and an
-    entry proves a later one, and SourceError for a prelude that cannot be read.
+    version: str
+    where: str
+
+
+def version_of(oplog: Path, folder: Path | None = None, said: Said | None = None) -> DumpVersion:
+    """The server version whose events the entries of ``oplog`` gave. ``folder`` is the dump's directory, if known;
+    ``said``: what an archive says of itself.
+
+    Reads the file once, unless the dump says the newest version that an entry can prove, or a later one. Raises
+    UsageError where the dump says one version and an entry proves a later one, and SourceError for a prelude that
+    cannot be read.
     """
-    said = _said_version(oplog, folder)
-    if said is not None and profile_for(said[0]).version >= (7, 0):
+    said = _said_version(oplog, folder) if said is None else _checked(said)
+    if said is not None and profile_for(said[0]).version >= profile_for(MULTI_OP_SINCE).version:
         return DumpVersion(said[0], f"{said[1]} says so")
     proof = _proof(oplog)
-    if said is not None and proof is not None:
+    if said is not None and proof is not None and profile_for(proof.version).version > profile_for(said[0]).version:
         raise UsageError(
             f"{said[1]} says that the dump is of MongoDB {said[0]}, but {proof.found}, as only {proof.version} and "
             "later write it",
@@ -54,7 +63,17 @@ def version_of(oplog: Path, folder: Path | None = None) -> DumpVersion:
     return DumpVersion(ASSUMED, "the dump does not say its server's version, and no entry shows a later one")
 
 
-def _said_version(oplog: Path, folder: Path | None) -> tuple[str, Path] | None:
+def _checked(said: Said) -> Said:
+    try:
+        profile_for(said.version)
+    except UsageError as error:
+        raise SourceError(
+            f"{said.where} does not say a server version that is known", hint="Name it: --server-version"
+        ) from error
+    return said
+
+
+def _said_version(oplog: Path, folder: Path | None) -> Said | None:
     """What the prelude says, and where it lies: with the oplog, or one directory above it."""
     places = [oplog.parent] if folder is None else [folder, oplog.parent]
     if oplog.parent.name == "local":
@@ -62,7 +81,7 @@ def _said_version(oplog: Path, folder: Path | None) -> tuple[str, Path] | None:
     for place in places:
         for name in (_PRELUDE, f"{_PRELUDE}.gz"):
             if (place / name).is_file():
-                return _read_prelude(place / name), place / name
+                return Said(_read_prelude(place / name), str(place / name))
     return None
 
 
