@@ -227,3 +227,29 @@ def test_a_pointers_name_ends_in_a_token_at_its_first_nul() -> None:
     pointer = b"\x05\x00\x00\x00db\x00c\x00" + b"\x01" * 12
     key, _ = keystring.encode(raw_bson.DB_POINTER, pointer)
     assert key == b"\x96\x00\x00\x00\x02db" + b"\x01" * 12
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("00000002" + "6162", "00000002" + "6162"),
+        ("00000003" + "610062", "00000001" + "61"),
+        ("00000002" + "6100", "00000001" + "61"),
+        ("00000002" + "0061", "00000000"),
+        ("00000001" + "00", "00000000"),
+        ("00000000", "00000000"),
+    ],
+)
+def test_a_made_up_token_with_a_pointer_is_returned_without_the_part_after_the_nul(
+    given: str, made: str, version: int
+) -> None:
+    """What 6.0.27 and 7.0.28 return as the first token of a stream that is resumed from such a one."""
+    key = "46965F69640096{}000102030405060708090A0B00"
+    if version == 1:
+        data = TIME + "2B022C0100296E" + UUID + key + "04"
+    else:
+        outer = "463C6F7065726174696F6E54797065003C696E736572740046646F63756D656E744B657900"
+        data = TIME + "2B042C0100296E" + UUID + outer + key + "0004"
+    token = ResumeToken.parse({"_data": data.format(given)})
+    assert token.to_document()["_data"] == data.format(made)
