@@ -132,7 +132,7 @@ def test_a_part_of_a_merged_stream_tells_of_new_shards(version: str, tmp_path: P
 
 
 @pytest.mark.parametrize("version", ["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow)])
-def test_entries_with_an_unknown_operation_are_skipped_and_told_of(
+def test_entries_of_unknown_kinds_are_skipped_and_told_of(
     version: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -142,6 +142,8 @@ def test_entries_with_an_unknown_operation_are_skipped_and_told_of(
     """The counts were tested with streams that are fed; whether they come through a live reader to the statistics, the
     command line and the log of Spark's workers had been looked at nowhere."""
     unknown = [insert(7) | {"op": operation} for operation in ("xi", "km", "xi")]
+    unknown.append({**_NO_OP, "op": "c", "ns": "gr.$cmd", "o": {"mergeCollections": "c"}})
+    unknown.append({**_NO_OP, "o2": {"moveRange": "gr.c"}})
     with ReplicaSet(version=version, data_dir=tmp_path) as deployment, Wire.to(deployment.uri) as wire:
         before = note(wire, "the gap begins")
         time.sleep(GAP_S)
@@ -165,7 +167,7 @@ def test_entries_with_an_unknown_operation_are_skipped_and_told_of(
         with tailrace.connect(deployment.uri) as client:
             stream = client.gr.c.watch(start_at_operation_time=start, max_await_time_ms=100)
             assert [next(stream)["documentKey"]["_id"] for _ in range(2)] == [1, 2]
-            assert stream.statistics.unknown_operations == {"xi": 2, "km": 1}
+            assert stream.statistics.unknown_operations == _UNKNOWN
             stream.close()
 
         at = f"{start.time},{start.inc}"
@@ -174,8 +176,16 @@ def test_entries_with_an_unknown_operation_are_skipped_and_told_of(
         out, said = capsys.readouterr()
         assert len(out.splitlines()) == 2
         assert said.splitlines()[-1] == (
-            "tailrace: skipped oplog entries with an operation that this version does not know: 'km' (1), 'xi' (2)"
+            "tailrace: skipped oplog entries of kinds that this version does not know: "
+            "'command mergeCollections' (1), 'km' (1), 'no-op moveRange' (1), 'xi' (2)"
         )
+        # What a $match leaves of the oplog query: the kinds are told all the same.
+        with tailrace.connect(deployment.uri) as client:
+            match = [{"$match": {"operationType": "insert", "fullDocument.x": 5}}]
+            stream = client.gr.c.watch(match, start_at_operation_time=start, max_await_time_ms=100)
+            assert [next(stream)["documentKey"]["_id"] for _ in range(2)] == [1, 2]
+            assert stream.statistics.unknown_operations == _UNKNOWN
+            stream.close()
 
         monkeypatch.setattr(slice_plan, "_reported", set())
         slice_ = OplogSlice(ClusterTime(before - 1), end, version, 1, None)
@@ -183,10 +193,13 @@ def test_entries_with_an_unknown_operation_are_skipped_and_told_of(
             options = parse({"uri": deployment.uri, "database": "gr", "collection": "c"})
             assert sum(len(block) for block in slice_events(options, slice_, source)) == 2
         told = [record.args for record in caplog.records if record.name == "tailrace.spark"]
-        assert sorted(told, key=str) == [("km",), ("xi",)]
+        assert sorted(told, key=str) == sorted([(kind,) for kind in _UNKNOWN], key=str)
         source.close()
         if version == "6.0.27":
             tell_of_skipped_entries_in_a_pipeline(deployment.uri, at, tmp_path)
+
+
+_UNKNOWN = {"xi": 2, "km": 1, "command mergeCollections": 1, "no-op moveRange": 1}
 
 
 def tell_of_skipped_entries_in_a_pipeline(uri: str, at: str, folder: Path) -> None:
@@ -197,6 +210,6 @@ def tell_of_skipped_entries_in_a_pipeline(uri: str, at: str, folder: Path) -> No
     command = [sys.executable, "-m", "tailrace", "run", str(pipeline), "--available-now"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert "2 events" in done.stderr
-    for operation in ("km", "xi"):
-        words = f"tailrace: oplog entries with the operation '{operation}' are skipped: this version does not know it"
+    for kind in _UNKNOWN:
+        words = f"tailrace: oplog entries of the kind '{kind}' are skipped: this version does not know it"
         assert done.stderr.count(words) == 1
