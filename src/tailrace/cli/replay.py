@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tailrace.plan.plan import Plan
     from tailrace.source.base import OplogSource
     from tailrace.source.dump import DumpSource
-    from tailrace.source.dump_version import Said
+    from tailrace.source.dump_version import SaidVersion
 
 _DESCRIPTION = """\
 Print the change events that a running deployment would have given for the entries of an oplog dump: the oplog.bson of
@@ -129,12 +129,12 @@ def _tell_versions(spans: Sequence[VersionSpan]) -> None:
     tell(f"tailrace: the events are those of MongoDB {spans[0].version}{upgrades}: the archive says so")
 
 
-def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, Said | None]:
+def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, SaidVersion | None]:
     """The dump, and what an archive says of its server's version. What is unpacked is there until ``stack`` is closed.
     To explain, it need not be there."""
     from tailrace.source.dump import DumpSource  # noqa: PLC0415
     from tailrace.source.dump_archive import is_archive, unpack  # noqa: PLC0415
-    from tailrace.source.dump_version import Said  # noqa: PLC0415
+    from tailrace.source.dump_version import SaidVersion  # noqa: PLC0415
 
     if explains and (dump == "-" or not Path(dump).exists()):
         return None, None
@@ -144,10 +144,10 @@ def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[Du
     called = "standard input" if dump == "-" else dump
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-replay-")))
     version = unpack(path, folder, name=called)
-    return DumpSource(folder, name=called), Said(version, f"the header of {called}")
+    return DumpSource(folder, name=called), SaidVersion(version, f"the header of {called}")
 
 
-def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: Said | None) -> ServerProfile:
+def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: SaidVersion | None) -> ServerProfile:
     """The version that is named, or else the dump's own, and then people are told which and why."""
     from tailrace.source.dump_version import ASSUMED, version_of  # noqa: PLC0415
 

@@ -30,11 +30,11 @@ tailrace watch mongodb://localhost shop.orders --server-version 7.0 --until now
 tailrace replay dump/ --server-version 5.0
 ```
 
-`replay` takes the version that the dump's `prelude.json` names (a current `mongodump` writes it). Without one, an
-`applyOps` that holds operations alone, of no session, proves 7.0, and one with `multiOpType: 1` proves 8.0; otherwise
-6.0 is assumed. Standard error says which version was taken and why. Where the prelude names a version that an entry
-disproves, nothing is replayed until you name one. With `engine="server"` the server decides, and giving a version is an
-error.
+`replay` takes the version that the dump's `prelude.json` names (a current `mongodump` writes it), or the header of what
+`mongodump --archive` wrote. Without one, an `applyOps` that holds operations alone, of no session, proves 7.0, and one
+with `multiOpType: 1` proves 8.0; otherwise 6.0 is assumed. Standard error says which version was taken and why. Where
+the dump names a version that an entry disproves, nothing is replayed until you name one. With `engine="server"` the
+server decides, and giving a version is an error.
 Versions before 4.4 are refused, and so is an option that the version lacks.
 
 If no version was named, a stream changes to another one by itself when the member that it reads is
@@ -45,7 +45,10 @@ with, and `tailrace lake status` shows those of a lake. The feature compatibilit
 followed: [Differences](differences.md) has what it decides on the server.
 
 An entry that only a later version writes (the two above) is never passed over: under an earlier profile it is an error
-that names the entry, where it holds something of the stream's.
+that names the entry, where it holds something of the stream's. An entry of a kind that Tailrace does not know (an
+operation letter, a command, a form of a no-op) gives no event, as on the server, and is [counted and
+told](../how-to/operations.md). Tables and exact images refuse it where it may have changed what they hold: the error
+names the operation and its place, and says what to do.
 
 `tailrace doctor` says what is known of your server's version:
 

@@ -31,14 +31,14 @@ class DumpVersion(NamedTuple):
     why: str
 
 
-class Said(NamedTuple):
+class SaidVersion(NamedTuple):
     """A server version, and who says so: the name of a file, or a part of one."""
 
     version: str
     where: str
 
 
-def version_of(oplog: Path, folder: Path | None = None, said: Said | None = None) -> DumpVersion:
+def version_of(oplog: Path, folder: Path | None = None, said: SaidVersion | None = None) -> DumpVersion:
     """The server version whose events the entries of ``oplog`` gave. ``folder`` is the dump's directory, if known;
     ``said``: what an archive says of itself.
 
@@ -63,7 +63,7 @@ def version_of(oplog: Path, folder: Path | None = None, said: Said | None = None
     return DumpVersion(ASSUMED, "the dump does not say its server's version, and no entry shows a later one")
 
 
-def _checked(said: Said) -> Said:
+def _checked(said: SaidVersion) -> SaidVersion:
     try:
         profile_for(said.version)
     except UsageError as error:
@@ -73,7 +73,7 @@ def _checked(said: Said) -> Said:
     return said
 
 
-def _said_version(oplog: Path, folder: Path | None) -> Said | None:
+def _said_version(oplog: Path, folder: Path | None) -> SaidVersion | None:
     """What the prelude says, and where it lies: with the oplog, or one directory above it."""
     places = [oplog.parent] if folder is None else [folder, oplog.parent]
     if oplog.parent.name == "local":
@@ -81,7 +81,7 @@ def _said_version(oplog: Path, folder: Path | None) -> Said | None:
     for place in places:
         for name in (_PRELUDE, f"{_PRELUDE}.gz"):
             if (place / name).is_file():
-                return Said(_read_prelude(place / name), str(place / name))
+                return SaidVersion(_read_prelude(place / name), str(place / name))
     return None
 
 
