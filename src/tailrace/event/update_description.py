@@ -30,17 +30,12 @@ def describe_update(o: bytes, *, disambiguated_paths: bool = False) -> bytes:
     ``$v`` 1, or none: ``{updatedFields, removedFields}``. ``$v`` 2: the same and ``truncatedArrays``, and with
     ``disambiguated_paths`` (6.1 and later, showExpandedEvents) that field too.
 
-    Raises ``OplogFormatError`` with the server's code for a delta that breaks its format, and as 7.0 does for a ``$v``
-    that is not known.
+    Raises ``OplogFormatError`` with the server's code for a delta that breaks its format.
     """
     version = raw_bson.find(o, b"$v")
     if version is not None and version.type != INT32:
         raise OplogFormatError("the field '$v' of an update entry is no 32-bit integer", code=8)
-    number = 1 if version is None else raw_bson.read_int32(o, version.value_start)
-    if number not in (1, 2):
-        # The servers up to 6.0 take it for the old form, and show an update that changes nothing.
-        raise OplogFormatError(f"Unsupported or missing oplog version, $v: {number}", code=6741200)
-    if number == 1:
+    if version is None or raw_bson.read_int32(o, version.value_start) != 2:
         return _describe_modifiers(o)
     diff = raw_bson.find(o, b"diff")
     if diff is None or diff.type != OBJECT:

@@ -174,8 +174,9 @@ class ChangeStreamPipeline:
 
     @property
     def unknown_operations(self) -> dict[str, int]:
-        """How many entries, and operations inside of entries, were skipped because their kind is not known, by kind."""
-        return self._oplog_match.unknown_operations
+        """How many entries, and operations inside of entries, were skipped, or shown as something else, because their
+        kind is not known, by kind."""
+        return {**self._oplog_match.unknown_operations, **self._transform.unknown_operations}
 
     def process(self, batch: OplogBatch) -> Running:
         """Run a batch through the stages: yields requests (answer them) and ``Emit`` (answer ``None``).

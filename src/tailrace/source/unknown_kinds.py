@@ -21,4 +21,6 @@ def tell_of_unknown_kinds() -> None:
         new = sorted(PASSED_OVER.copy().keys() - _told)
         _told.update(new)
     for kind in new:
-        _log.warning("oplog entries of the kind '%s' give no event: this version of Tailrace does not know it", kind)
+        _log.warning(
+            "oplog entries of the kind '%s' give no true event: this version of Tailrace does not know it", kind
+        )

@@ -11,6 +11,7 @@ from tailrace.event.change_event import ChangeEvent, encode_namespace
 from tailrace.event.resume_token import encode_event_token
 from tailrace.event.update_description import describe_update
 from tailrace.oplog.entry import OplogEntry, first_elements
+from tailrace.oplog.entry_kinds import PASSED_OVER, count_kind
 from tailrace.oplog.namespace import split_namespace
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import PreImageKey
@@ -56,6 +57,8 @@ class Transform(ShardStage):
         self._finds_logged_images = plan.finds_logged_images
         self._image_first = plan.reads_logged_images
         self.left: list[OplogEntry] = []
+        #: Counts updates in an unknown form, by kind.
+        self.unknown_operations: dict[str, int] = {}
         token = plan.start_token
         self._searched = None if token is None or token.is_high_water_mark else token
 
@@ -170,6 +173,7 @@ class Transform(ShardStage):
             event = self._keyed(entry, "replace", entry.o2)
             event.full_document = body
             return event
+        self._count_version(body)
         event = self._keyed(entry, "update", entry.o2)
         event.update_is_raw = self._raw_updates
         event.raw_update = body
@@ -178,6 +182,14 @@ class Transform(ShardStage):
             body if self._raw_updates else describe_update(body, disambiguated_paths=self._disambiguates)
         )
         return event
+
+    def _count_version(self, body: bytes) -> None:
+        """An update in a form that no version up to 6.0 writes. The servers take it for the old form, and show nothing
+        of a delta: so is it shown here, and counted."""
+        version = raw_bson.find(body, b"$v")
+        if version is not None and (number := raw_bson.read_int32(body, version.value_start)) not in (1, 2):
+            for counted in (self.unknown_operations, PASSED_OVER):
+                count_kind(counted, f"update $v {number}, shown as an old one")
 
     # -- definitions ----------------------------------------------------------------------------------------------
 
