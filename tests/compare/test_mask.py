@@ -20,11 +20,13 @@ from bson.timestamp import Timestamp
 from tailrace import raw_bson
 from tailrace.compare.mask import Mask
 from tailrace.compare.mask_values import Values
+from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.first_difference import first_difference
 from tests.differential.wire import ANY_VALUE
 from tests.golden import recording
+from tests.golden.captures_of_writes import CAPTURES
 from tests.golden.recording import RecordedStream, Recording, token_time
-from tests.golden.replay import MemoryOplog, OurStream
+from tests.golden.replay import BEGINNING, MemoryOplog, OurStream
 
 #: Events of 16 MB, entries that no server writes, and tokens that are refused are another test's matter.
 _LEFT_OUT = ("large_events", "broken_entries", "crafted_entries", "cursors", "cursor_protocol")
@@ -195,3 +197,38 @@ def test_dates_that_python_cannot_hold_and_names_that_are_no_text_are_masked_too
     masked = Mask(seed=1)._user_document(raw)
     assert [one.name for one in raw_bson.elements(masked)] == [b"f1", b"f2"]
     assert bson.decode(masked, ANY_VALUE)
+
+
+def test_masked_entries_of_later_servers_give_the_masked_events() -> None:
+    """The events that users have shown, and those that no recording has."""
+    session = {"lsid": {"id": Binary(bytes(16), 4), "uid": b"u" * 32}, "txnNumber": Int64(3)}
+    ui = Binary(bytes(range(16)), 4)
+    build = {"indexBuildUUID": ui, "indexes": [{"v": 2, "key": {SECRET: 1}, "name": f"{SECRET}_1"}]}
+    made: list[dict[str, Any]] = [
+        {"op": "n", "ns": "", "o": {"msg": "x"}, "o2": {"endOfTransaction": [f"d{SECRET}.{SECRET}"], **session}},
+        {"op": "c", "ns": f"d{SECRET}.$cmd", "ui": ui, "o": {"abortIndexBuild": SECRET, **build}},
+        {"op": "n", "ns": f"d{SECRET}.c", "ui": ui, "o": {}, "o2": {"reshardBlockingWrites": f"d{SECRET}.c"}},
+    ]
+    times = {"t": Int64(1), "v": Int64(2), "wall": datetime.datetime(2026, 1, 1)}
+    entries = [bson.encode({**one, "ts": Timestamp(9, number + 1), **times}) for number, one in enumerate(made)]
+    entries += [bson.encode(entry) for one in CAPTURES for entry in one.entries if not one.documents]
+    entries.sort(key=_time_of)
+    options = {"allChangesForCluster": True, "showExpandedEvents": True, "showSystemEvents": True}
+    command = {"aggregate": 1, "pipeline": [{"$changeStream": options}]}
+    mask = Mask(seed=9)
+    masked = [mask.entry(entry) for entry in entries]
+    given = []
+    for oplog in (entries, masked):
+        stream = OurStream(MemoryOplog(oplog, [], lambda asked: []), "admin", command, server="8.1", now=BEGINNING)
+        stream.advance(ClusterTime.of(0x7FFFFFFF, 1))
+        assert stream.error is None, stream.error
+        given.append(stream.events)
+    assert given[1] == [mask.event(event) for event in given[0]]
+    assert len(given[1]) >= len(entries)
+    assert SECRET.encode() in b"".join(given[0])
+    for text in (SECRET, "orders", "zhongli", "expiresAt"):
+        assert text.encode() not in b"".join([*given[1], *masked])
+
+
+def _time_of(entry: bytes) -> ClusterTime:
+    return ClusterTime.from_timestamp(RawBSONDocument(entry)["ts"])

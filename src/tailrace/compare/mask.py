@@ -360,6 +360,10 @@ class Mask:
             return self._collection_text(type_, value)
         if name in (b"ns", b"to", b"renameCollection", b"fromNs", b"sourceNss", b"namespace"):
             return self._namespace(type_, value) if type_ in (rb.STRING, rb.OBJECT) else value
+        if name == b"lsid":
+            return self._session(type_, value)
+        if name == b"endOfTransaction" and type_ == rb.STRING:  # one of the namespaces that it lists
+            return self._namespace(type_, value)
         if name in OF_USERS:
             return self._values.mask(type_, value)
         if type_ == rb.OBJECT:

@@ -18,7 +18,8 @@ KEPT_EVENT_FIELDS: Final = _words(
 WORDS: Final = _words(
     """
     oldShardKey mode refineCollectionShardKey reshardCollection migrateLastChunkFromShard migrateChunkToNewShard
-    fromShardId moveChunk donor recipient reshardBegin reshardDoneCatchUp emptycapped dbCheck expireAfterSeconds_old
+    fromShardId moveChunk donor recipient reshardBegin reshardBlockingWrites reshardDoneCatchUp emptycapped dbCheck
+    endOfTransaction expireAfterSeconds_old
     hidden_old db coll config toShard fromShard movePrimary newPrimary collectionOptions indexOptions
     abortIndexBuild abortTransaction applyOps authorization autoIndexId background bits bucketMaxSpanSeconds
     bucketRoundingSeconds bucketSize capped caseFirst caseLevel changeStreamPreAndPostImages clusteredIndex collMod
@@ -57,7 +58,7 @@ KEPT_TEXTS: Final = _words(
     _id_ simple strict moderate off error warn errorAndLog seconds minutes hours insert update replace delete create
     drop rename dropDatabase invalidate createIndexes dropIndexes modify shardCollection reshardCollection
     refineCollectionShardKey startIndexBuild abortIndexBuild commitIndexBuild migrateChunkToNewShard
-    migrateLastChunkFromShard reshardBegin reshardDoneCatchUp kNewShardDetected collection timeseries view i u d c n xi
-    noop english none
+    migrateLastChunkFromShard reshardBegin reshardBlockingWrites reshardDoneCatchUp reshardFinalOp endOfTransaction
+    kNewShardDetected collection timeseries view i u d c n xi noop english none
     """
 )
