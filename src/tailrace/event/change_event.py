@@ -4,12 +4,12 @@
 
     [H: to | reshardingUUID] [H: txnNumber, lsid] _id operationType clusterTime [collectionUUID] [wallTime]
     [fullDocument] [ns] [documentKey] [operationDescription] [updateDescription | rawUpdateDescription]
-    [stateBeforeChange] [nsType] [fullDocumentBeforeChange]
+    [stateBeforeChange] [nsType] [fullDocumentBeforeChange] [fullDocument of an update, from 8.3 on]
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from tailrace import raw_bson
 from tailrace.event.image import PreImageKey
@@ -28,6 +28,9 @@ from tailrace.raw_bson import (
     encode_string,
 )
 
+#: Which fields that an event could have had keep a place in it, for a stage that sets one: all that its kind can have,
+#: ``fullDocument`` and ``documentKey``, or none.
+Places: TypeAlias = Literal["all", "documents", "none"]
 #: A document field that is there as BSON null (an image that was looked for and not found).
 NULL_DOCUMENT: Final = b""
 
@@ -54,15 +57,16 @@ def encode_namespace(database: bytes, collection: bytes | None) -> bytes:
 class ChangeEvent:
     """One change event. Documents are raw BSON; ``None`` is an absent field and ``NULL_DOCUMENT`` a null one.
 
-    ``token_bson``       the ``_id`` document, ``{_data[, _typeBits]}``
-    ``namespace``        (database, collection or ``None``) in bytes, or ``None`` where the event has no ``ns``
-    ``shows_wall_time``  whether this server version's events carry ``wallTime``
-    ``image_key``        where the pre-image is filed; ``None`` for events that have none
-    ``logged_image``     the time of the entry that holds the pre-image, where the server has logged it (before 7.0)
-    ``image_first``      whether the pre-image stands after ``fullDocument``, not at the end (before 6.0)
-    ``bypasses``         no stage of the user's sees it: a message of the cluster to the merge, or a witness
-    ``witness``          stands for an event in the search for the one resumed from, and is never given
-    ``replaced_by``      the bytes that the user's stages made of the event, or a fragment of it; wins over all fields
+    ``token_bson``        the ``_id`` document, ``{_data[, _typeBits]}``
+    ``namespace``         (database, collection or ``None``) in bytes, or ``None`` where the event has no ``ns``
+    ``shows_wall_time``   whether this server version's events carry ``wallTime``
+    ``image_key``         where the pre-image is filed; ``None`` for events that have none
+    ``logged_image``      the time of the entry that holds the pre-image, where the server has logged it (before 7.0)
+    ``image_first``       whether the pre-image stands after ``fullDocument``, not at the end (before 6.0)
+    ``image_comes_last``  ``fullDocument`` is put into the finished event, after all other fields
+    ``bypasses``          no stage of the user's sees it: a message of the cluster to the merge, or a witness
+    ``witness``           stands for an event in the search for the one resumed from, and is never given
+    ``replaced_by``       the bytes that the user's stages made of the event, or a fragment of it; wins over all fields
     """
 
     __slots__ = (
@@ -73,6 +77,7 @@ class ChangeEvent:
         "from_invalidate",
         "full_document",
         "full_document_before_change",
+        "image_comes_last",
         "image_first",
         "image_key",
         "logged_image",
@@ -116,6 +121,7 @@ class ChangeEvent:
         self.raw_update: bytes | None = None
         self.state_before_change: bytes | None = None
         self.ns_type: str | None = None
+        self.image_comes_last = False
         self.image_key: PreImageKey | None = None
         self.logged_image: ClusterTime | None = None
         self.image_first = False
@@ -168,7 +174,7 @@ class ChangeEvent:
             parts.append(encode_element(OBJECT, b"lsid", self.lsid))
 
     def _add_body(self, parts: list[bytes]) -> None:
-        if self.full_document is not None:
+        if self.full_document is not None and not self.image_comes_last:
             parts.append(_document_element(b"fullDocument", self.full_document))
         before = self.full_document_before_change
         if before is not None and self.image_first:
@@ -188,6 +194,8 @@ class ChangeEvent:
             parts.append(encode_element(STRING, b"nsType", encode_string(self.ns_type)))
         if before is not None and not self.image_first:
             parts.append(_document_element(b"fullDocumentBeforeChange", before))
+        if self.full_document is not None and self.image_comes_last:
+            parts.append(_document_element(b"fullDocument", self.full_document))
 
     def describe(self) -> str:
         """The event in the server's words for its messages (semantics 5): type, namespace, time, transaction."""

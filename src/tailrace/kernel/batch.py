@@ -72,6 +72,7 @@ class KernelSettings:
     multi_op_is_no_transaction: bool = False
     ns_type: bool = False
     refuses_old_updates: bool = False
+    replacements_may_have_v: bool = False
 
     @property
     def flags(self) -> int:
@@ -87,6 +88,7 @@ class KernelSettings:
             job.MULTI_OP_IS_NO_TRANSACTION: self.multi_op_is_no_transaction,
             job.WITH_NS_TYPE: self.ns_type,
             job.REFUSES_OLD_UPDATES: self.refuses_old_updates,
+            job.REPLACEMENTS_MAY_HAVE_V: self.replacements_may_have_v,
         }
         return sum(flag for flag, is_set in flags.items() if is_set)
 

@@ -79,6 +79,7 @@ from tailrace.kernel.job import (
     RECORD_NEXT,
     RECORDS_END,
     REFUSES_OLD_UPDATES,
+    REPLACEMENTS_MAY_HAVE_V,
     STACK,
     TABLE,
     VERSION_2,
@@ -246,6 +247,8 @@ def _update_operation(table: int, flags: int) -> int:
     """Replacement or update (2.4), or -1 where the plain stages must look; the modifiers' types are checked too."""
     if not read_update(table, load64(table + OBJECT_1)):
         return FALL_BACK
+    if flags & REPLACEMENTS_MAY_HAVE_V != 0 and load64(table + ID_ELEMENT) != 0:
+        return _REPLACE
     version = load64(table + VERSION)
     number = 0
     if version != 0:

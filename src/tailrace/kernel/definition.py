@@ -86,6 +86,7 @@ from tailrace.kernel.oplog_entry import (
     UUID,
     WALL,
     definition_of,
+    is_time_series,
     only_definition,
 )
 from tailrace.kernel.scan import STRING, find_nul, name_word, value_end, word_of
@@ -330,6 +331,8 @@ def put_definition(job: int, table: int, document: int) -> int:
         return PLAIN  # which counts it if its kind, as the first field says it, is not known
     command, to = definition_of(element, document + load32(document) - 1), 0
     if command == 0 or load8(element) != STRING or load32(document) > _COMMAND_MAX:
+        return PLAIN
+    if command == CREATE and flags & WITH_NS_TYPE != 0 and is_time_series(document):
         return PLAIN
     if command == RENAME:
         to = _only_field(document, _TO, 2)

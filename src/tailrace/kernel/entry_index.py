@@ -1,7 +1,7 @@
 """Which entries of a batch have which namespace, in compiled code: what many streams are given their entries by.
 
 The plain form is ``tailrace.tail.entry_index``. Nothing of an entry is looked at but its length, and its fields up to
-the operation and the namespace.
+the operation and the namespace; of a no-op also whether it announces something, in ``o2``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from tailrace.kernel.compiled import entry_point, fingerprint, inner
 from tailrace.kernel.memory import load8, load32, load64, store64
 from tailrace.kernel.scan import STRING, document_end, equal, find_nul, name_word, value_end, word_of
 
-#: In place of a group's number: a command, or an entry that the plain form has to say more about.
+#: In place of a group's number: a command, a no-op with an ``o2``, or what else the plain form has to say more about.
 COMMAND: Final = -1
 
 _OP = word_of(b"op")
 _NS = word_of(b"ns")
+_O2 = word_of(b"o2")
 _LETTER_C = 0x63
+_LETTER_N = 0x6E
 #: An entry of a server is longer. Where there are shorter ones, room is made for as many as can be.
 _ENTRY_MIN: Final = 64
 _DOCUMENT_MIN: Final = 5
@@ -47,6 +49,7 @@ def _namespace(start: int, end: int) -> int:
     limit = end - 1
     pos = start + 4
     operation = namespace = 0
+    is_no_op = False
     while pos < limit:
         nul = find_nul(pos + 1, limit)
         after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
@@ -55,14 +58,17 @@ def _namespace(start: int, end: int) -> int:
         if nul - pos == 3:
             word = name_word(pos + 1, 2)
             if word == _OP and operation == 0:
-                if load8(pos) != STRING or (load32(nul + 1) == 2 and load8(nul + 5) == _LETTER_C):
+                letter = load8(nul + 5) if load8(pos) == STRING and load32(nul + 1) == 2 else 0
+                if load8(pos) != STRING or letter == _LETTER_C:
                     return -1
-                operation = nul + 1
+                operation, is_no_op = nul + 1, letter == _LETTER_N
             elif word == _NS and namespace == 0:
                 if load8(pos) != STRING:
                     return -1
                 namespace = nul + 1
-            if operation != 0 and namespace != 0:
+            elif word == _O2 and is_no_op:
+                return -1
+            if operation != 0 and namespace != 0 and not is_no_op:
                 return namespace
         pos = after
     return namespace if operation != 0 else -1

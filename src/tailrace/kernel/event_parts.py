@@ -129,9 +129,10 @@ def _move(record: int, part: int, distance: int) -> None:
 
 
 @inner
-def note_images(record: int, splice: int, after: int, before: int) -> None:
-    """Images have been put into a noted event: ``after`` bytes at the place ``splice``, ``before`` bytes at its end; 0
-    where there is no such image. An empty one is null."""
+def note_images(record: int, splice: int, after: int, before: int, last: int) -> None:
+    """Images have been put into a noted event: ``fullDocument`` with ``after`` bytes at the place ``splice`` or, with
+    ``last`` bytes, at its end; ``before`` bytes in front of that; 0 where there is no such image. An empty one is null.
+    """
     if load64(record + PLACES + 8 * TOKEN) == 0:
         return
     if after != 0:
@@ -140,6 +141,9 @@ def note_images(record: int, splice: int, after: int, before: int) -> None:
         _move(record, COLLECTION, after)
         _move(record, DOCUMENT_KEY, after)
         _move(record, UPDATE_DESCRIPTION, after)
+    end = load64(record + END) - load64(record + START) - 1
+    if last != 0:
+        _note(record, FULL_DOCUMENT, end - last + fragments.FULL_DOCUMENT[1], end)
+    end -= last
     if before != 0:
-        end = load64(record + END) - load64(record + START) - 1
         _note(record, FULL_DOCUMENT_BEFORE_CHANGE, end - before + fragments.FULL_DOCUMENT_BEFORE_CHANGE[1], end)

@@ -50,6 +50,7 @@ def settings_for(plan: Plan) -> KernelSettings | None:
         multi_op_is_no_transaction=profile.multi_op_is_no_transaction,
         ns_type=profile.ns_type,
         refuses_old_updates=profile.refuses_old_updates,
+        replacements_may_have_v=profile.replacements_may_have_v,
     )
 
 

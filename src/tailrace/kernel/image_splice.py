@@ -1,6 +1,7 @@
 """Images put into finished events, in compiled code.
 
-``fullDocument`` goes to the place that the event's record names, ``fullDocumentBeforeChange`` to the event's end.
+``fullDocument`` goes to the place that the event's record names, ``fullDocumentBeforeChange`` to the event's end; where
+images come last, ``fullDocument`` goes behind that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ AFTER_END = 56
 BEFORE = 64
 BEFORE_START = 72
 BEFORE_END = 80
-JOB_SIZE = 88
+COMES_LAST = 88  # 1: ``fullDocument`` goes to the end
+JOB_SIZE = 96
 
 #: The element's bytes beside its document.
 AFTER_ROOM = FULL_DOCUMENT[1]
@@ -46,6 +48,17 @@ def _put_image(out: int, fragment: int, fragment_size: int, image: int, size: in
 
 
 @inner
+def _put_after(job: int, slot: int, out: int) -> int:
+    """The element ``fullDocument``, where the event gets one; gives the address behind it."""
+    image = load64(load64(job + AFTER_START) + slot)
+    if image < 0:
+        return out
+    size = load64(load64(job + AFTER_END) + slot) - image
+    fragment = load64(job + FRAGMENTS) + FULL_DOCUMENT[0]
+    return _put_image(out, fragment, FULL_DOCUMENT[1], load64(job + AFTER) + image, size)
+
+
+@inner
 def _move(record: int, slot: int, distance: int) -> None:
     store64(record + slot, load64(record + slot) + distance)
 
@@ -60,11 +73,9 @@ def _event(job: int, index: int, out: int) -> int:
     begin = out
     copy(out, events + start, splice - start)
     out += splice - start
-    place, slot = out, 8 * index
-    image = load64(load64(job + AFTER_START) + slot)
-    if image >= 0:
-        size = load64(load64(job + AFTER_END) + slot) - image
-        out = _put_image(out, fragments + FULL_DOCUMENT[0], FULL_DOCUMENT[1], load64(job + AFTER) + image, size)
+    place, slot, comes_last = out, 8 * index, load64(job + COMES_LAST) != 0
+    if not comes_last:
+        out = _put_after(job, slot, out)
     grown = out - place
     copy(out, events + splice, end - 1 - splice)
     out += end - 1 - splice
@@ -74,7 +85,10 @@ def _event(job: int, index: int, out: int) -> int:
         size = load64(load64(job + BEFORE_END) + slot) - image
         fragment = fragments + FULL_DOCUMENT_BEFORE_CHANGE[0]
         out = _put_image(out, fragment, FULL_DOCUMENT_BEFORE_CHANGE[1], load64(job + BEFORE) + image, size)
-    before = out - place
+    before, place = out - place, out
+    if comes_last:
+        out = _put_after(job, slot, out)
+    last = out - place
     store8(out, 0)
     store32(begin, out + 1 - begin)
     distance = begin - load64(job + OUT) - start
@@ -87,7 +101,7 @@ def _event(job: int, index: int, out: int) -> int:
     _move(record, record_slots.NS_END, distance + grown)
     _move(record, record_slots.KEY_START, distance + grown)
     _move(record, record_slots.KEY_END, distance + grown)
-    note_images(record, splice - start, grown, before)
+    note_images(record, splice - start, grown, before, last)
     return out + 1
 
 

@@ -86,6 +86,7 @@ class AddImages:
         self._stored = not profile.expanded_events_and_images
         self._logged = pipeline.plan.finds_logged_images and (self._before or not self._current)
         self._by_uuid = profile.looks_up_by_uuid
+        self._images_come_last = profile.places == "none"
         self._match_uuid = self._by_uuid or options.match_collection_uuid_for_update_lookup
         self._asked = _ASKED_FIRST
         self._gave_up = False
@@ -140,7 +141,12 @@ class AddImages:
         entries = np.zeros(made.kind.size, np.bool_)
         entries[made.entry_number[refused]] = True
         kept = ~entries[made.entry_number]
-        return _spliced(made.left_plain(entries), before.of(kept, cut=True), after.of(kept, cut=True))
+        return _spliced(
+            made.left_plain(entries),
+            before.of(kept, cut=True),
+            after.of(kept, cut=True),
+            comes_last=self._images_come_last,
+        )
 
     def _asks(self, made: KernelBatch) -> Chosen:
         """The events that an image is asked for."""
@@ -343,8 +349,8 @@ def _job(size: int, arrays: dict[int, npt.NDArray[np.generic]]) -> Offsets:
     return job
 
 
-def _spliced(made: KernelBatch, before: Field, after: Field) -> KernelBatch:
-    """The batch with the images in its events."""
+def _spliced(made: KernelBatch, before: Field, after: Field, *, comes_last: bool) -> KernelBatch:
+    """The batch with the images in its events; with ``comes_last`` ``fullDocument`` at the end of each."""
     records = made.records.copy()
     size = int((made.end - made.start).sum()) + before.size + after.size
     size += image_splice.BEFORE_ROOM * int((before.start >= 0).sum())
@@ -364,6 +370,7 @@ def _spliced(made: KernelBatch, before: Field, after: Field) -> KernelBatch:
     }
     job = _job(image_splice.JOB_SIZE, slots)
     job[image_splice.COUNT // 8] = len(records)
+    job[image_splice.COMES_LAST // 8] = comes_last
     written = image_splice.splice(address(job))
     invariant(written == size, "the events with their images are not of the size that was computed")
     return made.rewritten(out, records)

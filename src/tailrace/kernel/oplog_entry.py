@@ -85,6 +85,9 @@ _CREATE = word_of(b"create")
 _CREATE_INDEXES = word_of(b"createIndexes")
 _COMMIT_INDEX_BUILD = word_of(b"commitIndexBuild")
 _MODIFY = word_of(b"collMod")
+_END_OF_TRANSACTION = word_of(b"endOfTransaction")
+_TIME_SERIES = word_of(b"timeseries")
+_TAIL_TIME_SERIES = int.from_bytes(b"ries", "little")
 
 # The last four bytes of the longer names.
 _TAIL_NUMBER = int.from_bytes(b"mber", "little")
@@ -321,6 +324,35 @@ def definition_of(element: int, limit: int) -> int:
     if word == _RENAME:
         return RENAME if tail == _TAIL_RENAME else 0
     return COMMIT_INDEX_BUILD if word == _COMMIT_INDEX_BUILD and tail == _TAIL_COMMIT_INDEX_BUILD else 0
+
+
+@inner
+def may_end_transaction(document: int) -> bool:
+    """Whether a no-op's ``o2`` may say where a transaction ends, whatever the entry's namespace; also true where it is
+    corrupt."""
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        after = -1 if nul < 0 else value_end(load8(pos), nul + 1, limit)
+        if after < 0 or name_word(pos + 1, nul - pos - 1) == _END_OF_TRANSACTION:
+            return True
+        pos = after
+    return False
+
+
+@inner
+def is_time_series(document: int) -> bool:
+    """Whether a command (its elements are checked) has the field ``timeseries``."""
+    limit = document + load32(document) - 1
+    pos = document + 4
+    while pos < limit:
+        nul = find_nul(pos + 1, limit)
+        name, size = pos + 1, nul - pos - 1
+        if size == 10 and name_word(name, size) == _TIME_SERIES and load32(name + 6) == _TAIL_TIME_SERIES:
+            return True
+        pos = value_end(load8(pos), nul + 1, limit)
+    return False
 
 
 @inner

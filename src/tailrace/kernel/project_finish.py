@@ -27,9 +27,14 @@ from tailrace.kernel.scan import ARRAY, OBJECT, STRING, equal, find_nul, load_si
 GIVEN_MAX = 16 * 1024 * 1024 - (1 << 16)
 _DEPTH_MAX = 200
 
+#: Bits of what ``put_places`` is told: the stream shows expanded events; only ``fullDocument`` and ``documentKey`` have
+#: places.
+EXPANDED = 1
+DOCUMENTS_ONLY = 2
+
 # The order of the names in the table that ``put_places`` gets: nine names (address, size).
 _NS, _OPERATION_TYPE, _WALL_TIME, _FULL_DOCUMENT, _COLLECTION_UUID = 0, 1, 2, 3, 4
-_AFTER = 5  # the four that follow ``ns``, in their order
+_AFTER = _DOCUMENT_KEY = 5  # the four that follow ``ns``, in their order
 _OPERATION_DESCRIPTION = 6
 PLACE_NAMES = (
     b"ns",
@@ -186,17 +191,19 @@ def _put_absent(names: int, place: int, state: int, out: int, start: int, end: i
 
 
 @inner
-def _put_after(names: int, expanded: bool, state: int, out: int, start: int, end: int) -> int:  # noqa: PLR0917
+def _put_after(names: int, mode: int, state: int, out: int, start: int, end: int) -> int:  # noqa: PLR0917
     """What stands after ``ns``, from wherever it is in the event, or its place."""
     for place in range(_AFTER, _AFTER + 4):
         if out < 0:
             return out
-        if place == _OPERATION_DESCRIPTION and not expanded:
+        if place == _OPERATION_DESCRIPTION and mode & EXPANDED == 0:
             continue
         found = _named_place(names, place, start, end)
         if found < 0:
             return UNKNOWN
         if found == 0 or load8(found) == GONE:
+            if place != _DOCUMENT_KEY and mode & DOCUMENTS_ONLY != 0:
+                continue
             out = put_name(state, out, GONE, load64(names + 16 * place), load64(names + 16 * place + 8))
         else:
             value = found + load64(names + 16 * place + 8) + 2
@@ -206,9 +213,9 @@ def _put_after(names: int, expanded: bool, state: int, out: int, start: int, end
 
 
 @inner
-def put_places(names: int, expanded: bool, state: int, out: int, start: int, end: int) -> int:  # noqa: PLR0917
+def put_places(names: int, mode: int, state: int, out: int, start: int, end: int) -> int:  # noqa: PLR0917
     """An event with the places of the fields that its kind could have."""
-    has_places = _has_places(names, expanded, start, end)
+    has_places = _has_places(names, mode & EXPANDED != 0, start, end)
     if has_places <= 0:
         return UNKNOWN if has_places < 0 else put_run(state, out, start, end)
     document = out
@@ -224,7 +231,7 @@ def put_places(names: int, expanded: bool, state: int, out: int, start: int, end
         if pos < 0:
             return UNKNOWN
         is_ns = _is_named(names, _NS, element + 1, size)
-        if expanded and _is_named(names, _WALL_TIME, element + 1, size):
+        if mode == EXPANDED and _is_named(names, _WALL_TIME, element + 1, size):
             out = _put_absent(names, _COLLECTION_UUID, state, out, start, end)
         elif is_ns:
             out = _put_absent(names, _FULL_DOCUMENT, state, out, start, end)
@@ -234,7 +241,7 @@ def put_places(names: int, expanded: bool, state: int, out: int, start: int, end
         if out >= 0 and not is_after:
             out = put_run(state, out, element, pos)
         if out >= 0 and is_ns:
-            out = _put_after(names, expanded, state, out, start, end)
+            out = _put_after(names, mode, state, out, start, end)
     return out if out < 0 else close_document(state, document, out, OBJECT)
 
 

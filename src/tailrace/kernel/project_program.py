@@ -71,10 +71,10 @@ class StageProgram:
         pool: Pool | None = None,
         target: int = 0,
         *,
-        expanded: bool = False,
+        places_mode: int = 0,
         external: External | None = None,
     ) -> None:
-        self._operation, self._expanded, self._external = operation, expanded, external
+        self._operation, self._places_mode, self._external = operation, places_mode, external
         self._pool = None if pool is None else pool.placed()
         self._target = 0 if self._pool is None else address(self._pool) + target
 
@@ -93,7 +93,7 @@ class StageProgram:
         slots = {
             project_stage.OPERATION: self._operation,
             project_stage.TARGET: self._target,
-            project_stage.EXPANDED: int(self._expanded),
+            project_stage.PLACES_MODE: self._places_mode,
             project_stage.STATE: address(state),
             project_stage.BASE: address(run.buffer),
             project_stage.GIVEN: address(given),
@@ -168,11 +168,12 @@ def stage_program(stage: Stage) -> StageProgram | None:
     return StageProgram(operation, pool, target, external=External(stage.compilation, left) if left else None)
 
 
-def places_program(*, expanded: bool) -> StageProgram:
+def places_program(*, expanded: bool, documents_only: bool = False) -> StageProgram:
     """Puts back the places of an event's absent fields (``with_places``)."""
+    mode = expanded * project_finish.EXPANDED | documents_only * project_finish.DOCUMENTS_ONLY
     pool = Pool()
     names = [(pool.bytes(name), len(name)) for name in project_finish.PLACE_NAMES]
-    return StageProgram(project_stage.SET_PLACES, pool, pool.table(names, [0]), expanded=expanded)
+    return StageProgram(project_stage.SET_PLACES, pool, pool.table(names, [0]), places_mode=mode)
 
 
 def strip_program() -> StageProgram:

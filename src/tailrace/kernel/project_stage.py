@@ -24,7 +24,7 @@ from tailrace.kernel.scan import OBJECT, document_end
 # Slots of a job, as byte offsets.
 OPERATION = 0
 TARGET = 8  # a node, an expression, or the table of names of ``SET_PLACES``
-EXPANDED = 16  # SET_PLACES: whether the stream shows expanded events
+PLACES_MODE = 16  # SET_PLACES: what ``put_places`` is told
 STATE = 24
 BASE = 32  # of the events that come
 GIVEN = 40  # int64[count + 1], from BASE
@@ -67,7 +67,7 @@ def _made(job: int, index: int, state: int, start: int, end: int, out: int) -> i
         out = put_expression(target, state, out, state + FRAMES)
         return UNKNOWN if out >= 0 and load64(state + TYPE) != OBJECT else out
     if operation == SET_PLACES:
-        return put_places(target, load64(job + EXPANDED) != 0, state, out, start, end)
+        return put_places(target, load64(job + PLACES_MODE), state, out, start, end)
     if operation == STRIP:
         return put_stripped(state, out, start, end)
     return put_run(state, out, start, end)

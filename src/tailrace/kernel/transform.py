@@ -33,7 +33,15 @@ from tailrace.kernel.job import (
 )
 from tailrace.kernel.memory import load8, load32, load64, store8, store64
 from tailrace.kernel.namespace import OUT_OF_SCOPE, UNDECIDED, in_scope
-from tailrace.kernel.oplog_entry import FROM_MIGRATE, NAMESPACE, OBJECT_2, OPERATION, TIME, read_entry
+from tailrace.kernel.oplog_entry import (
+    FROM_MIGRATE,
+    NAMESPACE,
+    OBJECT_2,
+    OPERATION,
+    TIME,
+    may_end_transaction,
+    read_entry,
+)
 from tailrace.kernel.scan import document_end
 from tailrace.kernel.transaction import is_earlier, put_command, put_piece
 
@@ -67,6 +75,9 @@ def _entry(job: int, start: int, end: int) -> int:
         return SKIPPED
     if letter == _LETTER_C:
         return put_command(job)
+    second = load64(table + OBJECT_2)
+    if letter == _LETTER_N and second != 0 and may_end_transaction(second):
+        return PLAIN
     namespace = load64(table + NAMESPACE)
     answer = in_scope(
         namespace + 4,
@@ -81,7 +92,7 @@ def _entry(job: int, start: int, end: int) -> int:
         return PLAIN
     if letter == _LETTER_N:
         # It announces something, or the plain stage counts it.
-        return PLAIN if load64(table + OBJECT_2) != 0 else SKIPPED
+        return PLAIN if second != 0 else SKIPPED
     take_times(job, table)
     store64(job + LSID, 0)
     store64(job + OP_INDEX, 0)

@@ -221,7 +221,9 @@ def compile_user_stages(
         if program is None:
             break
         if isinstance(program, StageProgram) and user.sets_event_fields and not placed:
-            steps.append(_Step(places_program(expanded=user.show_expanded_events), place, placed))
+            documents_only = user.event_places == "documents"
+            program_of_places = places_program(expanded=user.show_expanded_events, documents_only=documents_only)
+            steps.append(_Step(program_of_places, place, placed))
             placed = True
         steps.append(_Step(program, place, placed))
         compiled = place + 1

@@ -90,6 +90,7 @@ def compiled(plan: Plan) -> CompiledPipeline:
         let=options.let,
         collation=options.collation,
         show_expanded_events=options.show_expanded_events,
+        event_places=plan.profile.places,
         version=plan.profile.version,
     )
 

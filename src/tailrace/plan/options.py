@@ -38,6 +38,14 @@ _MODES: Final[dict[bytes, tuple[str, tuple[str, ...]]]] = {
     b"fullDocument": ("full_document", FULL_DOCUMENT_MODES),
     b"fullDocumentBeforeChange": ("full_document_before_change", BEFORE_CHANGE_MODES),
 }
+_NOT_SUPPORTED: Final = 115
+#: Options of later servers that no stream of ours has: the series that they came with, for people too.
+_LATER_OPTIONS: Final[dict[str, tuple[tuple[int, int], str]]] = {
+    "supportedEvents": ((8, 2), "MongoDB has it from 8.2 on"),
+    "showCommitTimestamp": ((8, 2), "MongoDB has it from 8.2.1 on"),
+    "version": ((9, 0), "MongoDB has it from 9.0 on"),
+    "showEndOfTransaction": ((9, 1), "MongoDB has it after 9.0"),
+}
 _TOKENS: Final[dict[bytes, str]] = {b"resumeAfter": "resume_after", b"startAfter": "start_after"}
 
 
@@ -163,7 +171,14 @@ def _parse_option(raw: bytes, element: Element, profile: ServerProfile | None) -
             raise _wrong_type(element, "timestamp")
         return "start_at_operation_time", ClusterTime.from_bytes_le(raw_bson.value(raw, element))
     text = name.decode("utf-8", "replace")
-    raise unknown_option(text)
+    if text not in _LATER_OPTIONS:
+        raise unknown_option(text)
+    since, said = _LATER_OPTIONS[text]
+    if profile is None or profile.series < since:
+        raise unknown_option(text, hint=said)
+    raise UsageError(
+        f"the option '{text}' of $changeStream is not supported", code=_NOT_SUPPORTED, hint=f"{said}; leave it out"
+    )
 
 
 def unknown_option(name: str, hint: str | None = None) -> UsageError:

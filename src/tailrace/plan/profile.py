@@ -1,8 +1,8 @@
 """Server profiles: what differs between server versions, in one table.
 
 6.0 is measured against a running mongod 6.0.27, 7.0 against 7.0.25 and 7.0.28, 5.0 and 4.4 against recordings of 5.0.4
-and 4.4.2. 8.0 follows the server's published documents (semantics 1.1, 2.5, 4.3); it was not measured against a running
-server. A profile's version may have three parts, where a patch release changed something.
+and 4.4.2. 8.0 and later are not measured: each rule says what it is taken from there, and how sure that is (semantics
+1.1, 2.5, 4.3). A profile's version may have three parts, where a patch release changed something.
 ``tailrace.plan.reference`` makes docs/reference/server-versions.md from the table.
 """
 
@@ -10,17 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from tailrace.errors import UsageError
 
 #: What the rules for a version are taken from.
 Knowledge: TypeAlias = Literal["measured", "derived", "unknown"]
+#: What a rule is taken from where no server could be run: the server's published source; its issue tracker, which names
+#: the first release; its manual; the drivers' tests, which name versions; what users have shown of their events; or
+#: that nothing tells of a change.
+Source: TypeAlias = Literal["source", "tracker", "manual", "drivers' tests", "captures", "no change known"]
+Confidence: TypeAlias = Literal["high", "medium"]
 
 
-def _column(says: str) -> Any:
-    """A field that the documentation explains in these words."""
-    return field(metadata={"says": says})
+@dataclass(frozen=True, slots=True)
+class RuleEvidence:
+    """What a rule is taken from for the versions that were not measured, and how sure that is."""
+
+    sources: tuple[Source, ...]
+    confidence: Confidence
+
+
+class ProfileRow(NamedTuple):
+    """A row of the table: what differs, how each version does it, and what that is taken from after 7.0."""
+
+    says: str
+    by_version: dict[str, str]
+    evidence: RuleEvidence | None
+
+
+_UNCHANGED: Final = RuleEvidence(("no change known",), "medium")
+
+
+def _column(says: str, *sources: Source, confidence: Confidence = "high") -> Any:
+    """A field that the documentation explains in these words. Without sources no change after 7.0.28 is known."""
+    return field(metadata={"says": says, "evidence": RuleEvidence(sources, confidence) if sources else _UNCHANGED})
+
+
+def _own_column(says: str) -> Any:
+    """A field that is about the table itself."""
+    return field(metadata={"says": says, "evidence": None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +58,28 @@ class ServerProfile:
 
     version: tuple[int, ...]
     token_version: int = _column(
-        "version of the resume tokens that a stream writes, unless something asks for version 2"
+        "version of the resume tokens that a stream writes, unless something asks for version 2", "source", "captures"
     )
-    wall_time: bool = _column("events carry `wallTime`")
-    disambiguated_paths: bool = _column("`updateDescription.disambiguatedPaths`, with showExpandedEvents")
-    ns_type: bool = _column("`nsType` on create events")
+    wall_time: bool = _column("events carry `wallTime`", "source", "captures")
+    disambiguated_paths: bool = _column(
+        "`updateDescription.disambiguatedPaths`, with showExpandedEvents", "source", "drivers' tests"
+    )
+    ns_type: bool = _column("`nsType` on create events, with showExpandedEvents", "source", "manual")
     unwinds_apply_ops_without_session: bool = _column(
-        "an `applyOps` entry without a session (batched deletes, atomic applyOps) gives events"
+        "an `applyOps` entry without a session (batched deletes, atomic applyOps; from 8.0 on the inserts of one "
+        "command too) gives events",
+        "source",
+        "tracker",
     )
     multi_op_is_no_transaction: bool = _column(
-        "several retryable writes in one `applyOps` (`multiOpType: 1`) give events without `lsid` and `txnNumber`"
+        "several retryable writes in one `applyOps` (`multiOpType: 1`) give events without `lsid` and `txnNumber`, and "
+        "are no part of a chain",
+        "source",
+        "tracker",
     )
-    expanded_events_and_images: bool = _column("showExpandedEvents and stored pre- and post-images exist")
+    expanded_events_and_images: bool = _column(
+        "showExpandedEvents and stored pre- and post-images exist", "source", "captures"
+    )
     logs_pre_images: bool = _column(
         "pre-images are no-op entries of the oplog (`recordPreImages`), shown in the event after `fullDocument`"
     )
@@ -71,14 +110,46 @@ class ServerProfile:
     messages_end_with_full_stop: bool = _column("the messages of both errors 260 end with a full stop")
     describes_no_ops: bool = _column(
         "`reshardBegin`, `reshardDoneCatchUp` and `migrateChunkToNewShard` (before: `kNewShardDetected`) have `ns`; "
-        "their tokens hold an `operationDescription`, which showExpandedEvents shows"
+        "their tokens hold an `operationDescription`, which showExpandedEvents shows",
+        "source",
+        "tracker",
     )
-    shows_resharding_collections: bool = _column("showSystemEvents shows `system.resharding.*` too")
-    shows_index_builds: bool = _column("`startIndexBuild` events, with showExpandedEvents and showSystemEvents")
+    reads_typed_no_ops: bool = _column(
+        "these no-ops are also known in the form of 6.0, by their field `type`", "tracker"
+    )
+    shows_resharding_collections: bool = _column("showSystemEvents shows `system.resharding.*` too", "source")
+    shows_blocking_writes: bool = _column("`reshardBlockingWrites` events, with showSystemEvents", "source", "tracker")
+    shows_index_builds: bool = _column(
+        "`startIndexBuild` events, with showExpandedEvents and showSystemEvents", "source", confidence="medium"
+    )
+    shows_aborted_index_builds: bool = _column(
+        "`abortIndexBuild` events, with showExpandedEvents and showSystemEvents", "source", "tracker"
+    )
+    shows_ends_of_transactions: bool = _column(
+        "`endOfTransaction` events, with showExpandedEvents, where the oplog has entries of them (written for prepared "
+        "transactions, with a feature flag that is off by default)",
+        "source",
+        "tracker",
+    )
     refuses_old_updates: bool = _column(
-        "an update entry with a `$v` other than 2, or with neither `$v` nor `_id`, ends the stream with 6741200"
+        "an update entry with a `$v` other than 2, or with neither `$v` nor `_id`, ends the stream with 6741200",
+        "source",
+        "tracker",
     )
-    measured: bool = _column("measured against a server of this version, not taken from its documentation")
+    replacements_may_have_v: bool = _column(
+        "whether an update entry replaces the document is told by its `_id` alone: one with an `_id` may have any `$v`",
+        "source",
+        "tracker",
+    )
+    places: Literal["all", "documents", "none"] = _column(
+        "fields that an event could have had keep a place in it (all; of `fullDocument` and `documentKey`; none). "
+        "Without, `fullDocument` of an update that is looked up comes last, after `updateDescription` and "
+        "`fullDocumentBeforeChange`, and so does a field that a stage sets",
+        "source",
+        "tracker",
+        confidence="medium",
+    )
+    measured: bool = _own_column("measured against a server of this version")
 
     @property
     def series(self) -> tuple[int, int]:
@@ -112,9 +183,15 @@ SERVER_4_4: Final = ServerProfile(
     reply_says_invalidated=False,
     messages_end_with_full_stop=True,
     describes_no_ops=False,
+    reads_typed_no_ops=True,
     shows_resharding_collections=False,
+    shows_blocking_writes=False,
     shows_index_builds=False,
+    shows_aborted_index_builds=False,
+    shows_ends_of_transactions=False,
     refuses_old_updates=False,
+    replacements_may_have_v=False,
+    places="all",
     measured=True,
 )
 SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), refuses_mode_by_own_code=False, insert_keys_from_catalog=False)
@@ -146,8 +223,23 @@ SERVER_7_0: Final = replace(
 )
 #: Somewhere after 7.0.25, which is measured too.
 SERVER_7_0_28: Final = replace(SERVER_7_0, version=(7, 0, 28), shows_index_builds=True)
-SERVER_8_0: Final = replace(SERVER_7_0_28, version=(8, 0), multi_op_is_no_transaction=True, measured=False)
-SERVER_8_1: Final = replace(SERVER_8_0, version=(8, 1), ns_type=True)
+SERVER_7_0_31: Final = replace(SERVER_7_0_28, version=(7, 0, 31), shows_aborted_index_builds=True, measured=False)
+SERVER_8_0: Final = replace(
+    SERVER_7_0,
+    version=(8, 0),
+    multi_op_is_no_transaction=True,
+    reads_typed_no_ops=False,
+    shows_ends_of_transactions=True,
+    measured=False,
+)
+SERVER_8_0_5: Final = replace(SERVER_8_0, version=(8, 0, 5), ns_type=True)
+SERVER_8_0_16: Final = replace(
+    SERVER_8_0_5, version=(8, 0, 16), shows_index_builds=True, shows_aborted_index_builds=True
+)
+SERVER_8_1: Final = replace(SERVER_8_0_16, version=(8, 1), shows_blocking_writes=True)
+#: That of 8.2.1 and later patch releases.
+SERVER_8_2: Final = replace(SERVER_8_1, version=(8, 2), places="documents")
+SERVER_8_3: Final = replace(SERVER_8_2, version=(8, 3), places="none", replacements_may_have_v=True)
 
 #: All profiles, oldest first.
 PROFILES: Final[tuple[ServerProfile, ...]] = (
@@ -156,20 +248,40 @@ PROFILES: Final[tuple[ServerProfile, ...]] = (
     SERVER_6_0,
     SERVER_7_0,
     SERVER_7_0_28,
+    SERVER_7_0_31,
     SERVER_8_0,
+    SERVER_8_0_5,
+    SERVER_8_0_16,
     SERVER_8_1,
+    SERVER_8_2,
+    SERVER_8_3,
 )
+#: Releases that no profile is right for, and what they do.
+_REFUSED: Final[dict[tuple[int, ...], str]] = {
+    (
+        8,
+        2,
+        0,
+    ): "it shows `collectionUUID` and other fields of expanded events in every stream, as no other release does",
+}
 
 
 def profile_for(version: str | Sequence[int]) -> ServerProfile:
     """The newest profile that is not newer than ``version`` (``"6.0.27"`` or ``[6, 0, 27]``).
 
-    Raises ``UsageError`` for a version before 4.4 or text that is not a version.
+    Raises ``UsageError`` for a version before 4.4, one whose events no profile describes, or text that is no version.
     """
     try:
         asked = _parts(version)
     except (ValueError, IndexError):
         raise UsageError(f"'{version}' is not a server version", hint="Give one such as 6.0 or 6.0.27") from None
+    if asked in _REFUSED:
+        name = ".".join(map(str, asked))
+        raise UsageError(
+            f"the events of MongoDB {name} are not supported: {_REFUSED[asked]}",
+            hint="Upgrade the server, or name 8.2.1 (server_version, --server-version) to have the events of the later "
+            "releases of 8.2",
+        )
     fitting = [profile for profile in PROFILES if profile.version <= asked]
     if not fitting:
         raise UsageError(f"MongoDB {asked[0]}.{asked[1]} is not supported", hint="4.4 is the oldest version that is")
@@ -186,11 +298,12 @@ def knowledge_of(version: str | Sequence[int]) -> Knowledge:
     ``derived`` from published documents or from the rules of the series before it, ``unknown`` where it is of a later
     major version than any profile. Raises as ``profile_for``.
     """
-    profile = profile_for(version)
+    profile_for(version)
     major, minor = _parts(version)[:2]
     if major > PROFILES[-1].version[0]:
         return "unknown"
-    return "measured" if profile.measured and profile.series == (major, minor) else "derived"
+    measured = {one.series for one in PROFILES if one.measured}
+    return "measured" if (major, minor) in measured else "derived"
 
 
 def _parts(version: str | Sequence[int]) -> tuple[int, ...]:
@@ -218,14 +331,18 @@ def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
     return profile
 
 
-def differences() -> list[tuple[str, dict[str, str]]]:
-    """The table in words: what differs, and how each version does it."""
+def differences() -> list[ProfileRow]:
+    """The table in words."""
     columns = [column for column in fields(ServerProfile) if "says" in column.metadata]
     return [
-        (column.metadata["says"], {profile.name: _word(getattr(profile, column.name)) for profile in PROFILES})
+        ProfileRow(
+            column.metadata["says"],
+            {profile.name: _word(getattr(profile, column.name)) for profile in PROFILES},
+            column.metadata["evidence"],
+        )
         for column in columns
     ]
 
 
-def _word(value: bool | int) -> str:
+def _word(value: bool | int | str) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -5,7 +5,7 @@ python -m tailrace.plan.reference > docs/reference/server-versions.md
 
 from __future__ import annotations
 
-from tailrace.plan.profile import PROFILES, differences
+from tailrace.plan.profile import PROFILES, RuleEvidence, differences
 
 _INTRODUCTION = """\
 # Server versions
@@ -16,7 +16,9 @@ one table, `tailrace/plan/profile.py`, and this page is generated from it:
 
 ## Which profile is used
 
-The newest profile that is not newer than the deployment's version: 6.0.27 and 6.3 use that of 6.0. To get another
+The newest profile that is not newer than the deployment's version: 6.0.27 and 6.3 use that of 6.0, 8.0.21 that of
+8.0.16. 8.2.0 is refused: it shows some fields of expanded events in every stream, as no other release does; 8.2.1 and
+later releases of 8.2 do not. To get another
 version's events from the same oplog, name the version:
 
 ```python
@@ -55,7 +57,7 @@ names the operation and its place, and says what to do.
 | | |
 |---|---|
 | measured | a server of this series was compared: 4.4, 5.0, 6.0, 7.0 |
-| derived | 8.x follows its published documents; 6.3, 7.3 and the like have the rules of the series before |
+| derived | 8.x follows what is published, rule by rule (below); 6.3, 7.3 and the like go by the series before |
 | unknown | of a later major version than the last of the table; it is read by the rules of the last |
 
 `tailrace compare` says how your server compares with its profile ([Compare with your
@@ -68,16 +70,33 @@ The language of pipelines is the version's too: [Expressions](expressions.md) sa
 otherwise. For the last rule of the table: 7.0.28 does not write such an entry itself (`applyOps` refuses it with
 4772600), so its code is known from crafted entries, and the words for one with neither `$v` nor `_id` are ours.
 
+`endOfTransaction` events are made of the entries that the oplog has. The server makes more of them while it reads, for
+transactions that were not prepared, if a feature flag is on; no oplog tells whether it is, so those are not made. The
+options of later servers that no stream here has (`supportedEvents`, `showCommitTimestamp`, `version`,
+`showEndOfTransaction`) are refused by name.
+
 ## What differs
+
+The columns up to 7.0.28 are measured. What the later ones are taken from, and how sure it is, is in the last two:
+*source* is the server's published source, *tracker* its public issue tracker (which names the first release), *manual*
+its manual, *drivers' tests* the versions that the drivers' published tests name, and *captures* events that users have
+shown, rebuilt in `tests/golden/captures.py`. Medium stands where nothing that was found tells of a change, and where
+the source, read at single points of its history, does not say with which release it came.
 """
+
+
+def _sources(evidence: RuleEvidence | None) -> str:
+    if evidence is None:
+        return " | "
+    return f"{', '.join(evidence.sources)} | {evidence.confidence}"
 
 
 def reference() -> str:
     """The page as Markdown."""
     names = [profile.name for profile in PROFILES]
-    lines = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    for says, by_version in differences():
-        lines.append(f"| {says} | {' | '.join(by_version[name] for name in names)} |")
+    lines = [f"| | {' | '.join(names)} | after 7.0.28 from | confidence |", f"|---|{'---|' * (len(names) + 2)}"]
+    for says, by_version, evidence in differences():
+        lines.append(f"| {says} | {' | '.join(by_version[name] for name in names)} | {_sources(evidence)} |")
     return _INTRODUCTION + "\n" + "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,7 @@ CLASSIC_TYPES: Final = frozenset(
         "rename",
         "replace",
         "reshardBegin",
+        "reshardBlockingWrites",
         "reshardDoneCatchUp",
         "update",
     )

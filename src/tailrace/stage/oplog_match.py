@@ -28,13 +28,14 @@ from tailrace.plan.profile import ServerProfile
 from tailrace.raw_bson import ARRAY, BOOL, DOUBLE, INT32, INT64, STRING, Element
 
 CRUD: Final = frozenset("iud")
+END_OF_TRANSACTION: Final = b"endOfTransaction"
 #: Commands whose value is the collection's bare name.
 _COLLECTION_COMMANDS: Final = (b"drop", b"create", b"createIndexes", b"commitIndexBuild", b"dropIndexes", b"collMod")
 #: No-ops by which a shard announces what happened to a collection.
 _SHARDING_NO_OPS: Final = (b"shardCollection", b"refineCollectionShardKey", b"reshardCollection")
 _RESHARDING_TYPES: Final = frozenset((b"reshardBegin", b"reshardDoneCatchUp"))
 _NEW_SHARD_TYPE: Final = b"migrateChunkToNewShard"
-_INDEX_BUILD: Final = b"startIndexBuild"
+_BLOCKING_WRITES: Final = b"reshardBlockingWrites"
 
 
 class OplogMatch:
@@ -67,7 +68,8 @@ class OplogMatch:
             show_system_events=options.show_system_events,
             resharding=profile.shows_resharding_collections,
         )
-        self._index_builds = profile.shows_index_builds and options.show_system_events
+        self._index_builds = index_builds_shown(options, profile)
+        self._ends_of_transactions = ends_of_transactions_shown(options, profile)
         self._views_match = options.show_expanded_events
         self.unknown_operations: dict[str, int] = {}
 
@@ -160,7 +162,7 @@ class OplogMatch:
         for name in _COLLECTION_COMMANDS:
             if self._names_collection(body, fields.get(name)):
                 return True
-        if self._index_builds and self._names_collection(body, fields.get(_INDEX_BUILD)):
+        if any(self._names_collection(body, fields.get(name)) for name in self._index_builds):
             return True
         source = fields.get(b"renameCollection")
         if source is not None and (
@@ -219,25 +221,39 @@ class OplogMatch:
         return passes
 
     def _matches_no_op(self, entry: OplogEntry) -> bool:
-        if entry.o2 is None or not self._names.namespace(entry.namespace):
+        if entry.o2 is None:
             return False
         fields = first_elements(entry.o2)
+        if self._ends_of_transactions and self._ends_a_transaction(entry.o2, fields.get(END_OF_TRANSACTION)):
+            return True
+        if not self._names.namespace(entry.namespace):
+            return False
         if any(name in fields for name in _SHARDING_NO_OPS):
             return True
-        if self._options.show_system_events and b"migrateLastChunkFromShard" in fields:
-            return True
+        if self._options.show_system_events:
+            if b"migrateLastChunkFromShard" in fields:
+                return True
+            if self._profile.shows_blocking_writes and _BLOCKING_WRITES in fields:
+                return True
         if self._profile.describes_no_ops:
             if any(name in fields for name in _RESHARDING_TYPES):
                 return True
             if self._options.needs_merge and _NEW_SHARD_TYPE in fields:
                 return True
-        kind = fields.get(b"type")
+        kind = fields.get(b"type") if self._profile.reads_typed_no_ops else None
         if kind is None or kind.type != STRING:
             return False
         name = raw_bson.read_string(entry.o2, kind.value_start)
         if name == _NEW_SHARD_TYPE:
             return self._options.needs_merge or self._profile.always_shows_new_shards
         return name in _RESHARDING_TYPES
+
+    def _ends_a_transaction(self, body: bytes, element: Element | None) -> bool:
+        """Whether a namespace of the scope is among those that a transaction has written to."""
+        if element is None or element.type != ARRAY:
+            return self._names_namespace(body, element)
+        namespaces = raw_bson.value(body, element)
+        return any(self._names_namespace(namespaces, one) for one in raw_bson.elements(namespaces))
 
     def _names_collection(self, body: bytes, element: Element | None) -> bool:
         return (
@@ -252,6 +268,17 @@ class OplogMatch:
             and element.type == STRING
             and self._names.namespace(raw_bson.read_string(body, element.value_start))
         )
+
+
+def index_builds_shown(options: StreamOptions, profile: ServerProfile) -> tuple[bytes, ...]:
+    """The commands of an index build under way that a stream reads."""
+    shown = {b"startIndexBuild": profile.shows_index_builds, b"abortIndexBuild": profile.shows_aborted_index_builds}
+    return tuple(name for name, is_shown in shown.items() if is_shown and options.show_system_events)
+
+
+def ends_of_transactions_shown(options: StreamOptions, profile: ServerProfile) -> bool:
+    """Whether a stream reads the no-ops that say where a transaction ends."""
+    return profile.shows_ends_of_transactions and options.show_expanded_events
 
 
 def _is_true(body: bytes, element: Element | None) -> bool:

@@ -15,8 +15,18 @@ from tailrace.oplog.entry_kinds import PASSED_OVER, count_kind
 from tailrace.oplog.namespace import split_namespace
 from tailrace.plan.plan import Plan
 from tailrace.plan.request import PreImageKey
-from tailrace.raw_bson import ARRAY, INT32, OBJECT, STRING, Element, encode_document, encode_element, encode_string
-from tailrace.stage.oplog_match import CRUD
+from tailrace.raw_bson import (
+    ARRAY,
+    INT32,
+    INT64,
+    OBJECT,
+    STRING,
+    Element,
+    encode_document,
+    encode_element,
+    encode_string,
+)
+from tailrace.stage.oplog_match import CRUD, END_OF_TRANSACTION
 from tailrace.stage.setup import ShardSetup, ShardStage
 
 Fields = dict[bytes, Element]
@@ -33,6 +43,9 @@ _NAMED_NO_OPS: Final = (
     b"migrateLastChunkFromShard",
 )
 _NAMED_SINCE_7_0: Final = (b"reshardBegin", b"reshardDoneCatchUp", b"migrateChunkToNewShard")
+_NAMED_SINCE_8_1: Final = (b"reshardBlockingWrites",)
+#: Of a collection's name: its buckets are themselves no time series.
+_BUCKETS: Final = b"system.buckets."
 
 
 class Transform(ShardStage):
@@ -53,9 +66,17 @@ class Transform(ShardStage):
         self._wall_time = plan.profile.wall_time
         self._ns_type = plan.profile.ns_type
         self._describes_no_ops = plan.profile.describes_no_ops
+        self._named_no_ops = (
+            *_NAMED_NO_OPS,
+            *(_NAMED_SINCE_7_0 if plan.profile.describes_no_ops else ()),
+            *(_NAMED_SINCE_8_1 if plan.profile.shows_blocking_writes else ()),
+        )
+        self._ends_of_transactions = plan.profile.shows_ends_of_transactions
         self._refuses_old_updates = plan.profile.refuses_old_updates
         self._finds_logged_images = plan.finds_logged_images
         self._image_first = plan.reads_logged_images
+        self._replaces_by_id = plan.profile.replacements_may_have_v
+        self._images_come_last = plan.profile.places == "none"
         self.left: list[OplogEntry] = []
         #: Counts updates in an unknown form, by kind.
         self.unknown_operations: dict[str, int] = {}
@@ -168,8 +189,8 @@ class Transform(ShardStage):
 
     def _update(self, entry: OplogEntry, body: bytes) -> ChangeEvent:
         if self._refuses_old_updates:
-            refuse_old_update(body)
-        if is_replacement(body):
+            refuse_old_update(body, by_id=self._replaces_by_id)
+        if is_replacement(body, by_id=self._replaces_by_id):
             event = self._keyed(entry, "replace", entry.o2)
             event.full_document = body
             return event
@@ -178,6 +199,7 @@ class Transform(ShardStage):
         event.update_is_raw = self._raw_updates
         event.raw_update = body
         event.lookup_uuid = entry.collection_uuid
+        event.image_comes_last = self._images_come_last
         event.update_description = (
             body if self._raw_updates else describe_update(body, disambiguated_paths=self._disambiguates)
         )
@@ -272,9 +294,11 @@ class Transform(ShardStage):
         return event
 
     def _create(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
-        event = self._on_collection(entry, "create", _without(body, b"create"), _text(body, fields[b"create"], entry))
+        collection = _text(body, fields[b"create"], entry)
+        event = self._on_collection(entry, "create", _without(body, b"create"), collection)
         if self._ns_type and self._expanded:
-            event.ns_type = "collection"
+            is_series = b"timeseries" in fields and not collection.startswith(_BUCKETS)
+            event.ns_type = "timeseries" if is_series else "collection"
         return event
 
     def _create_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
@@ -282,16 +306,19 @@ class Transform(ShardStage):
         return self._on_collection(entry, "createIndexes", _indexes(_without(body, b"createIndexes")), collection)
 
     def _commit_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
-        collection = _text(body, fields[b"commitIndexBuild"], entry)
-        indexes = fields.get(b"indexes")
-        description = encode_document(b"" if indexes is None else body[indexes.start : indexes.end])
-        return self._on_collection(entry, "createIndexes", description, collection)
+        return self._index_build(entry, "createIndexes", _text(body, fields[b"commitIndexBuild"], entry), fields)
 
     def _start_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
-        collection = _text(body, fields[b"startIndexBuild"], entry)
-        indexes = fields.get(b"indexes")
+        return self._index_build(entry, "startIndexBuild", _text(body, fields[b"startIndexBuild"], entry), fields)
+
+    def _abort_index_build(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+        return self._index_build(entry, "abortIndexBuild", _text(body, fields[b"abortIndexBuild"], entry), fields)
+
+    def _index_build(self, entry: OplogEntry, operation_type: str, collection: bytes, fields: Fields) -> ChangeEvent:
+        """An event about an index build, which shows the command's ``indexes`` and nothing else of it."""
+        body, indexes = entry.o or raw_bson.EMPTY_DOCUMENT, fields.get(b"indexes")
         description = encode_document(b"" if indexes is None else body[indexes.start : indexes.end])
-        return self._on_collection(entry, "startIndexBuild", description, collection)
+        return self._on_collection(entry, operation_type, description, collection)
 
     def _drop_indexes(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent | None:
         collection = _text(body, fields[b"dropIndexes"], entry)
@@ -334,9 +361,11 @@ class Transform(ShardStage):
         ``o2`` as its key."""
         body = entry.o2 or raw_bson.EMPTY_DOCUMENT
         fields = first_elements(body)
-        for name in (*_NAMED_NO_OPS, *(_NAMED_SINCE_7_0 if self._describes_no_ops else ())):
+        for name in self._named_no_ops:
             if name in fields:
                 return self._described_no_op(entry, name.decode(), _without(body, name))
+        if self._ends_of_transactions and END_OF_TRANSACTION in fields:
+            return self._end_of_transaction(entry, body, fields)
         kind = _text(body, fields.get(b"type"), entry).decode("utf-8", "replace")
         if self._describes_no_ops:
             return self._described_no_op(entry, kind, _without(body, b"type"))
@@ -354,6 +383,25 @@ class Transform(ShardStage):
         event.resharding_uuid = _resharding_uuid(description)
         return event
 
+    def _end_of_transaction(self, entry: OplogEntry, body: bytes, fields: Fields) -> ChangeEvent:
+        """About the namespaces that ``endOfTransaction`` lists, so it has no ``ns``. Its session is shown twice."""
+        event = self._described(entry, END_OF_TRANSACTION.decode(), _without(body, END_OF_TRANSACTION))
+        number = _checked(body, fields, b"txnNumber", INT64)
+        event.txn_number = None if number is None else int.from_bytes(number, "little", signed=True)
+        event.lsid = _checked(body, fields, b"lsid", OBJECT)
+        return event
+
+
+def _checked(body: bytes, fields: Fields, name: bytes, wanted: int) -> bytes | None:
+    """The value of a field that has to be of one type where it is there."""
+    element = fields.get(name)
+    if element is None:
+        return None
+    if element.type != wanted:
+        types = f"{raw_bson.type_name(wanted)}, found: {raw_bson.type_name(element.type)}"
+        raise OplogFormatError(f'Entry field "{name.decode()}" should be {types}', code=40532)
+    return raw_bson.value(body, element)
+
 
 def _resharding_uuid(announcement: bytes) -> bytes | None:
     """What the event shows at its top too."""
@@ -370,6 +418,7 @@ _COMMANDS: Final[dict[bytes, Callable[[Transform, OplogEntry, bytes, Fields], Ch
     b"createIndexes": Transform._create_indexes,
     b"commitIndexBuild": Transform._commit_index_build,
     b"startIndexBuild": Transform._start_index_build,
+    b"abortIndexBuild": Transform._abort_index_build,
     b"dropIndexes": Transform._drop_indexes,
     b"collMod": Transform._modify,
 }
@@ -380,7 +429,7 @@ def _view_type(description: bytes) -> str:
     source = raw_bson.find(description, b"viewOn")
     if source is not None and source.type == STRING:
         name = raw_bson.read_string(description, source.value_start)
-        if name.startswith(b"system.buckets."):
+        if name.startswith(_BUCKETS):
             return "timeseries"
     return "view"
 
@@ -412,26 +461,29 @@ def _document_id(document: bytes) -> bytes:
     return raw_bson.EMPTY_DOCUMENT if element is None else encode_document(document[element.start : element.end])
 
 
-def refuse_old_update(body: bytes) -> None:
-    """Raise ``OplogFormatError`` for the form of update that 7.0 no longer reads: ``$v: 1``, or no ``$v`` at all."""
+def refuse_old_update(body: bytes, *, by_id: bool = False) -> None:
+    """Raise ``OplogFormatError`` for the form of update that 7.0 no longer reads: ``$v: 1``, or no ``$v`` at all. With
+    ``by_id`` an ``_id`` makes it none of that form, whatever its ``$v``."""
     version = raw_bson.find(body, b"$v")
-    if version is None and raw_bson.find(body, b"_id") is not None:
+    if (version is None or by_id) and raw_bson.find(body, b"_id") is not None:
         return
     number = 0
     if version is not None:
-        if version.type != INT32:
+        if version.type == INT32:
+            number = raw_bson.read_int32(body, version.value_start)
+        elif not by_id:
             return  # is_replacement says so
-        number = raw_bson.read_int32(body, version.value_start)
     if number != 2:
         raise OplogFormatError(f"Unsupported or missing oplog version, $v: {number}", code=6741200)
 
 
-def is_replacement(body: bytes) -> bool:
+def is_replacement(body: bytes, *, by_id: bool = False) -> bool:
     """Whether an update entry holds the whole new document: it has an ``_id`` and is not a delta of ``$v: 2``.
 
-    A user's own field ``$v`` is read like the entry's: the server cannot tell them apart either.
+    Up to 8.2 a user's own field ``$v`` is read like the entry's: such a server cannot tell them apart either. With
+    ``by_id`` the ``_id`` alone decides: a delta has none.
     """
-    version = raw_bson.find(body, b"$v")
+    version = None if by_id else raw_bson.find(body, b"$v")
     if version is not None:
         if version.type != INT32:
             raise OplogFormatError("the field '$v' of an update entry is no 32-bit integer")

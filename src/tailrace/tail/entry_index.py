@@ -1,7 +1,7 @@
 """Which entries of a batch are about which keys: made once, asked for each stream.
 
 Most entries are writes, whose namespace says it all; they are found in compiled code where that is loaded
-(``tailrace.kernel.entry_index``), else here. Commands are read one by one.
+(``tailrace.kernel.entry_index``), else here. Commands are read one by one, and no-ops with an ``o2``.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _plain_index(raw: bytes) -> tuple[list[int], list[int], list[bytes]]:
 
 
 def _namespace(raw: bytes, start: int) -> bytes | None:
-    """The namespace of a write or a no-op; ``None`` for a command, and where what is looked at is not as the server
-    writes it."""
+    """The namespace of a write, or of a no-op without ``o2``; ``None`` for the others and for a command, and where what
+    is looked at is not as the server writes it."""
     operation = namespace = None
     try:
         for element in raw_bson.elements(raw, start):
@@ -113,14 +113,17 @@ def _namespace(raw: bytes, start: int) -> bytes | None:
                 if element.type != raw_bson.STRING:
                     return None
                 namespace = raw[element.value_start + 4 : element.end - 1]
-            if operation is not None and namespace is not None:
+            elif element.name == b"o2" and operation == _OF_NO_OPS:
+                return None
+            if operation not in (None, _OF_NO_OPS) and namespace is not None:
                 return namespace
     except OplogFormatError:
         return None
-    return None if operation is None else b""
+    return None if operation is None else namespace or b""
 
 
 _OF_COMMANDS: Final = raw_bson.encode_string("c")
+_OF_NO_OPS: Final = raw_bson.encode_string("n")
 
 
 def _plain_select(numbers: Sequence[int], wanted: list[int], first: int) -> list[int]:

@@ -14,7 +14,8 @@ from tailrace.errors import OplogFormatError
 from tailrace.oplog.entry import OplogEntry, apply_ops, first_elements, parse_entry, parse_operation
 from tailrace.oplog.entry_kinds import KNOWN_COMMANDS, command_name
 from tailrace.oplog.namespace import Scope, split_namespace
-from tailrace.raw_bson import STRING, read_string
+from tailrace.raw_bson import STRING, find, read_string
+from tailrace.stage.oplog_match import END_OF_TRANSACTION
 from tailrace.tail.chains import Chains
 
 #: ``None``: everyone.
@@ -31,6 +32,7 @@ _NAMING: Final = (
     b"create",
     b"createIndexes",
     b"startIndexBuild",
+    b"abortIndexBuild",
     b"commitIndexBuild",
     b"dropIndexes",
     b"collMod",
@@ -62,6 +64,8 @@ def keys_of_entry(raw: bytes, chains: Chains) -> Keys:
     learns of this one. An entry that cannot be read is about everyone: whoever reads it says what is wrong."""
     try:
         entry = parse_entry(raw)
+        if entry.operation == "n" and entry.o2 is not None and find(entry.o2, END_OF_TRANSACTION) is not None:
+            return EVERYONE  # it lists the namespaces that it is about, whatever its own is
         if entry.operation != "c":
             return keys_of(entry.namespace)
         return _of_command(entry, chains)

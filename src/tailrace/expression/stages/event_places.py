@@ -2,7 +2,8 @@
 
 The server makes an event with a place for every field of its kind, also for those without a value: an update that was
 not looked up has a place for ``fullDocument`` before ``ns``. A stage that sets such a field finds it there; so before a
-pipeline that may do so, the places are put back (measured on mongod 6.0.27 for every event type).
+pipeline that may do so, the places are put back (measured on mongod 6.0.27 for every event type). Later versions keep
+fewer, and from 8.3 on none: a field that is set comes last then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final
 
 from tailrace import raw_bson
 from tailrace.errors import OplogFormatError
+from tailrace.event.change_event import Places
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Maybe
 
@@ -41,7 +43,7 @@ def may_be_set(stage: bytes) -> bool:
         return True  # not well formed: it will be refused with its place in the pipeline
 
 
-def with_places(event: bytes, *, expanded: bool) -> bytes:
+def with_places(event: bytes, *, expanded: bool, places: Places = "all") -> bytes:
     """The event with the places of its absent fields; anything else comes back as it is."""
     fields = v.places_of(event)
     present = dict(reversed(fields))
@@ -50,14 +52,20 @@ def with_places(event: bytes, *, expanded: bool) -> bytes:
         return event
     if expanded and v.bytes_of(operation) in _OF_VIEWS and b"collectionUUID" not in present:
         return event
+    has_all = places == "all"
     result: list[tuple[bytes, Maybe]] = []
     for name, value in fields:
-        if name == b"wallTime" and expanded and b"collectionUUID" not in present:
+        if name == b"wallTime" and expanded and has_all and b"collectionUUID" not in present:
             result.append((b"collectionUUID", None))
         if name == b"ns" and b"fullDocument" not in present:
             result.append((b"fullDocument", None))
         if name not in _AFTER:
             result.append((name, value))
         if name == b"ns":
-            result += [(later, present.get(later)) for later in _AFTER if expanded or later != b"operationDescription"]
+            result += [
+                (later, present.get(later))
+                for later in _AFTER
+                if (expanded or later != b"operationDescription")
+                and (has_all or later in present or later == b"documentKey")
+            ]
     return v.object_with_places(result)[1]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import bson
 
 from tailrace.errors import InternalError, TailraceError, UsageError
+from tailrace.event.change_event import Places
 from tailrace.expression.language.core import check_variable_write, parse_operand
 from tailrace.expression.language.expression import Bindings, Compilation
 from tailrace.expression.language.registry import NOT_SUPPORTED, failure, parse_failure, unmeasured, unsupported
@@ -49,6 +50,7 @@ class CompiledPipeline:
     #: Set where a stage may set a field that the event has no value but a place for.
     sets_event_fields: bool = False
     show_expanded_events: bool = False
+    event_places: Places = "all"
 
     def apply(self, event: bytes) -> bytes | None:
         """The event after all stages, or ``None`` when a stage filters it out.
@@ -72,7 +74,7 @@ class CompiledPipeline:
     def with_places(self, event: bytes) -> bytes:
         """The event with the places of fields that a stage may set."""
         try:
-            return with_places(event, expanded=self.show_expanded_events)
+            return with_places(event, expanded=self.show_expanded_events, places=self.event_places)
         except Exception as error:
             raise explained([event], error) from error
 
@@ -110,6 +112,7 @@ def compile_stages(
     cluster_time: int | None = None,
     collation: Collation | None = None,
     show_expanded_events: bool = False,
+    event_places: Places = "all",
     version: Version = USUAL,
 ) -> CompiledPipeline:
     """Compile the stages that follow ``$changeStream``; each is the BSON of one stage document.
@@ -117,7 +120,8 @@ def compile_stages(
     ``let`` are the command's variables, ``now`` milliseconds since 1970 for ``$$NOW``, ``cluster_time`` the 64 bits of
     ``$$CLUSTER_TIME``. Strings are compared in the order of ``collation``, by their bytes without one. Raises
     ``UsageError`` with the server's code and the place in the pipeline. ``show_expanded_events`` is the stream's
-    option: such events have more fields, and a stage that sets one must find its place. ``version`` is that of the
+    option: such events have more fields, and a stage that sets one must find its place; ``event_places`` says which
+    fields have one. ``version`` is that of the
     server whose language it is: what came later it does not know, and is refused as that server refuses it.
     """
     if sys.getrecursionlimit() < _FRAMES:
@@ -125,7 +129,7 @@ def compile_stages(
     check_depths(stages)
     order = order_of(collation)
     constants = _constants(let, now, cluster_time, Bindings.of_document({"REMOVE": None}, order, version))
-    compiler = Compiler(constants, list(stages), order, version)
+    compiler = Compiler(constants, list(stages), order, version, has_places=event_places != "none")
     compiled = [compiler.stage(place) for place in range(len(stages))]
     if compiler.not_permitted:
         raise compiler.not_permitted[0]
@@ -137,6 +141,7 @@ def compile_stages(
         keeps_places=compiler.keeps_places,
         sets_event_fields=compiler.sets_event_fields,
         show_expanded_events=show_expanded_events,
+        event_places=event_places,
     )
 
 
@@ -144,7 +149,13 @@ class Compiler:
     """One compilation: stage after stage; errors of other kinds than parsing wait until all are parsed."""
 
     def __init__(
-        self, constants: dict[str, Maybe], stages: list[bytes], order: Order = SIMPLE, version: Version = USUAL
+        self,
+        constants: dict[str, Maybe],
+        stages: list[bytes],
+        order: Order = SIMPLE,
+        version: Version = USUAL,
+        *,
+        has_places: bool = True,
     ) -> None:
         self.constants = constants
         self.stages = stages
@@ -153,7 +164,7 @@ class Compiler:
         self.not_permitted: list[UsageError] = []
         self.failures: list[UsageError] = []
         self.split: int | None = None
-        self.sets_event_fields = any(map(may_be_set, stages))
+        self.sets_event_fields = has_places and any(map(may_be_set, stages))
         self.keeps_places = self.sets_event_fields
 
     def stage(self, place: int) -> Stage | None:

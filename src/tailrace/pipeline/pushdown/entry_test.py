@@ -117,7 +117,7 @@ class EntryTest:
             operation_type, key, full_document = "insert", entry.o2, body
         elif entry.operation == "d":
             operation_type, key = "delete", body
-        elif is_replacement(body):
+        elif is_replacement(body, by_id=self._plan.profile.replacements_may_have_v):
             operation_type, key, full_document = "replace", entry.o2, body
         else:
             operation_type, key = "update", entry.o2

@@ -31,9 +31,9 @@ from tailrace.pipeline.pushdown.terms import (
 )
 from tailrace.plan.conjuncts import FULL_DOCUMENT
 from tailrace.plan.plan import Plan
+from tailrace.stage.oplog_match import END_OF_TRANSACTION, ends_of_transactions_shown, index_builds_shown
 
 _OP: Final = {name: query.equal(b"op", name) for name in (b"i", b"u", b"d", b"c", b"n")}
-_INDEX_BUILD: Final = b"startIndexBuild"
 _NEVER_IN_COMMANDS: Final = frozenset(
     (b"documentKey", FULL_DOCUMENT, b"fullDocumentBeforeChange", b"updateDescription", b"rawUpdateDescription")
 )
@@ -151,9 +151,8 @@ class _OplogFilter:
         )
 
     def _index_builds(self) -> Filter:
-        if not (self._options.show_system_events and self._plan.profile.shows_index_builds):
-            return False
-        return query.one_of(b"o." + _INDEX_BUILD, self._collections)
+        shown = index_builds_shown(self._options, self._plan.profile)
+        return any_of(*(query.one_of(b"o." + name, self._collections) for name in shown))
 
     def _definition(self, name: bytes) -> Filter:
         in_scope: Filter
@@ -216,7 +215,10 @@ class _OplogFilter:
         """No-ops that say something, be it known or not. Those that copy an entry say nothing: sessions of retryable
         writes move to another shard with them, beside their chunks."""
         says = every(exists(b"o2"), exists(b"o2.op", False), exists(b"o2.sessionMigrateCloneStart", False))
-        return every(query.one_of(b"ns", self._namespaces), _OP[b"n"], says)
+        announced = every(query.one_of(b"ns", self._namespaces), _OP[b"n"], says)
+        if not ends_of_transactions_shown(self._options, self._plan.profile):
+            return announced
+        return any_of(announced, every(_OP[b"n"], query.one_of(b"o2." + END_OF_TRANSACTION, self._namespaces)))
 
     def _unknown_operations(self) -> Filter:
         if all(one is True for one in self.by_kind().values()):
