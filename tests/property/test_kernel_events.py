@@ -23,7 +23,7 @@ from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.pipeline.stream import ONE_OPLOG, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, ServerProfile, profile_for
+from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_7_0, SERVER_8_1, SERVER_8_3, ServerProfile, profile_for
 from tailrace.plan.request import Answer, OplogBatch, Request
 from tailrace.source.drive import drive
 from tests.amounts import amount
@@ -151,8 +151,9 @@ def test_random_entries_give_the_events_of_the_plain_stages(scope: str, v2: bool
         (SERVER_7_0, {"showExpandedEvents": True}),
         (SERVER_8_1, {"showExpandedEvents": True}),
         (SERVER_8_1, {"showExpandedEvents": True, "showRawUpdateDescription": True}),
+        (SERVER_8_3, {"showExpandedEvents": True}),
     ],
-    ids=["expanded", "raw updates", "expanded raw updates", "4.4", "7.0 expanded", "8.1 expanded", "8.1 raw"],
+    ids=["expanded", "raw updates", "expanded raw updates", "4.4", "7.0 expanded", "8.1 expanded", "8.1 raw", "8.3"],
 )
 def test_random_entries_give_the_same_events_under_other_options(
     profile: ServerProfile, options: dict[str, bool]

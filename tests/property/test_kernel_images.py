@@ -20,7 +20,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, ServerProfile
+from tailrace.plan.profile import SERVER_4_4, SERVER_5_0, SERVER_6_0, SERVER_8_1, SERVER_8_3, ServerProfile
 from tailrace.plan.request import Answer, AnswerTooLargeError, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tests.amounts import amount
 from tests.property import random_entries, random_values
@@ -110,6 +110,12 @@ LOOK_UP = {"fullDocument": "updateLookup"}
             SERVER_6_0,
             {**LOOK_UP, "fullDocumentBeforeChange": "whenAvailable", "showRawUpdateDescription": True},
             id="raw updates",
+        ),
+        pytest.param(SERVER_8_3, LOOK_UP, id="8.3"),
+        pytest.param(
+            SERVER_8_3,
+            {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable", "showExpandedEvents": True},
+            id="8.3 both",
         ),
     ],
 )

@@ -29,7 +29,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.plan import Plan
-from tailrace.plan.profile import SERVER_6_0, SERVER_8_1
+from tailrace.plan.profile import SERVER_6_0, SERVER_8_1, SERVER_8_3, ServerProfile
 from tailrace.plan.request import Answer, NeedDocuments, NeedPreImages, OplogBatch, Request
 from tests.property import random_entries, random_transactions
 from tests.property.noted import check_noted, is_noted
@@ -153,10 +153,10 @@ def _entry(number: int, operation: bytes, body: bytes) -> bytes:
         ),
     ],
 )
-def test_images_move_what_is_noted(options: dict[str, Any], images: set[str]) -> None:
-    blocks = blocks_of(
-        images_plan(SERVER_8_1 if "showExpandedEvents" in options else SERVER_6_0, **options), updates(300)
-    )
+@pytest.mark.parametrize("profile", [None, SERVER_8_3], ids=["", "8.3"])
+def test_images_move_what_is_noted(options: dict[str, Any], images: set[str], profile: ServerProfile | None) -> None:
+    usual = SERVER_8_1 if "showExpandedEvents" in options else SERVER_6_0
+    blocks = blocks_of(images_plan(profile or usual, **options), updates(300))
     found: Counter[tuple[str, int]] = Counter()
     for block in blocks:
         assert all(is_noted(block))

@@ -19,7 +19,7 @@ from tailrace.oplog.namespace import Scope
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile
+from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_3, ServerProfile
 from tailrace.plan.request import Emit, NeedEntries, OplogBatch
 from tailrace.stage.oplog_match import OplogMatch
 from tailrace.stage.unwind_transaction import UnwindTransaction
@@ -29,6 +29,7 @@ from tailrace.tail.interest import EVERYONE, key_of
 from tests.amounts import amount
 from tests.golden.recording import load, names
 from tests.property import random_entries, random_transactions
+from tests.property.later_entries import later_entry
 
 SEED = 20261122
 SCOPES = (
@@ -94,6 +95,7 @@ def command_runs(rng: random.Random, count: int) -> Iterator[bytes]:
 def runs(rng: random.Random) -> Iterator[list[bytes]]:
     yield [random_entries.entry(rng, ClusterTime.of(2, number + 1)) for number in range(amount(200, 400))]
     yield list(command_runs(rng, amount(150, 300)))
+    yield [later_entry(rng, ClusterTime.of(4, number + 1)) for number in range(amount(150, 300))]
     for _ in range(amount(4, 12)):
         yield random_transactions.oplog(rng, 12, random_transactions.odd_operation)
 
@@ -126,7 +128,7 @@ def operations_of(entries: Sequence[bytes], plan: Plan) -> list[bool | None]:
 
 
 @pytest.mark.parametrize("indexed", [compiled_index, plain_index])
-@pytest.mark.parametrize("profile", [SERVER_4_4, SERVER_6_0, SERVER_8_0], ids=lambda profile: profile.name)
+@pytest.mark.parametrize("profile", [SERVER_4_4, SERVER_6_0, SERVER_8_3], ids=lambda profile: profile.name)
 def test_no_entry_is_left_out_that_gives_the_stream_something(indexed: object, profile: ServerProfile) -> None:
     counted: Counter[str] = Counter()
     assert callable(indexed)

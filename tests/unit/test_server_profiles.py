@@ -23,14 +23,38 @@ def test_the_page_on_server_versions_is_the_one_that_the_table_makes() -> None:
 
 def test_every_difference_is_explained_and_makes_a_difference() -> None:
     assert len(differences()) == len(PROFILES[0].__slots__) - 1  # all but the version itself
-    for says, by_version in differences():
+    for says, by_version, evidence in differences():
         assert list(by_version) == [profile.name for profile in PROFILES]
         assert len(set(by_version.values())) > 1, says
+        measured, derived = [[by_version[one.name] for one in PROFILES if one.measured is so] for so in (True, False)]
+        if evidence is None:
+            assert (set(measured), set(derived)) == ({"yes"}, {"no"}), "this is the row about measuring"
+            continue
+        assert evidence.sources
+        assert evidence.confidence in ("high", "medium")
+        if set(derived) - {measured[-1]}:
+            assert evidence.sources != ("no change known",), says
 
 
 @pytest.mark.parametrize(
     ("version", "name"),
-    [("4.4.2", "4.4"), ("5.0", "5.0"), ("6.0.27", "6.0"), ("6.3.1", "6.0"), ([7, 0, 1], "7.0"), ("8.0.4", "8.0")],
+    [
+        ("4.4.2", "4.4"),
+        ("5.0", "5.0"),
+        ("6.0.27", "6.0"),
+        ("6.3.1", "6.0"),
+        ([7, 0, 1], "7.0"),
+        ("7.0.30", "7.0.28"),
+        ("7.3.4", "7.0.31"),
+        ("8.0.4", "8.0"),
+        ("8.0.12", "8.0.5"),
+        ("8.0.21", "8.0.16"),
+        ("8.1.2", "8.1"),
+        ("8.2", "8.2"),
+        ("8.2.1", "8.2"),
+        ("8.3.0-rc2", "8.3"),
+        ("9.0.1", "8.3"),
+    ],
 )
 def test_a_version_has_the_newest_profile_that_is_not_newer(version: str, name: str) -> None:
     assert profile_for(version).name == name
@@ -53,6 +77,14 @@ def test_doctor_says_what_is_known_of_a_version_and_proposes_to_compare(version:
     assert finding.found.startswith(f"MongoDB {name}, {known}")
     assert (finding.status == "ok") == (known == "measured") == (finding.advice == "")
     assert ("tailrace compare" in finding.advice) == (known != "measured")
+
+
+@pytest.mark.parametrize("version", ["8.2.0", [8, 2, 0], "8.2.0-rc1"])
+def test_a_release_that_no_profile_is_right_for_is_refused_with_what_to_do(version: Any) -> None:
+    with pytest.raises(UsageError, match=r"8\.2\.0 are not supported: it shows `collectionUUID`") as told:
+        profile_for(version)
+    assert "--server-version" in str(told.value.hint)
+    assert profile_for("8.2.1").name == "8.2"
 
 
 @pytest.mark.parametrize("version", ["4.2", "3.6.23", "x", "", []])
