@@ -53,7 +53,7 @@ test-slow: $(INSTALLED) ## the slow tests, which make test leaves out: takes hou
 
 # What is compared with a live server, on another version of it: make test-7.0, or make test-version VERSION=5.0.4.
 VERSION ?= 7.0.28
-ON_A_SERVER := golden differential sharded gateway client spec consumer tables/test_equality.py embedded/test_wine.py
+ON_A_SERVER := golden differential sharded gateway spec consumer compare snapshot tables/test_equality.py embedded/test_wine.py
 
 test-7.0: ## the tests that compare with a live server, on mongod 7.0.28 (needs wine64); VERSION=7.0.25
 	@$(MAKE) --no-print-directory test-version VERSION=$(VERSION) ARGS="$(ARGS)"
@@ -62,9 +62,7 @@ test-version: $(INSTALLED) ## the same on any version; VERSION=5.0.4
 	$(BIN)/python -m tests.prepare
 	export TAILRACE_MONGOD
 	TAILRACE_MONGOD=$$($(BIN)/python -c 'import sys; from tailrace.embedded import find_mongod; print(find_mongod(sys.argv[1]).path)' $(VERSION))
-	folders=()
-	for folder in $(ON_A_SERVER); do [ ! -e tests/$$folder ] || folders+=(tests/$$folder); done
-	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder "$${folders[@]}" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(ON_A_SERVER)) $(ARGS)
 
 test-whole: $(INSTALLED) ## all tests, the slow ones too, with as many random examples as they have: takes hours
 	$(BIN)/python -m tests.prepare

@@ -10,16 +10,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tailrace.embedded import ReplicaSet, ShardedCluster, wine
+from tailrace.embedded import VERSIONS, ReplicaSet, ShardedCluster, wine
 from tailrace.pipeline import kernel as pipeline_kernel
 from tests import shared_clock
 from tests.quiet import without_noops
+from tests.server_in_use import is_of_other_versions
 
 # A shell that runs the tests in the background ignores the interrupt signal for them, and their children inherit that:
 # the commands that a test interrupts would then never hear of it.
@@ -71,7 +73,7 @@ LONGEST_FIRST = (
 FOLDERS = ("spark", "docs", "sharded", "differential", "consumer", "gateway", "spec", "embedded", "golden", "property")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     files = {here / file: rank for rank, file in enumerate(LONGEST_FIRST)}
     folders = {here / folder: len(files) + rank for rank, folder in enumerate(FOLDERS)}
@@ -81,6 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return files.get(path, folders.get(path.parent, len(files) + len(folders)))
 
     items.sort(key=lambda item: rank(item.path))  # the order inside a file stays
+    others = {item for item in items if item.get_closest_marker("mongod") and is_of_other_versions(versions_of(item))}
+    config.hook.pytest_deselected(items=[*others])
+    items[:] = [item for item in items if item not in others]
     if not wine.is_installed():
         for item in items:
             if needs_wine(item):
@@ -94,8 +99,14 @@ def needs_wine(item: pytest.Item) -> bool:
     """Whether the test starts a mongod 7.0: it is marked so, or one of its parameters is such a version."""
     if item.get_closest_marker("wine") is not None:
         return True
+    return any(value in ("7.0.28", "7.0.25") for value in versions_of(item))
+
+
+def versions_of(item: pytest.Item) -> list[str]:
+    """The versions of servers that the test's parameters name."""
     values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-    return any(value in ("7.0.28", "7.0.25") for value in values if isinstance(value, str))
+    parts = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
+    return [part for part in parts if isinstance(part, str) and part in VERSIONS]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -152,8 +163,8 @@ def group_of(file: Path) -> str:
 
 @pytest.fixture(scope="session")
 def replica_set() -> Iterator[ReplicaSet]:
-    """One member of mongod 6.0.27 with fail points, shared by all modules: use databases of your own, drop nothing of
-    others, and leave it running as it was. Take ``start_replica_set`` for a test that kills or steps down."""
+    """One member of the server in use with fail points, shared by all modules: use databases of your own, drop nothing
+    of others, and leave it running as it was. Take ``start_replica_set`` for a test that kills or steps down."""
     # Otherwise sessions are written down every five minutes, which moves the end of the oplog in the middle of a test.
     parameters = {"disableLogicalSessionCacheRefresh": True}
     with ReplicaSet(1, enable_test_commands=True, parameters=parameters) as running:
@@ -192,9 +203,9 @@ _shared_clusters: list[ShardedCluster] = []
 
 @pytest.fixture(scope="module")
 def sharded_cluster() -> ShardedCluster:
-    """Three shards of mongod 6.0.27 with fail points, no-ops at the server's default of 10 s, shared by all modules:
-    use databases of your own, drop nothing of others, and leave shards as they were. Take ``start_sharded_cluster`` for
-    a test that adds a shard, kills or steps down."""
+    """Three shards of the server in use with fail points, no-ops at the server's default of 10 s, shared by all
+    modules: use databases of your own, drop nothing of others, and leave shards as they were. Take
+    ``start_sharded_cluster`` for a test that adds a shard, kills or steps down."""
     if not _shared_clusters:
         cluster = ShardedCluster(3, enable_test_commands=True)
         cluster.__enter__()

@@ -14,6 +14,7 @@ from tailrace.consumer.snapshots import oldest_time
 from tailrace.embedded import ReplicaSet
 from tests.consumer.shops import new_shop, until
 from tests.forked import Forked
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -27,7 +28,7 @@ def hangs(change):
 """
 
 
-@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, "5.0.4", "4.4.2"])
 def members(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
     if request.param == replica_set.version:
         yield replica_set

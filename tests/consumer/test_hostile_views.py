@@ -27,6 +27,7 @@ from tailrace.consumer.views.raw_value import RawValue
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
 from tests.consumer.test_views import Handed, Shop, Updates
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -60,7 +61,7 @@ IDENTITIES: list[Any] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow), "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, pytest.param("5.0.4", marks=pytest.mark.slow), "4.4.2"])
 def members(request: pytest.FixtureRequest, replica_set: ReplicaSet) -> Iterator[ReplicaSet]:
     if request.param == replica_set.version:
         yield replica_set

@@ -16,6 +16,7 @@ from tailrace.consumer.lease import LeaseCommit
 from tailrace.embedded import Mongod, ReplicaSet
 from tailrace.errors import UsageError
 from tailrace.testing import check_lease_store
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -42,11 +43,11 @@ def leases(replica_set: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[
         client.drop_database(name)
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
 def test_the_store_keeps_every_promise(
     version: str, replica_set: ReplicaSet, start_replica_set: Callable[..., ReplicaSet]
 ) -> None:
-    running = replica_set if version == "6.0.27" else start_replica_set(1, version=version)
+    running = replica_set if version == SERVER_VERSION else start_replica_set(1, version=version)
     with ExitStack() as stack:
 
         def new_store() -> MongoLeaseStore:

@@ -17,6 +17,7 @@ from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.amounts import amount
 from tests.consumer import ordeal_view
 from tests.consumer.ordeal import Ordeal, check, check_history
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.mongos import Mongos
 
 pytestmark = pytest.mark.mongod
@@ -77,9 +78,7 @@ def test_a_history_that_is_wrong_is_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_transaction", [False, True], ids=["fenced", "transactions"])
-@pytest.mark.parametrize(
-    ("version", "changes"), [("6.0.27", 20_000), ("5.0.4", 3000), ("4.4.2", 3000)], ids=["6.0", "5.0", "4.4"]
-)
+@pytest.mark.parametrize(("version", "changes"), [(SERVER_VERSION, 20_000), ("5.0.4", 3000), ("4.4.2", 3000)])
 def test_four_processes_through_step_downs_too(
     start_replica_set: Callable[..., ReplicaSet],
     capsys: pytest.CaptureFixture[str],
@@ -184,9 +183,7 @@ def test_transactions_over_a_cluster_while_chunks_move(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_transaction", [False, True], ids=["fenced", "transactions"])
-@pytest.mark.parametrize(
-    ("version", "changes"), [("6.0.27", 20_000), ("5.0.4", 3000), ("4.4.2", 3000)], ids=["6.0", "5.0", "4.4"]
-)
+@pytest.mark.parametrize(("version", "changes"), [(SERVER_VERSION, 20_000), ("5.0.4", 3000), ("4.4.2", 3000)])
 def test_four_processes_over_a_cluster_while_chunks_move(  # noqa: PLR0917
     replica_set: ReplicaSet,
     start_sharded_cluster: Callable[..., ShardedCluster],

@@ -20,6 +20,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError
 from tailrace.event.resume_token import ResumeToken
 from tests.consumer.test_lanes import eventually
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -88,7 +89,7 @@ def leases(replica_set: ReplicaSet) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "version", ["6.0.27", *(pytest.param(one, marks=pytest.mark.slow) for one in ("5.0.4", "4.4.2"))]
+    "version", [SERVER_VERSION, *(pytest.param(one, marks=pytest.mark.slow) for one in ("5.0.4", "4.4.2"))]
 )
 def test_a_listener_at_a_high_water_mark_does_not_go_on_over_another_history(
     start_replica_set: Callable[..., ReplicaSet],

@@ -17,6 +17,7 @@ from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import View, ViewKeeper, ViewUpkeep
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.errors import UsageError
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.mongos import Mongos
 
 pytestmark = pytest.mark.mongod
@@ -28,7 +29,8 @@ TARGETS = {"orders": {"region": 1, "_id": 1}, "carts": {"customer_id": 1}, "hash
 
 
 @pytest.fixture(
-    scope="module", params=["6.0.27", *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
+    scope="module",
+    params=[SERVER_VERSION, *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))],
 )
 def shop(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A cluster with the collections, and a client that is connected to its mongos."""

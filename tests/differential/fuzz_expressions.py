@@ -45,6 +45,7 @@ from tailrace.kernel.project_program import NOT_KNOWN, PASSES
 from tailrace.kernel.user_stages import BlockStages, compile_user_stages
 from tests.differential import expression_grammar as grammar
 from tests.differential.expression_values import Collated, whole_document
+from tests.server_in_use import SERVER_VERSION
 
 NOT_SUPPORTED = 115
 #: What a stage that killed the server gives; it is counted, and not compared.
@@ -369,7 +370,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="expressions built around these operators alone, comma-separated")
     parser.add_argument("--collation", nargs="?", const="", metavar="JSON", help="compare strings under a collation")
     parser.add_argument("--matches", action="store_true", help="$match alone, as every server version knows it")
-    parser.add_argument("--server-version", help="of the embedded mongod: 4.4.2, 5.0.4 or 6.0.27")
+    parser.add_argument("--server-version", help=f"of the embedded mongod ({SERVER_VERSION})")
     parser.add_argument("--shapes", action="store_true", help="only stages that have a block program on every server")
     parser.add_argument("--uri", help="a running mongod instead of an embedded one")
     parser.add_argument("--show", type=int, default=10, help="how many differences to print")

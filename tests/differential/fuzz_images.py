@@ -34,6 +34,7 @@ from tailrace.images.delta import apply_entry
 from tests import pymongo_source
 from tests.differential import documents as docs
 from tests.differential import updates
+from tests.server_in_use import SERVER_VERSION
 
 RAW: Final = CodecOptions(document_class=RawBSONDocument)
 LOOSE: Final = CodecOptions(
@@ -234,7 +235,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", help="a-b, in place of --seed")
     parser.add_argument("--updates", type=int, default=20_000, help="of each seed")
-    parser.add_argument("--version", default="6.0.27", help="of the server")
+    parser.add_argument("--version", default=SERVER_VERSION, help=f"of the server ({SERVER_VERSION})")
     arguments = parser.parse_args()
     first, _, last = (arguments.seeds or str(arguments.seed)).partition("-")
     totals, corpus = Totals(), corpus_values()

@@ -30,6 +30,7 @@ from tailrace.embedded import ReplicaSet
 from tailrace.errors import OtherHistoryError, SinkError
 from tailrace.source.mongod import MongodSource
 from tests.differential.test_archive_live import archive_now, entries_of
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -107,7 +108,7 @@ def test_another_deployment_of_the_same_name_is_refused(
 
 
 @pytest.mark.parametrize(
-    "version", ["6.0.27", *(pytest.param(old, marks=pytest.mark.slow) for old in ("5.0.4", "4.4.2"))]
+    "version", [SERVER_VERSION, *(pytest.param(old, marks=pytest.mark.slow) for old in ("5.0.4", "4.4.2"))]
 )
 def test_a_set_that_was_restored_from_an_older_backup_is_refused(tmp_path: Path, version: str) -> None:
     """The archive is newer than its deployment then, which writes another history under the same id."""

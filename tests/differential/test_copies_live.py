@@ -34,6 +34,7 @@ from tailrace.snapshot.chunk import READ_BYTES
 from tailrace.snapshot.places import ReplicaSetPlaces
 from tailrace.source.listing import UnreadableNameError
 from tests.differential.wire import Wire, raw_command, raw_insert
+from tests.server_in_use import SERVER_VERSION
 from tests.snapshot.copies import Target, truth
 from tests.tables.equality import in_collection, in_table
 
@@ -122,7 +123,7 @@ def rename_raw(uri: str, namespace: bytes, to: bytes) -> None:
         assert bson.decode(reply, CodecOptions(unicode_decode_error_handler="replace"))["ok"] == 1
 
 
-@pytest.mark.parametrize("version", ["6.0.27", *OLDER, pytest.param("7.0.28", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("version", [SERVER_VERSION, *OLDER, pytest.param("7.0.28", marks=pytest.mark.slow)])
 def test_names_that_are_not_utf8_are_left_out_of_every_copy_and_named(
     start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ from tailrace.lake.identity import open_lake
 from tailrace.lake.manifest import PlannedRange
 from tailrace.lake.part_writer import PartWriter
 from tailrace.lake.verification import verify
+from tests.server_in_use import SERVER_VERSION
 from tests.spark.streams import newest, server_events
 
 pytestmark = pytest.mark.mongod
@@ -62,9 +63,9 @@ MATCHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=["6.0.27", "5.0.4", "4.4.2"], scope="module")
+@pytest.fixture(params=[SERVER_VERSION, "5.0.4", "4.4.2"], scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "6.0.27":
+    if request.param == SERVER_VERSION:
         yield request.getfixturevalue("replica_set").uri
         return
     with ReplicaSet(1, version=request.param) as older:

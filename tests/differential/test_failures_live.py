@@ -38,11 +38,12 @@ from tests.differential.beside import (
 )
 from tests.differential.reply_cutter import ReplyCutter
 from tests.differential.tcp_proxy import TcpProxy
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 StartReplicaSet = Callable[..., ReplicaSet]
 _OTHERS = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
-all_versions = pytest.mark.parametrize("version", ["6.0.27", *_OTHERS])
+all_versions = pytest.mark.parametrize("version", [SERVER_VERSION, *_OTHERS])
 
 
 @contextmanager
@@ -110,7 +111,7 @@ def test_elections_cost_no_event_and_no_error_that_ends_the_stream(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
 def test_a_lost_majority_is_silence_and_its_return_costs_no_event(
     start_replica_set: StartReplicaSet, version: str
 ) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import amount
-from tests.differential.fuzz import SERVER, Totals, run_seed, server
+from tests.differential.fuzz import Totals, run_seed, server
 from tests.differential.workload import Workload
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 
@@ -22,9 +23,9 @@ _ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("version", "seed", "matches", "archived"),
     [
-        (SERVER, 101, 0, False),
-        (SERVER, 102, 0, True),
-        (SERVER, 103, 2, False),
+        (SERVER_VERSION, 101, 0, False),
+        (SERVER_VERSION, 102, 0, True),
+        (SERVER_VERSION, 103, 2, False),
         ("5.0.4", 104, 1, False),
         ("4.4.2", 105, 1, True),
     ],

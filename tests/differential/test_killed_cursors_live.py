@@ -12,11 +12,12 @@ from pymongo import MongoClient
 from tailrace.embedded import ReplicaSet
 from tests.differential.beside import FLAVOURS, Streams, insert, kind, streams_at, wait_until
 from tests.quiet import QUIET
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 StartReplicaSet = Callable[..., ReplicaSet]
 _OTHERS = [pytest.param(version, marks=pytest.mark.slow) for version in ("5.0.4", "4.4.2")]
-all_versions = pytest.mark.parametrize("version", ["6.0.27", *_OTHERS])
+all_versions = pytest.mark.parametrize("version", [SERVER_VERSION, *_OTHERS])
 
 
 def _cursors(admin: MongoClient[Any], *, waiting: bool) -> list[tuple[str, int]]:

@@ -28,6 +28,7 @@ from tests.differential.kernel_choice import kernel_use
 from tests.differential.test_watch_live import both, note
 from tests.differential.wire import CommandError, Wire, raw_command, raw_insert
 from tests.products.truth import time_of
+from tests.server_in_use import SERVER_VERSION, major
 
 pytestmark = pytest.mark.mongod
 
@@ -44,15 +45,19 @@ NAMES: list[tuple[str, str | None]] = [
 
 @pytest.mark.parametrize("kernel", ["auto", "on"])
 @pytest.mark.parametrize(
-    "version", ["6.0.27", *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
+    "version", [SERVER_VERSION, *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
 )
 def test_what_is_not_utf8_in_a_name_is_not_seen(
     request: pytest.FixtureRequest, start_replica_set: Callable[..., ReplicaSet], version: str, kernel: str
 ) -> None:
     """The server's regular expressions match no bytes that are not UTF-8: its streams of a database or the deployment
     show nothing of such a collection. Names came from drivers, which refuse these."""
-    uri = request.getfixturevalue("replica_set").uri if version == "6.0.27" else start_replica_set(version=version).uri
-    expanded = {"showExpandedEvents": True} if version.startswith("6.") else {}
+    uri = (
+        request.getfixturevalue("replica_set").uri
+        if version == SERVER_VERSION
+        else start_replica_set(version=version).uri
+    )
+    expanded = {"showExpandedEvents": True} if major(version) >= 6 else {}
     with Wire.to(uri) as wire, tailrace.connect(uri) as client, kernel_use(kernel):
         start = wire_note(wire, "begin").to_timestamp()
         for database, name in ((b"odd", b"\xff"), (b"odd", b"good"), (b"odd", "\u00e9".encode()), (b"odd\xfe", b"x")):

@@ -24,6 +24,7 @@ import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.differential.beside import PATIENCE_S, event_loop, on, wait_until
 from tests.gateway.running import GatewayProcess
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.workload import spread
 
 pytestmark = pytest.mark.mongod
@@ -40,11 +41,15 @@ _POOLS = [
 
 
 @pytest.fixture(
-    params=["6.0.27", pytest.param("5.0.4", marks=pytest.mark.slow), pytest.param("4.4.2", marks=pytest.mark.slow)],
+    params=[
+        SERVER_VERSION,
+        pytest.param("5.0.4", marks=pytest.mark.slow),
+        pytest.param("4.4.2", marks=pytest.mark.slow),
+    ],
     scope="module",
 )
 def uri(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param.startswith("6"):
+    if request.param == SERVER_VERSION:
         running: ReplicaSet = request.getfixturevalue("replica_set")
         yield running.uri
         return

@@ -27,6 +27,7 @@ from tailrace.spark.source.options import parse
 from tests import commands
 from tests.docs.runner import admin_commands
 from tests.docs.snippets import ROOT, snippets
+from tests.server_in_use import SERVER_VERSION, major
 
 ROLES = [
     command
@@ -85,7 +86,7 @@ class Guarded(NamedTuple):
 
     def streams(self) -> dict[str, dict[str, str]]:
         plain: dict[str, dict[str, str]] = {"plain": {}, "lookups": LOOKUPS, "spark": {}}
-        return {**plain, "images": IMAGES} if self.version == "6.0.27" else plain
+        return {**plain, "images": IMAGES} if major(self.version) >= 6 else plain
 
     def read(self, name: str, uri: str, number: int) -> list[dict[str, Any]]:
         """What a stream of this name gives: an update and an insert. Of Spark only what it asks before it reads."""
@@ -129,14 +130,14 @@ def hold(guarded: Guarded, role: list[dict[str, Any]], needed: Mapping[str, tupl
                 assert len(guarded.read(name, uri, number)) == 2
 
 
-@pytest.fixture(scope="module", params=["6.0.27", "5.0.4", "4.4.2"])
+@pytest.fixture(scope="module", params=[SERVER_VERSION, "5.0.4", "4.4.2"])
 def replica_set(request: pytest.FixtureRequest) -> Iterator[Guarded]:
     with (
         ReplicaSet(1, version=request.param, root_password="pw") as running,
         pymongo.MongoClient[dict[str, Any]](running.uri) as root,
     ):
         orders = root["shop"]["orders"]
-        if request.param == "6.0.27":
+        if major(request.param) >= 6:
             root["shop"].create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
         orders.insert_one({"_id": 0, "n": 1})
 
@@ -149,7 +150,8 @@ def replica_set(request: pytest.FixtureRequest) -> Iterator[Guarded]:
 
 #: Older ones are slow: that roles suffice there is what the replica sets show, and a cluster's own are the same.
 @pytest.fixture(
-    scope="module", params=["6.0.27", *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
+    scope="module",
+    params=[SERVER_VERSION, *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))],
 )
 def cluster(request: pytest.FixtureRequest) -> Iterator[Guarded]:
     with ShardedCluster(2, version=request.param, root_password="pw") as running, ExitStack() as stack:
@@ -159,7 +161,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Guarded]:
         router.split("shop.orders", at={"_id": 1})
         router.move_chunk("shop.orders", find={"_id": 1}, to="shard1")
         router.insert_one("shop.orders", {"_id": 0, "n": 1})
-        if request.param == "6.0.27":
+        if major(request.param) >= 6:
             router.coll_mod("shop.orders", changeStreamPreAndPostImages={"enabled": True})
         parts = [running.config, *running.shards.values()]
         roots = [stack.enter_context(pymongo.MongoClient[dict[str, Any]](part.uri)) for part in parts]
@@ -298,7 +300,7 @@ def test_built_in_roles_hold_the_rights_that_the_page_says(replica_set: Guarded,
         "lookups": "shop.orders",
         "shards": "config.shards",
     }
-    if replica_set.version == "6.0.27":
+    if major(replica_set.version) >= 6:
         reads["images"] = "config.system.preimages"
     may = set()
     with pymongo.MongoClient[dict[str, Any]](replica_set.uri_of(user.replace(" ", "%20"))) as client:
@@ -314,8 +316,8 @@ def test_an_archive_without_the_right_to_pre_images_says_how_to_do_without(
     replica_set: Guarded, tmp_path: Path
 ) -> None:
     """The hint ran into the one before it, without a full stop; no test had read it."""
-    if replica_set.version != "6.0.27":
-        pytest.skip("only 6.0 keeps pre-images")
+    if major(replica_set.version) < 6:
+        pytest.skip("servers keep pre-images from 6.0 on")
     uri = replica_set.uri_with([one for one in ON_REPLICA_SET if named(one) != "config.system.preimages"])
     done = commands.run_text("archive", uri, str(tmp_path / "kept"), "--once")
     assert done.returncode == 1

@@ -17,6 +17,7 @@ from pymongo.errors import ConfigurationError, InvalidOperation, PyMongoError
 import tailrace
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.differential.beside import AsyncStream, event_loop, insert, kind, on, outcome
+from tests.server_in_use import SERVER_VERSION
 
 pytestmark = pytest.mark.mongod
 _WAYS = ("pymongo", "server", "oplog", "async oplog")
@@ -105,11 +106,11 @@ def _what_is_seen(way: str, deployment: Any) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4", "4.4.2"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4", "4.4.2"])
 def test_a_session_sees_what_it_sees_with_pymongo(
     start_replica_set: Callable[..., ReplicaSet], version: str, replica_set: ReplicaSet
 ) -> None:
-    deployment = replica_set if version == "6.0.27" else start_replica_set(1, version=version)
+    deployment = replica_set if version == SERVER_VERSION else start_replica_set(1, version=version)
     insert(deployment.uri, 0)
     seen = {way: _what_is_seen(way, deployment) for way in _WAYS}
     assert seen == dict.fromkeys(_WAYS, seen["pymongo"])

@@ -19,6 +19,7 @@ from bson.raw_bson import RawBSONDocument
 from tailrace import raw_bson as rb
 from tests.differential import ddl, updates
 from tests.differential import documents as docs
+from tests.server_in_use import SERVER_VERSION
 
 COLLECTIONS = ("c0", "c1", "c2", "c10", "c.d", "c+(x)", "tmp3", "имя")
 #: Written between the prepare and the commit of another transaction, so never touched by prepared transactions.
@@ -51,7 +52,7 @@ class Workload:
     """The operations of one seed on two databases named after it, for a server of that version. ``unique_names``: no
     document has two fields of one name."""
 
-    def __init__(self, seed: int, version: str = "6.0.27", *, unique_names: bool = False) -> None:
+    def __init__(self, seed: int, version: str = SERVER_VERSION, *, unique_names: bool = False) -> None:
         self.seed = seed
         # A prepared transaction that wrote nothing: a stream that reads its commit ends the process of a mongod 4.4.2.
         self._prepares_nothing = not version.startswith("4.4")

@@ -1,5 +1,5 @@
-"""Gateways for the tests of this folder, and deployments for them: 6.0.27 in a plain run, 5.0.4 and 4.4.2 too with
-``-m slow``."""
+"""Gateways for the tests of this folder, and deployments for them: the server in use (6.0.27 in a plain run),
+5.0.4 and 4.4.2 too with ``-m slow``."""
 
 from __future__ import annotations
 

@@ -16,9 +16,11 @@ from tailrace.raw_bson import elements, encode_document
 from tests.differential.wire import ANY_VALUE, Wire
 from tests.gateway.gateways import RunningGateway, running_gateway
 from tests.quiet import QUIET
+from tests.server_in_use import SERVER_VERSION
 
-VERSIONS = ("6.0.27", "5.0.4", "4.4.2")
-#: For what takes long: in a plain run the newest alone.
+#: The one that a run is about first.
+VERSIONS = tuple(dict.fromkeys((SERVER_VERSION, "5.0.4", "4.4.2")))
+#: For what takes long: in a plain run the first alone.
 OLDER_ARE_SLOW = (VERSIONS[0], *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:]))
 _OF_THE_CONNECTION = (b"$clusterTime", b"operationTime")
 

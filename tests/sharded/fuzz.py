@@ -40,6 +40,7 @@ from tests.differential.first_difference import first_difference
 from tests.differential.kernel_choice import CHOICES, kernel_use
 from tests.golden.recording import token_time
 from tests.seeds import parser_of_seeds
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded import native
 from tests.sharded.random_workload import History, Ran, RandomWorkload, history_difference, history_of
 
@@ -385,7 +386,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = parser_of_seeds("tests.sharded.fuzz", __doc__)
     parser.add_argument("--steps", type=int, default=150, help="writes or transactions of each of three writers (150)")
     parser.add_argument("--resumes", type=int, default=5, help="resumes of each kind for each stream (5)")
-    parser.add_argument("--version", help="of mongod: 6.0.27 (the default), 5.0.4 or 4.4.2")
+    parser.add_argument("--version", help=f"of mongod ({SERVER_VERSION})")
     parser.add_argument(
         "--kernel", choices=CHOICES, default="auto", help="where it pays (auto), on each batch, or without numba (off)"
     )

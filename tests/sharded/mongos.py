@@ -25,12 +25,13 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding.connections import CONFIG
 from tailrace.gateway.frame import HEADER_SIZE, OP_MSG, OpMsg, OpQuery, op_msg, op_reply, parse_header
+from tests.server_in_use import major
 from tests.sharded.native_router import NativeRouter
 
 _CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
-_WIRE: Final = {"4.4": 9, "5.0": 13, "6.0": 17}
+_WIRE: Final = {"4.4": 9, "5.0": 13, "6.0": 17, "7.0": 21}
 _OF_THE_CLIENT: Final = ("$db", "$clusterTime", "$readPreference", "lsid", "txnNumber", "apiVersion")
 _EMPTY: Final = {"ok": 1}
 _INVALID_OPTIONS: Final = 72
@@ -82,7 +83,7 @@ class Mongos:
             self._pace_s = 0.0
 
     def __enter__(self) -> Self:
-        if self._cluster.version.startswith("6."):
+        if major(self._cluster.version) >= 6:
             router = self._native = self._stack.enter_context(NativeRouter(self._cluster))
             client = self._stack.enter_context(pymongo.MongoClient[Any](router._replica_set.uri))
             self._backend = _Native(client, self._cluster)

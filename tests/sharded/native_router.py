@@ -1,8 +1,8 @@
-"""The server's own merged stream: mongod 6.0 with the code of a mongos in it, made to run it.
+"""The server's own merged stream: mongod 6.0 or 7.0 with the code of a mongos in it, made to run it.
 
-mongod 6.0 has the commands of a mongos under other names (``clusterAggregate``, ``clusterGetMore``) for shards that
-have to act as one. A ``--shardsvr`` replica set that knows its cluster, but that the cluster does not know, routes and
-merges by them as a mongos does. Nobody is meant to do that, and it has one weakness: an empty batch of a shard that
+From 6.0 on mongod has the commands of a mongos under other names (``clusterAggregate``, ``clusterGetMore``) for shards
+that have to act as one. A ``--shardsvr`` replica set that knows its cluster, but that the cluster does not know, routes
+and merges by them as a mongos does. Nobody is meant to do that, and it has one weakness: an empty batch of a shard that
 arrives while a ``clusterGetMore`` still waits ends the process. So the shards' replies are held back by a fail point
 until the router's own reply is out, and the router's reads are paced. On a machine too busy for that, the router is
 started again and the stream is read once more, at half the pace.
@@ -25,6 +25,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.native import NativeStream
 from tests.differential.wire import CommandError, Wire
 from tests.golden.recording import token_time
+from tests.server_in_use import major
 
 _NAME: Final = "router"
 _PACE_MS: Final = 150
@@ -34,10 +35,10 @@ _MAJORITY: Final = {"w": "majority"}
 
 
 class NativeRouter:
-    """A router for a cluster of mongod 6.0 that was started with ``enable_test_commands``."""
+    """A router for a cluster of mongod 6.0 or 7.0 that was started with ``enable_test_commands``."""
 
     def __init__(self, cluster: ShardedCluster) -> None:
-        assert cluster.version.startswith("6."), "only mongod 6.0 has the commands"
+        assert major(cluster.version) >= 6, "mongod has the commands from 6.0 on"
         self._cluster = cluster
         self._replica_set = ReplicaSet(name=_NAME, role="shardsvr", version=cluster.version)
 
@@ -84,7 +85,9 @@ class NativeRouter:
         }
         update = {"q": {"_id": "shardIdentity"}, "u": {"$set": identity}, "upsert": True}
         with pymongo.MongoClient(self._replica_set.uri) as client:
-            client.admin.command("setFeatureCompatibilityVersion", "6.0")
+            number = major(self._cluster.version)
+            confirmed = {"confirm": True} if number >= 7 else {}
+            client.admin.command("setFeatureCompatibilityVersion", f"{number}.0", **confirmed)
             client.admin.command("update", "system.version", updates=[update], writeConcern=_MAJORITY)
 
     @contextmanager

@@ -29,6 +29,7 @@ from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.opening import open_deployment
 from tailrace.spark.source.options import parse
 from tests.differential.test_archive_live import archive_now, entries_of
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.workload import spread
 
 pytestmark = pytest.mark.mongod
@@ -212,7 +213,7 @@ def test_a_start_before_a_shards_removal_is_refused_with_the_way_to_the_archive(
 
 
 @pytest.mark.slow  # tests/unit/test_archive_members.py has its quick form
-@pytest.mark.parametrize("version", ["6.0.27", "5.0.4"])
+@pytest.mark.parametrize("version", [SERVER_VERSION, "5.0.4"])
 def test_what_a_shard_held_that_was_removed_while_nobody_archived_is_in_the_archive(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:

@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 import tailrace
 from tailrace.embedded import ShardedCluster
 from tailrace.embedded.sharding import Transaction
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded import native
 from tests.sharded.waiting import take
 
@@ -38,7 +39,7 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("version", ["4.4.2", pytest.param("5.0.4", marks=pytest.mark.slow), "6.0.27"])
+@pytest.mark.parametrize("version", ["4.4.2", pytest.param("5.0.4", marks=pytest.mark.slow), SERVER_VERSION])
 def test_dotted_shard_keys_are_the_shards_own_and_their_tokens_too(
     version: str, start_sharded_cluster: Callable[..., ShardedCluster]
 ) -> None:

@@ -23,6 +23,7 @@ import tailrace
 from tailrace.embedded import ShardedCluster
 from tailrace.images.bucket import ImageStateError
 from tests.following_images import Last, images_that_do_not_follow, without_images
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded import exact_reader, native
 from tests.sharded.test_exact_images import EXACT, REQUIRED, differences, read_until
 from tests.sharded.waiting import wait_for
@@ -229,7 +230,7 @@ def another_primary(cluster: ShardedCluster, directory: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["6.0.27", *OLDER])
+@pytest.mark.parametrize("version", [SERVER_VERSION, *OLDER])
 def test_a_reader_and_shards_are_killed_and_elect_again(
     start_sharded_cluster: Callable[..., ShardedCluster], tmp_path: Path, version: str
 ) -> None:

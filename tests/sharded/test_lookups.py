@@ -12,6 +12,7 @@ import tailrace
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import RESUMABLE_LABEL, ServerError, SourceError
 from tests.bounded_lookups import bounded_lookups
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import by_document, operation_of, spread, writers
 
@@ -95,7 +96,9 @@ def test_events_older_than_the_shard_key_find_their_documents(sharded_cluster: S
     ]
 
 
-@pytest.mark.parametrize("version", ["6.0.27", *(pytest.param(v, marks=pytest.mark.slow) for v in ("5.0.4", "4.4.2"))])
+@pytest.mark.parametrize(
+    "version", [SERVER_VERSION, *(pytest.param(v, marks=pytest.mark.slow) for v in ("5.0.4", "4.4.2"))]
+)
 def test_documents_are_looked_up_on_shards_that_were_added_meanwhile(
     version: str, start_sharded_cluster: Callable[..., ShardedCluster]
 ) -> None:

@@ -19,6 +19,7 @@ from tailrace.client.patience import try_next_patiently
 from tailrace.client.sharded_stream import ShardedChangeStream
 from tailrace.embedded import ShardedCluster
 from tailrace.errors import SourceError
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.waiting import take, wait_for
 from tests.sharded.workload import spread
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.mongod
 Start = Callable[..., ShardedCluster]
 
 #: The shapes that a removal has in the oplogs of all are tests/property/test_merge.py's matter too.
-VERSIONS = ["6.0.27", *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
+VERSIONS = [SERVER_VERSION, *(pytest.param(older, marks=pytest.mark.slow) for older in ("5.0.4", "4.4.2"))]
 
 
 class Writes:

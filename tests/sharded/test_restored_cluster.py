@@ -26,6 +26,7 @@ from tailrace.tables.settings import TableRule, TableSettings
 from tailrace.tables.writer import TablesWriter
 from tests.consumer.test_restored import Shop
 from tests.differential.test_archive_live import archive_now
+from tests.server_in_use import SERVER_VERSION
 from tests.sharded.workload import KEY
 from tests.spark.readers import CrashingQuery
 from tests.tables.equality import in_table
@@ -159,7 +160,10 @@ def distributed(cluster: ShardedCluster) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [("6.0.27", 1), *(pytest.param((one, 2), marks=pytest.mark.slow) for one in ("6.0.27", "5.0.4", "4.4.2"))],
+    [
+        (SERVER_VERSION, 1),
+        *(pytest.param((one, 2), marks=pytest.mark.slow) for one in (SERVER_VERSION, "5.0.4", "4.4.2")),
+    ],
     ids=lambda kind: f"{kind[0]} with {kind[1]} shard{'s' if kind[1] > 1 else ''}",
 )
 def test_nothing_goes_on_over_the_history_of_a_cluster_that_was_restored_from_an_older_backup(

@@ -16,6 +16,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from tailrace.client.request import STAGE_NAMES
+from tests.server_in_use import major
 from tests.spec.test_prose import Awaited, Commands, Deployment, deployment, older, watching
 
 pytestmark = pytest.mark.mongod
@@ -48,7 +49,7 @@ def test_4_and_13_what_was_said_stands_where_it_belongs(deployment: Deployment) 
     deployment.collection.insert_one({})
     time = deployment.admin.admin.command("ping")["operationTime"]
     said: dict[str, Any] = {"full_document": "updateLookup"}
-    if deployment.version.startswith("6"):
+    if major(deployment.version) >= 6:
         said |= {"full_document_before_change": "off", "show_expanded_events": True}
     with watching(deployment, **said, start_at_operation_time=time, batch_size=7, comment={"who": 1}) as (
         stream,

@@ -17,6 +17,7 @@ from tailrace.tables.writer import TablesWriter
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import Wire
 from tests.differential.workload import Workload
+from tests.server_in_use import SERVER_VERSION
 from tests.tables.equality import assert_equal, collections
 
 pytestmark = pytest.mark.mongod
@@ -57,7 +58,7 @@ def equal_after(uri: str, root: Path, seed: int, count: int, version: str) -> in
 
 @pytest.mark.parametrize("seed", [9101])
 def test_tables_equal_their_collections(replica_set: ReplicaSet, tmp_path: Path, seed: int) -> None:
-    assert equal_after(replica_set.uri, tmp_path / "t", seed, 300, "6.0.27") == 5
+    assert equal_after(replica_set.uri, tmp_path / "t", seed, 300, SERVER_VERSION) == 5
 
 
 @pytest.mark.parametrize("version", ["5.0.4", "4.4.2"])

@@ -57,3 +57,8 @@ def test_such_a_place_would_be_found(text: str) -> None:
 @pytest.mark.parametrize("text", ["/usr/bin/java", "src/work/x", "$HOME/.cache", "data/root/a", "/tmp/x"])
 def test_ordinary_paths_are_let_through(text: str) -> None:
     assert findings(text) == []
+
+
+def test_the_folders_that_are_run_on_other_servers_are_there() -> None:
+    (line,) = re.findall(r"^ON_A_SERVER := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [name for name in line.split() if not (ROOT / "tests" / name).exists()] == []
