@@ -60,12 +60,12 @@ def record(version: str, workload: str) -> dict[str, Any] | None:
         end = note(wire, "recording ends")
         streams, documents = _read_streams(wire, plans, start, end, version)
         after_start = {"$gt": start.to_timestamp()}
-        pre_images = _all(wire, "config", "system.preimages", {"_id.ts": after_start})
+        pre_images = everything(wire, "config", "system.preimages", {"_id.ts": after_start})
         return {
             "server": version,
             "workload": workload,
             "note": (WORKLOADS[workload].__doc__ or "").strip(),
-            "oplog": _all(wire, "local", "oplog.rs", {"ts": after_start}),
+            "oplog": everything(wire, "local", "oplog.rs", {"ts": after_start}),
             "preImages": pre_images,
             "documents": documents,
             "streams": streams,
@@ -101,12 +101,13 @@ def _look_up(wire: Wire, native: NativeStream, into: dict[tuple[str, bytes], dic
             continue
         database, collection = event["ns"]["db"], event["ns"]["coll"]
         key = event["documentKey"]
-        found = _all(wire, database, collection, key)
+        found = everything(wire, database, collection, key)
         namespace = f"{database}.{collection}"
         into[namespace, key.raw] = {"ns": namespace, "documentKey": key, "document": found[0] if found else None}
 
 
-def _all(wire: Wire, database: str, collection: str, query: Any) -> list[RawBSONDocument]:
+def everything(wire: Wire, database: str, collection: str, query: Any) -> list[RawBSONDocument]:
+    """All documents that the query finds, in their stored order."""
     cursor = wire.run(database, {"find": collection, "filter": query})["cursor"]
     found = list(cursor["firstBatch"])
     while cursor["id"] != 0:

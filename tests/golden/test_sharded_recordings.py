@@ -42,6 +42,7 @@ def _named(kind: Callable[[ShardedRecording], tuple[ShardedStream, ...]]) -> dic
 
 SHARD_STREAMS = _named(lambda recording: recording.streams)
 ROUTER_STREAMS = _named(lambda recording: recording.merged + recording.resumes)
+IMAGE_STREAMS = _named(lambda recording: recording.images)
 WITH_A_NEW_SHARD = [name for name, (recording_name, _) in ROUTER_STREAMS.items() if RECORDINGS[recording_name].added]
 
 
@@ -113,9 +114,10 @@ def test_it_is_the_same_when_the_shard_is_met_on_the_way(name: str, stride: int)
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("index", range(3))
-def test_images_come_from_each_event_s_own_shard_and_documents_from_wherever_they_are(index: int, stride: int) -> None:
-    recording = RECORDINGS["definitions_6.0.27"]
+@pytest.mark.parametrize("name", IMAGE_STREAMS)
+def test_images_come_from_each_event_s_own_shard_and_documents_from_wherever_they_are(name: str, stride: int) -> None:
+    recording_name, index = IMAGE_STREAMS[name]
+    recording = RECORDINGS[recording_name]
     stream = recording.images[index]
     end = token_time(stream.reply_tokens[-1])
     command = {**stream.command, "aggregate": stream.command["clusterAggregate"]}

@@ -11,7 +11,7 @@ started again and the stream is read once more, at half the pace.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -58,9 +58,7 @@ class NativeRouter:
         self, database: str, collection: str | int, until: Timestamp, pipeline: tuple[Any, ...] = (), **stage: Any
     ) -> NativeStream:
         """A stream until its token has passed ``until``, or until it is closed or fails."""
-        if database == "admin" and collection == 1:
-            stage = {"allChangesForCluster": True, **stage}
-        command = {"clusterAggregate": collection, "pipeline": [{"$changeStream": stage}, *pipeline]}
+        command = cluster_aggregate(database, collection, stage, pipeline)
         for attempt in range(_ATTEMPTS_MAX):
             try:
                 with Wire.to(self._replica_set.uri) as wire, self._held_back(_PACE_MS << attempt) as pace_s:
@@ -109,6 +107,15 @@ class NativeRouter:
         finally:
             for member in members:
                 _fail_point(member.uri, "off", {})
+
+
+def cluster_aggregate(
+    database: str, collection: str | int, stage: Mapping[str, Any], pipeline: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """The command that opens a stream at the router."""
+    if database == "admin" and collection == 1:
+        stage = {"allChangesForCluster": True, **stage}
+    return {"clusterAggregate": collection, "pipeline": [{"$changeStream": stage}, *pipeline]}
 
 
 def _fail_point(uri: str, mode: str, data: Mapping[str, Any]) -> None:
