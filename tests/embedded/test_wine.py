@@ -141,3 +141,18 @@ def test_two_clusters_and_a_replica_set_with_a_password_run_side_by_side(
         client.shop.orders.insert_one({"_id": 1})
         guarded.step_down()
         assert client.shop.orders.count_documents({}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.wine
+def test_collections_are_resharded_over_three_shards(start_sharded_cluster: Callable[..., ShardedCluster]) -> None:
+    """Most ended the process of a shard, and no test had resharded on 7.0."""
+    router = start_sharded_cluster(3, version=VERSION).router
+    router.create_database("shop", "shard0")
+    for number in range(3):
+        namespace = f"shop.orders{number}"
+        router.shard_collection(namespace, {"sku": "hashed"}, initial_chunks=6)
+        router.insert_many(namespace, [{"_id": one, "sku": one} for one in range(20)])
+        router.reshard(namespace, {"_id": 1})
+        assert router.table(namespace).key == {"_id": 1}
+        assert sorted(one["_id"] for one in router.find(namespace)) == list(range(20))

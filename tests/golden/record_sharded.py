@@ -2,8 +2,8 @@
 
     python -m tests.golden.record_sharded --version 7.0.28       into tests/golden/sharded
 
-Three shards, one of which is added on the way: chunks that move to shards without any, transactions, images, then
-definitions of every kind, a resharding among them.
+Three shards, one of which is added on the way: a resharding, chunks that move to shards without any, transactions,
+images, then definitions.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def record(version: str) -> dict[str, Any]:
     ) as cluster:
         cluster.router.create_database("shop", "shard0")
         start = _after(cluster.router.fence())
+        _reshard(cluster)
         _write_and_move(cluster)
         written = cluster.router.fence()
         with NativeRouter(cluster) as router:
@@ -102,6 +103,17 @@ def record(version: str) -> dict[str, Any]:
         }
 
 
+def _reshard(cluster: ShardedCluster) -> None:
+    """Indexes, and a resharding."""
+    router = cluster.router
+    router.shard_collection("shop.items", {"sku": "hashed"}, initial_chunks=4)
+    router.insert_many("shop.items", [{"_id": number, "sku": number} for number in range(20)])
+    router.create_index("shop.items", {"kind": 1}, "kind")
+    router.drop_index("shop.items", "kind")
+    router.reshard("shop.items", {"_id": 1})
+    router.insert_many("shop.items", [{"_id": number, "sku": number} for number in range(20, 24)])
+
+
 def _write_and_move(cluster: ShardedCluster) -> None:
     """Writes, while chunks move to shards that have none, one of them new; transactions, on one shard and on three."""
     router, namespace = cluster.router, "shop.orders"
@@ -116,7 +128,9 @@ def _write_and_move(cluster: ShardedCluster) -> None:
     assert cluster.add_shard() == "shard2"
     router.move_chunk(namespace, {"region": "z"}, to="shard2")
     for region, number in (("a", 0), ("m", 1), ("z", 2)):
-        router.replace_one(namespace, {"region": region, "_id": number}, {"region": region, "_id": number, "n": [1]})
+        router.replace_one(
+            namespace, {"region": region, "_id": number}, {"region": region, "_id": number, "n": {"a": 1}}
+        )
         router.delete_one(namespace, {"region": region, "_id": number + 3})
 
     def over_all(transaction: Transaction) -> None:
@@ -139,17 +153,11 @@ def _write_and_move(cluster: ShardedCluster) -> None:
 
 
 def _define(cluster: ShardedCluster) -> None:
-    """Indexes, a refined shard key, a resharded collection, one that is renamed, another primary shard, drops."""
+    """A refined shard key, a collection that is renamed, another primary shard, drops."""
     router = cluster.router
     router.create_index("shop.orders", {"region": 1, "_id": 1, "n": 1}, "whole")
     router.refine_shard_key("shop.orders", {"region": 1, "_id": 1, "n": 1})
     router.insert_one("shop.orders", {"_id": 400, "region": "z", "n": 5})
-    router.shard_collection("shop.items", {"sku": "hashed"}, initial_chunks=6)
-    router.insert_many("shop.items", [{"_id": number, "sku": number} for number in range(20)])
-    router.create_index("shop.items", {"kind": 1}, "kind")
-    router.drop_index("shop.items", "kind")
-    router.reshard("shop.items", {"_id": 1})
-    router.insert_many("shop.items", [{"_id": number, "sku": number} for number in range(20, 24)])
     router.rename("shop.items", "shop.things")
     router.insert_one("shop.things", {"_id": 50})
     router.insert_one("shop.plain", {"_id": 1})
@@ -176,7 +184,8 @@ def _of_a_part(
     stage = {"startAtOperationTime": start, **whole, **options}
     command = {"aggregate": collection, "pipeline": [{"$changeStream": stage}], **merging}
     with Wire.to(part.uri) as wire:
-        return _packed(name, database, command, read(wire, database, command, ClusterTime.from_timestamp(end)))
+        native = read(wire, database, command, ClusterTime.from_timestamp(end), batch_size=0)
+    return _packed(name, database, command, native)
 
 
 def _merged(

@@ -97,7 +97,7 @@ class Images:
             self.pre_images[shard].append(bson.encode({"_id": filed, "preImage": RawBSONDocument(before)}))
         if event.operation_type in ("insert", "replace"):
             assert event.full_document is not None
-            self._held[place] = event.full_document
+            self._held[place] = _stored(event.full_document)
         elif event.operation_type == "update" and before is not None:
             assert event.raw_update is not None
             diff = raw_bson.find(event.raw_update, b"diff")
@@ -118,6 +118,12 @@ class Images:
         ]
         assert len(found) <= 1
         return found[0] if found else None
+
+
+def _stored(document: bytes) -> bytes:
+    """A document as the server keeps it: a replacement's entry may have ``_id`` further behind."""
+    parts = [(e.name != b"_id", document[e.start : e.end]) for e in raw_bson.elements(document)]
+    return raw_bson.encode_document(*(part for _, part in sorted(parts, key=lambda one: one[0])))
 
 
 class ShardPart:

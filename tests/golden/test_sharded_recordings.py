@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("kernel_on_and_off")
 GAPS: dict[str, str] = tomllib.loads((Path(__file__).parent / "known_gaps.toml").read_text())["sharded"]
 RECORDINGS = {name: sharded_recording.load(name) for name in sharded_recording.names()}
 ROUTED = "migration_6.0.27"
+SEVEN = "cluster_7.0.28"
 ALL_AT_ONCE = 1 << 30
 #: Entries in a batch, and entries that are read of a shard before the next is chosen.
 CUTS = (ALL_AT_ONCE, 7, 1) if WHOLE else (ALL_AT_ONCE, 1)
@@ -271,9 +272,29 @@ def test_a_resume_at_any_token_and_any_high_water_mark_of_a_merged_stream_gives_
             assert ours.events == whole.events[given:]
 
 
+def test_the_recording_of_7_0_holds_what_7_0_does_otherwise() -> None:
+    """So that one that is recorded again still holds it."""
+    streams = RECORDINGS[SEVEN].streams
+    events = [bson.decode(event) for stream in streams for event in stream.events]
+    described = {event["operationType"] for event in events if "ns" in event and "operationDescription" in event}
+    assert described >= {"reshardBegin", "reshardDoneCatchUp", "migrateChunkToNewShard", "startIndexBuild"}
+    collections = {event["ns"].get("coll", "") for event in events if "ns" in event}
+    assert any(name.startswith("system.resharding.") for name in collections)
+    no_ops = [
+        entry
+        for member in RECORDINGS[SEVEN].shards
+        for entry in map(RawBSONDocument, RECORDINGS[SEVEN].oplogs[member])
+        if entry["op"] == "n" and "o2" in entry
+    ]
+    named = {next(iter(entry["o2"])) for entry in no_ops}
+    assert named >= {"reshardBegin", "reshardDoneCatchUp", "migrateChunkToNewShard"}
+
+
 def test_the_recordings_are_all_there_and_the_list_of_gaps_names_only_them() -> None:
-    assert set(RECORDINGS) == {"definitions_6.0.27", "migration_6.0.27", "migration_5.0.4", "migration_4.4.2"}
-    assert len(SHARD_STREAMS) == 148
-    assert len(ROUTER_STREAMS) == 27
-    assert len(WITH_A_NEW_SHARD) == 15
+    older = {"definitions_6.0.27", "migration_6.0.27", "migration_5.0.4", "migration_4.4.2"}
+    assert set(RECORDINGS) == {*older, SEVEN}
+    assert len(SHARD_STREAMS) == 148 + 37
+    assert len(ROUTER_STREAMS) == 27 + 9
+    assert len(IMAGE_STREAMS) == 3 + 3
+    assert len(WITH_A_NEW_SHARD) == 15 + 9
     assert set(GAPS) <= set(SHARD_STREAMS) | set(ROUTER_STREAMS)

@@ -199,6 +199,8 @@ class ShardedCluster:
         settings: dict[str, object] = {}
         if role == "shardsvr":
             settings |= _SHARD_PARAMETERS
+            if self.binary.wine is not None:  # with more threads most reshardings end the process
+                settings["reshardingRecipientServiceMaxThreadCount"] = 1
             if series == (
                 5,
                 0,
