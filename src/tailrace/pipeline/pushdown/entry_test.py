@@ -69,11 +69,19 @@ class EntryTest:
 
     ``sessions``  parts that ask for ``lsid`` or ``txnNumber`` alone. The server asks these of a document's write as it
                   stands in the oplog, where a retryable write has both although its event has neither (6.0.27)
+    ``views``     parts that are asked of a definition of a view as of any write to ``system.views``: the server does so
+                  where only showSystemEvents shows it, and then shows the drop of a view (6.0.27, 7.0.28)
     """
 
     def __init__(
-        self, plan: Plan, nodes: Sequence[tree.Node], sessions: Sequence[tree.Node] = (), order: Order = SIMPLE
+        self,
+        plan: Plan,
+        nodes: Sequence[tree.Node],
+        sessions: Sequence[tree.Node] = (),
+        views: Sequence[tree.Node] = (),
+        order: Order = SIMPLE,
     ) -> None:
+        self._of_views = [_answer_of(node, order) for node in views]
         self._answers = [_answer_of(node, order) for node in nodes]
         self._sessions = [document_test(node) for node in sessions]
         self._plan = plan
@@ -98,14 +106,17 @@ class EntryTest:
             if not all(test(session) for test in self._sessions):
                 return False
         document, known = view
-        return all(answer(document, known) is not False for answer in self._answers)
+        answers = self._of_views if self._defines_view(entry) else self._answers
+        return all(answer(document, known) is not False for answer in answers)
 
     def _view(self, entry: OplogEntry) -> Known | None:
         if entry.operation in CRUD:
-            if self._scope != "collection" and split_namespace(entry.namespace)[1] == SYSTEM_VIEWS:
-                return None
-            return self._write(entry)
+            return None if self._defines_view(entry) and not self._of_views else self._write(entry)
         return self._command(entry) if entry.operation == "c" else None
+
+    def _defines_view(self, entry: OplogEntry) -> bool:
+        is_write = self._scope != "collection" and entry.operation in CRUD
+        return is_write and split_namespace(entry.namespace)[1] == SYSTEM_VIEWS
 
     def _write(self, entry: OplogEntry) -> Known | None:
         body = entry.o

@@ -81,8 +81,9 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     sessions: list[tree.Node] = []
     if plan.profile.match_sees_session_of_entry and order.simple:
         sessions = [one.node for one in conjuncts if _asks_for_session(one)]
+    views = _of_views(plan, conjuncts) if order.simple else []
     # The server compares by the bytes in its oplog query, so what a collation decides is not asked there.
-    queried = nodes if order.simple else []
+    asked_there = nodes if order.simple else []
     scoped = enabled and plan.options.scope.kind != "cluster"
     return Pushdown(
         conjuncts=conjuncts,
@@ -91,11 +92,22 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
         between_images=between,
         behind_images=behind,
         order=order,
-        oplog_filter=oplog_filter(plan, queried) if queried or scoped else None,
+        oplog_filter=oplog_filter(plan, asked_there) if asked_there or scoped else None,
         scope_filter=oplog_filter(plan, ()) if scoped else None,
-        entry_test=EntryTest(plan, nodes, sessions, order) if nodes or sessions else None,
+        entry_test=EntryTest(plan, nodes, sessions, views, order) if nodes or sessions or views else None,
         looks_up=frozenset(name for name in shown if _is_needed(plan, pipeline, name)),
     )
+
+
+def _of_views(plan: Plan, conjuncts: tuple[Conjunct, ...]) -> list[tree.Node]:
+    """What the oplog query asks of a view's definition. With showExpandedEvents it lets each pass."""
+    options = plan.options
+    if not options.show_system_events or options.show_expanded_events:
+        return []
+    if not plan.profile.expanded_events_and_images:
+        return []  # a version whose oplog query does not hold the match
+    nodes = (_queried(plan, one) for one in conjuncts if not one.fails)
+    return [node for node in nodes if node is not None]
 
 
 def _early(conjuncts: tuple[Conjunct, ...], images: frozenset[bytes]) -> tuple[Conjunct, ...]:
@@ -126,8 +138,12 @@ def _sparing(plan: Plan, one: Conjunct, order: Order) -> Conjunct | None:
     # From 6.0 on the look-up fails in a view, and the match is part of the oplog query.
     if options.full_document != "updateLookup" or plan.profile.looks_up_by_uuid:
         return one
-    node = queried(one.node) if order.simple else None
+    node = _queried(plan, one) if order.simple else None
     return None if node is None else replace(one, node=node)
+
+
+def _queried(plan: Plan, one: Conjunct) -> tree.Node | None:
+    return queried(one.node, negates_keys=plan.profile.series >= (7, 0))
 
 
 def _rewritten(one: Conjunct) -> bool:

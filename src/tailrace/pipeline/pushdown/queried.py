@@ -25,37 +25,38 @@ _REMOVED_FIELDS: Final = b"updateDescription.removedFields"
 _ORDERINGS: Final = frozenset(("$gt", "$gte", "$lt", "$lte"))
 
 
-def queried(node: tree.Node, *, exact: bool = False) -> tree.Node | None:
+def queried(node: tree.Node, *, exact: bool = False, negates_keys: bool = False) -> tree.Node | None:
     """The part of ``node`` that the oplog query asks; ``None``: no part of it.
 
-    ``exact``  the node is negated, so either all of it is asked or nothing
+    ``exact``         the node is negated, so either all of it is asked or nothing
+    ``negates_keys``  it is asked too if that is a whole ``documentKey`` (7.0.28)
     """
     if isinstance(node, tree.And | tree.Or):
-        children = [queried(child, exact=exact) for child in node.children]
+        children = [queried(child, exact=exact, negates_keys=negates_keys) for child in node.children]
         asked = tuple(child for child in children if child is not None)
         if len(asked) < len(children) and (exact or isinstance(node, tree.Or)):
             return None
         return type(node)(asked) if asked else None
     if isinstance(node, tree.Nor):
-        children = [queried(child, exact=True) for child in node.children]
+        children = [queried(child, exact=True, negates_keys=negates_keys) for child in node.children]
         asked = tuple(child for child in children if child is not None)
         return tree.Nor(asked) if asked and (len(asked) == len(children) or not exact) else None
     if isinstance(node, tree.Not):
-        child = queried(node.child, exact=True)
+        child = queried(node.child, exact=True, negates_keys=negates_keys)
         return None if child is None else tree.Not(child)
     if isinstance(node, tree.ExpressionIsTrue):
         return _expression(node, exact=exact)
     if isinstance(node, tree.Always | tree.SchemaTest):
         return None
-    return node if _asks_leaf(node, node.path, exact=exact) else None
+    return node if _asks_leaf(node, node.path, exact=exact, negates_keys=negates_keys) else None
 
 
-def _asks_leaf(node: tree.Node, path: bytes, *, exact: bool) -> bool:
+def _asks_leaf(node: tree.Node, path: bytes, *, exact: bool, negates_keys: bool) -> bool:
     name, _, rest = path.partition(b".")
     if name in _RENAMED:
         return True
     if name == b"documentKey":
-        return bool(rest) or not exact
+        return bool(rest) or not exact or negates_keys
     if name == b"operationType":
         return bool(rest) or _is_equality(node)
     if name in _NAMESPACES:
