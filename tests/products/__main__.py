@@ -3,9 +3,12 @@
     python -m tests.products --seed 7                                one seed; the same again plays it again
     python -m tests.products --seeds 1-20 --version 5.0.4            many
     python -m tests.products --seed 7 --products tables,archive --operations 600 --faults 30
-    python -m tests.products --seed 7 --members 3                    with step-downs and rollbacks
-    python -m tests.products --seed 7 --sharded                      chunks, primaries and shards move
+    python -m tests.products --seed 7 --members 3                    on three members, whatever the seed says
+    python -m tests.products --seed 7 --sharded                      on a cluster
     python -m tests.products --seed 7 --planted "tables follow another history"
+
+Of three seeds one is played on a replica set of one member, which is put back from copies; one on three members, with
+step-downs and rollbacks; one on a cluster, whose chunks, primaries and shards move.
 
 The workload of a seed is always the same; how the processes interleave is the machine's. Exit code 1 where something is
 wrong. Each difference is told once; the last line gives the totals.
@@ -18,14 +21,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Container, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tests.products.cluster_writes import ClusterWrites
+from tests.products.deployments import CLUSTER, SINGLE, THREE, Deployments, cluster_of
 from tests.products.hand import Elsewhere
 from tests.products.left_over import leaving_nothing, require_nothing_left
 from tests.products.planted import PLANTED, planted_here
@@ -33,33 +37,11 @@ from tests.products.play import ROUNDS, Play, Report, said
 from tests.products.product import Product
 from tests.products.products import PRODUCTS
 from tests.products.truth import Truth
-from tests.products.writes import ROOT_PASSWORD, ReplicaSetWrites, ServerFailed
+from tests.products.writes import ReplicaSetWrites, ServerFailed
 from tests.seeds import end_in_order, parser_of_seeds
 
 VERSION = "6.0.27"
-PARAMETERS = {
-    "maxNumberOfTransactionOperationsInSingleOplogEntry": 3,
-    "ttlMonitorEnabled": False,
-    "ttlMonitorSleepSecs": 1,
-    "diagnosticDataCollectionEnabled": False,
-    "disableLogicalSessionCacheRefresh": True,
-}
-SHARD_PARAMETERS = {"ttlMonitorEnabled": False, "diagnosticDataCollectionEnabled": False}
 _OTHER_SEED = 100_000
-
-
-@contextmanager
-def replica_set(version: str, members: int = 1) -> Iterator[ReplicaSet]:
-    """A deployment for the workload."""
-    with ReplicaSet(
-        members,
-        version=version,
-        parameters=PARAMETERS,
-        enable_test_commands=True,
-        oplog_size_mb=2000,
-        root_password=ROOT_PASSWORD,
-    ) as running:
-        yield running
 
 
 @dataclass(frozen=True)
@@ -81,15 +63,6 @@ class Chosen:
         Play(writes, products, folder, report, **{name: getattr(self, name) for name in names}, **further)()
 
 
-@contextmanager
-def cluster_of(version: str) -> Iterator[ShardedCluster]:
-    """A cluster for the workload, whose shards come and go."""
-    with ShardedCluster(
-        2, version=version, parameters=SHARD_PARAMETERS, enable_test_commands=True, root_password=ROOT_PASSWORD
-    ) as running:
-        yield running
-
-
 def elsewhere_of(writes: Any, folder: Path, operations: int) -> Elsewhere:
     """The same names in another deployment, with other documents, and what is true there."""
     writes.run(operations)
@@ -108,7 +81,7 @@ def run_seed(deployment: ReplicaSet, other: ReplicaSet | None, folder: Path, rep
             elsewhere = ReplicaSetWrites(other, seed, operations, unique_names=True, salt=_OTHER_SEED)
             stack.enter_context(leaving_nothing(elsewhere))
             there = elsewhere_of(elsewhere, folder / "elsewhere", operations // 3)
-        unique_names = seed % 3 != 0
+        unique_names = seed % 4 != 0
         writes = ReplicaSetWrites(deployment, seed, operations, unique_names=unique_names)
         stack.enter_context(leaving_nothing(writes))
         try:
@@ -140,11 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report()
     with ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-products-"))
-        if options.sharded:
-            other_cluster = stack.enter_context(cluster_of(options.version))
-        else:
-            deployment = stack.enter_context(replica_set(options.version, options.members))
-            other = stack.enter_context(replica_set(options.version))
+        deployments = stack.enter_context(closing(Deployments(options.version, options.kind)))
         for seed in options.seeds:
             begun = time.monotonic()
             folder = Path(root, str(seed))
@@ -153,15 +122,24 @@ def main(arguments: list[str] | None = None) -> int:
             kinds = frozenset(options.kinds.split(",")) if options.kinds else frozenset[str]()
             chosen = Chosen(seed, products, options.operations, options.faults, options.planted, kinds)
             with planted_here(options.planted) if options.planted else nullcontext():
-                if options.sharded:
-                    run_sharded(options.version, other_cluster, folder, report, chosen)
-                else:
-                    run_seed(deployment, other, folder, report, chosen)
-            print(f"seed {seed}: {time.monotonic() - begun:.0f} s; so far {report}", flush=True)
+                kind = play_on(deployments, folder, report, chosen)
+            print(f"seed {seed}, {kind}: {time.monotonic() - begun:.0f} s; so far {report}", flush=True)
             if not options.keep:
                 shutil.rmtree(folder, ignore_errors=True)
     tell(report, options.version)
     return 1 if report.differences else 0
+
+
+def play_on(deployments: Deployments, folder: Path, report: Report, chosen: Chosen) -> str:
+    """Play a seed on the kind of deployment that it has; that kind."""
+    kind = deployments.kind(chosen.seed)
+    here, other = deployments.of(kind)
+    if isinstance(other, ShardedCluster):
+        run_sharded(deployments.version, other, folder, report, chosen)
+    else:
+        assert here is not None
+        run_seed(here, other, folder, report, chosen)
+    return kind
 
 
 def tell(report: Report, version: str) -> None:
@@ -179,8 +157,11 @@ def tell(report: Report, version: str) -> None:
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = parser_of_seeds("tests.products", __doc__)
     parser.add_argument("--version", default=VERSION, help=f"of the server ({VERSION})")
-    parser.add_argument("--sharded", action="store_true", help="on a cluster whose shards come and go")
-    parser.add_argument("--members", type=int, default=1, help="of the replica set (1)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--sharded", dest="kind", action="store_const", const=CLUSTER, default="", help="on a cluster")
+    kind.add_argument(
+        "--members", dest="kind", type=_members, help="1 or 3, of a replica set; by default the seed says on what"
+    )
     parser.add_argument("--products", type=_names, default=list(PRODUCTS), help=f"of {', '.join(PRODUCTS)}")
     parser.add_argument("--operations", type=int, default=300, help="of the workload (300)")
     parser.add_argument("--faults", type=int, default=12, help="that the hand does (12)")
@@ -192,6 +173,12 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--keep", action="store_true", help="leave the folders of a seed until the end")
     return parser.parse_args(arguments)
+
+
+def _members(text: str) -> str:
+    if text not in ("1", "3"):
+        raise argparse.ArgumentTypeError(f"{text} is neither 1 nor 3")
+    return SINGLE if text == "1" else THREE
 
 
 def _names(text: str) -> list[str]:

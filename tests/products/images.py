@@ -26,7 +26,6 @@ class ImagesProduct(Product):
     own_files = "images/**/*"
     copies = True
     makes_again = False
-    limits = ("Reading from capped collections with readConcern snapshot",)
 
     def advance(self, job: Job) -> None:
         # Some runs refuse what they do not know, the others say null: what a store has lost shows in these alone. A
@@ -34,13 +33,7 @@ class ImagesProduct(Product):
         is_whole = (job.root / "images" / "layout.json").exists() or not (job.root / EVENTS).exists()
         exact = "exactWhenAvailable" if job.seed % 2 and is_whole else "exact"
         said: dict[str, Any] = {"full_document": exact, "full_document_before_change": exact}
-        if not self._begins_with_a_copy(job):
-            said["start_at_operation_time"] = ClusterTime(job.start).to_timestamp()
         follow(job.uri, job.root, job.time, said, images=job.root / "images")
-
-    def _begins_with_a_copy(self, job: Job) -> bool:
-        """Servers before 5.0 cannot read at one cluster time: there everything has to be written later."""
-        return not job.version.startswith("4.")
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
         begun, events = followed(job.root)
