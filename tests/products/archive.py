@@ -3,12 +3,18 @@ far back."""
 
 from __future__ import annotations
 
-from contextlib import closing
+import random
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
+import bson
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
 
 import tailrace
+from tailrace import raw_bson
 from tailrace.archive.layout import existing
 from tailrace.archive.recorder import ArchivePolicy, Recorder
 from tailrace.archive.source import ArchiveSource
@@ -24,19 +30,24 @@ from tests.products.truth import Truth, first_of, time_of
 _SMALL = SegmentLimits(bytes=60_000, seconds=0.5)
 
 
+def record(uri: str, folder: Path) -> None:
+    """Archive all that is there now."""
+    with MongoClient(uri) as client:
+        cluster = Cluster.discover(client, uri, {})
+        try:
+            Recorder(client, cluster, folder, ArchivePolicy(once=True, limits=_SMALL)).run()
+        finally:
+            if cluster is not None:
+                cluster.close()
+
+
 class ArchiveProduct(Product):
     name = "archive"
     parts = ("*/*.parquet", "*.json")
     limits = ("was removed from the cluster and added again", "after the stream's start, which lies in the archive")
 
     def advance(self, job: Job) -> None:
-        with MongoClient(job.uri) as client:
-            cluster = Cluster.discover(client, job.uri, {})
-            try:
-                Recorder(client, cluster, job.root, ArchivePolicy(once=True, limits=_SMALL)).run()
-            finally:
-                if cluster is not None:
-                    cluster.close()
+        record(job.uri, job.root)
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
         told = self._entries(job)
@@ -67,22 +78,25 @@ class ArchiveProduct(Product):
         return told
 
     def _stream(self, job: Job, truth: Truth) -> list[str]:
-        """From a pause on, the first half from the archive: the live oplog is said to begin in the middle."""
+        """From a pause on, or after an event, the first half from the archive: the live oplog is said to begin in the
+        middle."""
+        rng = random.Random(job.seed)
         pauses = [pause for pause in truth.pauses() if pause <= job.time]
-        middle = pauses[len(pauses) // 2]
+        middle = rng.choice(pauses)
         since = max(pauses[0], self._begins(job)).tick()
-        own = MongodSource.oldest
-
-        def oldest(source: MongodSource) -> tuple[ClusterTime, bool]:
-            found, _ = own(source)
-            return max(found, middle), False
-
-        MongodSource.oldest = oldest  # type: ignore[method-assign]
-        try:
-            events = self._read(job, since)
-        finally:
-            MongodSource.oldest = own  # type: ignore[method-assign]
-        return first_of(truth.events(since, job.time), events, "event from the archive")
+        expected = truth.events(since, job.time)
+        begin: dict[str, Any] = {"start_at_operation_time": since.to_timestamp()}
+        if expected and rng.random() < 0.6:
+            # Mostly a token that is in the archive alone.
+            place = rng.randrange(len(truth.events(since, middle)) or 1)
+            token = raw_bson.find(expected[place], b"_id")
+            assert token is not None
+            name = rng.choice(("resume_after", "start_after"))
+            begin = {name: bson.decode(raw_bson.value(expected[place], token))}
+            expected = expected[place + 1 :]
+        with _beginning_at(middle):
+            events = self._read(job, begin)
+        return first_of(expected, events, f"event from the archive, {next(iter(begin))}")
 
     def _begins(self, job: Job) -> ClusterTime:
         description = existing(job.root)
@@ -90,15 +104,11 @@ class ArchiveProduct(Product):
         starts = [ArchiveSource(job.root, name).start for name in names]
         return max([description.since, *starts])
 
-    def _read(self, job: Job, since: ClusterTime) -> list[bytes]:
+    def _read(self, job: Job, begin: dict[str, Any]) -> list[bytes]:
         found = []
         with (
             tailrace.connect(job.uri, archive=job.root) as client,
-            closing(
-                client.watch(
-                    start_at_operation_time=since.to_timestamp(), document_class=RawBSONDocument, max_await_time_ms=50
-                )
-            ) as stream,
+            closing(client.watch(document_class=RawBSONDocument, max_await_time_ms=50, **begin)) as stream,
         ):
             while True:
                 event = stream.try_next()
@@ -106,3 +116,19 @@ class ArchiveProduct(Product):
                     found.append(bytes(event.raw))
                 elif ResumeToken.parse(stream.resume_token).cluster_time >= job.time:
                     return [one for one in found if time_of(one) <= job.time]
+
+
+@contextmanager
+def _beginning_at(time: ClusterTime) -> Iterator[None]:
+    """Let each live oplog say that it begins then, if it does not begin later."""
+    own = MongodSource.oldest
+
+    def oldest(source: MongodSource) -> tuple[ClusterTime, bool]:
+        found, _ = own(source)
+        return max(found, time), False
+
+    MongodSource.oldest = oldest  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        MongodSource.oldest = own  # type: ignore[method-assign]

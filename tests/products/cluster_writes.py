@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ShardedCluster
 from tailrace.oplog.cluster_time import ClusterTime
+from tests.products import typed
 from tests.products.truth import Truth, time_of
 from tests.products.writes import ROOT_PASSWORD, with_partial_rights
 from tests.sharded import native
@@ -34,7 +35,8 @@ class ClusterWrites:
         self.seed = seed
         self.databases = tuple(f"fuzz{seed}r{number}" for number in range(rounds))
         self.followed = f"fuzz{seed}v"
-        self.moved = tuple(f"{database}.plain" for database in self.databases)
+        unsharded = ("plain", typed.DECLARED, typed.INFERRED)
+        self.moved = tuple(f"{database}.{name}" for database in self.databases for name in unsharded)
         self._rng = random.Random(f"tailrace products cluster {seed + salt}")
         self._round = 0
         self._former: dict[str, Timestamp] = {}
@@ -59,6 +61,8 @@ class ClusterWrites:
         )
         ran = workload.run(workload.prepare())
         self._former |= dict(ran.former)
+        for _ in range(count // 2):
+            self._typed(database, typed.write(self._rng))
         for one in self.databases[: number + 1]:
             if self._rng.random() < 0.5:
                 self._move_primary(one)
@@ -66,6 +70,15 @@ class ClusterWrites:
         if self.reshards and self._rng.random() < 0.5:
             router.create_index(f"{database}.orders", {"_id": 1, "region": 1}, "other")
             router.reshard(f"{database}.orders", {"_id": 1, "region": 1})
+
+    def _typed(self, database: str, write: typed.Write) -> None:
+        router, namespace, query = self.deployment.router, f"{database}.{write.collection}", {"_id": write.id}
+        if write.kind == "delete":
+            router.delete_one(namespace, query)
+        elif write.kind == "replace":
+            router.replace_one(namespace, query, write.change, upsert=True)
+        else:
+            router.update_one(namespace, query, write.change, upsert=True)
 
     def _move_primary(self, database: str) -> None:
         router = self.deployment.router

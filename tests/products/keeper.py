@@ -102,7 +102,7 @@ class Keeper:
 
     def _lose_newest_log(self, rng: random.Random) -> str | None:
         """Of one table the newest file of its log is lost."""
-        logs = [sorted(folder.glob("*.json")) for folder in sorted(self.root.glob("*/_delta_log"))]
+        logs = [sorted(folder.glob("*.json")) for folder in sorted(self.root.glob("**/_delta_log"))]
         longer = [files for files in logs if len(files) > 1]
         if not longer:
             return None

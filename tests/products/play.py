@@ -99,7 +99,12 @@ class Play:
         self._hand = Hand(seed, elsewhere, writes.partial_uri(), kinds)
         self._truth = Truth(folder / "truth")
         self._rounds, self._operations = rounds, operations
-        options = {"databases": list(writes.databases), "followed": writes.followed, "moved": list(writes.moved)}
+        options = {
+            "databases": list(writes.databases),
+            "followed": writes.followed,
+            "moved": list(writes.moved),
+            "played": seed,
+        }
         job = Job(
             product="",
             uri=writes.deployment.uri,

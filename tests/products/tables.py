@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, ClassVar
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -13,44 +15,92 @@ from tailrace.cli.run_tables import tabling
 from tailrace.tables.as_of import as_of
 from tailrace.tables.delta_commit import stated
 from tailrace.tables.names import folder_of
+from tailrace.tables.schema import Policy
 from tailrace.tables.settings import TableRule, TableSettings
+from tests.products import typed
+from tests.products.archive import record
 from tests.products.product import Job, Product
 from tests.products.truth import Truth, difference_of
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of
 
-_ASKED = 3
-
-
-def _settings(job: Job) -> TableSettings:
-    rules = tuple(TableRule(pattern) for pattern in job.options.get("patterns", [f"{one}.*" for one in job.databases]))
-    return TableSettings(job.root, rules, every_s=0.0, compact_every=3)
+_ASKED = 4
+#: Of all tables, so many are looked at by other programs after each run.
+_READ = 2
+_SECOND_H = 1 / 3600
+#: A document that was in quarantine is not in the versions of its table.
+_POLICIES = ("quarantine", "quarantine", "widen", "evolve")
 
 
 class TablesProduct(Product):
     name = "tables"
     parts = ("_tailrace", "[!_]*", "_quarantine", "newest log")
     copies = True
+    policies: ClassVar[tuple[Policy, ...]] = _POLICIES
 
     def advance(self, job: Job) -> None:
         stop = threading.Event()
         # What ``tailrace run --available-now`` does; until the time at which it begins, which is not before the pause.
-        with tabling(job.uri, _settings(job), stop, once=True):
+        with tabling(job.uri, self._settings(job), stop, once=True):
             pass
 
+    def _root(self, job: Job) -> Path:
+        return job.root
+
+    def _settings(self, job: Job) -> TableSettings:
+        """Some have tables that are divided and ordered, and remove soon what was replaced."""
+        rng = random.Random(f"tailrace tables {job.options['played']}")
+        rules = self._rules(job)
+        others = job.options.get("patterns", [f"{one}.*" for one in job.databases])
+        return TableSettings(
+            self._root(job),
+            (*rules, *map(TableRule, others)),
+            every_s=0.0,
+            compact_every=rng.choice((1, 3)),
+            grace_h=rng.choice((0.0, _SECOND_H, 1 / 6)),
+            versions=rng.choice((1, 7, 100_000)),
+        )
+
+    def _rules(self, job: Job) -> tuple[TableRule, ...]:
+        return typed.rules(int(job.options["played"]), job.databases, self.policies)
+
     def differences(self, job: Job, truth: Truth) -> list[str]:
+        root = self._root(job)
         expected = {name: one for name, one in truth.collections(job.time).items() if _has_table(name)}
         known = {name for pause in truth.pauses() for name in truth.collections(pause)}
-        tabled = {name for name in filter(_has_table, known) if (job.root / folder_of(name)).exists()}
-        found = {name: in_table(job.root, name) for name in {*expected, *tabled}}
-        return _strange(job.root, {*map(folder_of, known)}) + difference_of(expected, found, "the table of")
+        tabled = {name for name in filter(_has_table, known) if (root / folder_of(name)).exists()}
+        found = {name: in_table(root, name) for name in {*expected, *tabled}}
+        told = _strange(root, {*map(folder_of, known)})
+        for rule in self._rules(job):
+            documents = found.get(rule.pattern)
+            if documents is not None and rule.schema.policy == "quarantine":
+                away, wrong = typed.quarantined(root, rule, expected.get(rule.pattern, {}), documents)
+                found[rule.pattern] = {**documents, **away}
+                told += wrong
+        return told + difference_of(expected, found, "the table of") + self._read(job, tabled)
+
+    def _read(self, job: Job, tabled: Iterable[str]) -> list[str]:
+        """By other programs: what is made for them, and any other one."""
+        rng = random.Random(job.seed)
+        made = [one for one in sorted(tabled) if one.endswith((f".{typed.DECLARED}", f".{typed.INFERRED}"))]
+        chosen = [*rng.sample(made, min(len(made), _READ)), *rng.sample(sorted(tabled), min(1, len(list(tabled))))]
+        return [text for one in chosen for text in typed.unlike_its_documents(self._root(job), one, rng)]
 
 
 class AsOfProduct(TablesProduct):
     """The same tables, asked for what they held at earlier pauses; they are brought forward more seldom, so that the
-    pauses lie inside their micro-batches."""
+    pauses lie inside their micro-batches. The entries that lead there are the deployment's, or an archive's."""
 
     name = "as-of"
+    parts = ("tables/_tailrace", "tables/[!_]*", "newest log", "archive", "archive/*/*.parquet")
+    policies = ("widen", "evolve")
+
+    def advance(self, job: Job) -> None:
+        super().advance(job)
+        record(job.uri, job.root / "archive")
+
+    def _root(self, job: Job) -> Path:
+        return job.root / "tables"
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
         told = super().differences(job, truth)
@@ -60,14 +110,14 @@ class AsOfProduct(TablesProduct):
             pause = rng.choice(pauses)
             expected = truth.collections(pause)
             namespace = rng.choice(sorted(filter(_has_table, expected)))
-            folder = job.root / folder_of(namespace)
+            folder = self._root(job) / folder_of(namespace)
             first = min((one.time for one in stated(folder)), default=None) if folder.exists() else None
             if first is None or pause < first:
                 continue
-            found = as_of(job.root, namespace, pause, uri=job.uri)
-            told += difference_of(
-                {namespace: expected[namespace]}, {namespace: rows_of(found.rows)}, f"as of {pause}, the table of"
-            )
+            source: dict[str, Any] = rng.choice(({"uri": job.uri}, {"archive": job.root / "archive"}))
+            found = as_of(self._root(job), namespace, pause, **source)
+            what = f"as of {pause}, by the {next(iter(source))}, the table of"
+            told += difference_of({namespace: expected[namespace]}, {namespace: rows_of(found.rows)}, what)
         return told
 
 

@@ -27,6 +27,7 @@ from tests.differential import native
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import CommandError, Wire
 from tests.differential.workload import Command, Operation, Workload
+from tests.products import typed
 from tests.products.odd_names import OddNames
 from tests.products.truth import Truth, time_of
 from tests.tables.equality import collections
@@ -135,6 +136,8 @@ class ReplicaSetWrites:
                     self._send(command)
             if self._rng.random() < 0.1:
                 self._send(self._names.write())
+            if self._rng.random() < 0.4:
+                self._send(typed.write(self._rng).command())
             if self._rng.random() < 0.3:
                 self._beside(self._beside_rng)
                 self._message()
