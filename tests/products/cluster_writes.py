@@ -35,6 +35,7 @@ class ClusterWrites:
         self.seed = seed
         self.databases = tuple(f"fuzz{seed}r{number}" for number in range(rounds))
         self.followed = f"fuzz{seed}v"
+        self.hidden_uri = ""
         unsharded = ("plain", typed.DECLARED, typed.INFERRED)
         self.moved = tuple(f"{database}.{name}" for database in self.databases for name in unsharded)
         self._rng = random.Random(f"tailrace products cluster {seed + salt}")

@@ -7,9 +7,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tests.differential.hidden import hide_a_member
 from tests.products.writes import ROOT_PASSWORD
 
 SINGLE: Final = "one member"
+#: And a hidden one beside them, which has no vote.
 THREE: Final = "three members"
 CLUSTER: Final = "cluster"
 #: By the remainder of a seed.
@@ -76,8 +78,10 @@ class Deployments:
         enter = self._running.enter_context
         if kind == CLUSTER:
             return None, enter(cluster_of(self.version))
-        members = 1 if kind == SINGLE else 3
-        return enter(replica_set(self.version, members)), enter(replica_set(self.version))
+        here = enter(replica_set(self.version, 1 if kind == SINGLE else 4))
+        if kind == THREE:
+            hide_a_member(here)
+        return here, enter(replica_set(self.version))
 
     def close(self) -> None:
         """End those that are up."""

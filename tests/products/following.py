@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import FileIO
@@ -79,3 +80,30 @@ def followed(folder: Path) -> tuple[ClusterTime, list[bytes]]:
 def events_in(folder: Path) -> list[bytes]:
     """The events of a stream that was written down."""
     return [event for event, _ in pairs(folder / EVENTS)[1:]]
+
+
+def damage_token(folder: Path, rng: random.Random) -> str:
+    """Alter the last token that was written down; what it has become."""
+    path = folder / EVENTS
+    (_, raw), *_ = reversed(pairs(path))
+    token = bson.decode(raw)
+    name = rng.choice(sorted(token))
+    value = token[name]
+    if isinstance(value, str) and value:
+        place = rng.randrange(len(value))
+        damages = (
+            value[:place],
+            value[:place] + rng.choice("0123456789ABCDEFG") + value[place + 1 :],
+            value[:place] + value[place + 2 :],
+            value[: place // 2 * 2]
+            + rng.choice(("FF", "1E", "46", "5A", "00", "3C", "6E"))
+            + value[place // 2 * 2 + 2 :],
+        )
+        value = rng.choice(damages)
+    else:
+        value = rng.choice((None, 1, [], {}, b"", "82"))
+    token = rng.choice(
+        ({**token, name: value}, {**token, name: value}, {one: token[one] for one in token if one != name})
+    )
+    path.write_bytes(path.read_bytes()[: -len(raw)] + bson.encode(token))
+    return str(token)[:120]

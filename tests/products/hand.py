@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Final
 
 from tailrace.oplog.cluster_time import ClusterTime
+from tests.kills.children import EVENTS
 from tests.products.children import Child, Outcome
+from tests.products.following import damage_token
 from tests.products.keeper import Keeper
 from tests.products.truth import Truth
 from tests.small_disk import SmallDisk
 
 _PAGE: Final = 4096
 _ROOM: Final = 8 << 20
+_DAMAGE: Final = ("bit", "cut", "zeros", "swap")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Hand:
         found = [] if product.on_spark else ["kill"]
         if product.copies and self._partial_uri is not None:
             found.append("rights")
+        if product.keeps_tokens and (keeper.root / EVENTS).exists():
+            found.append("token")
         if keeper.has_begun and self._elsewhere is not None:
             found += ["elsewhere", "elsewhere"]
         if product.has_leases and keeper.has_begun and keeper.copies():
@@ -98,6 +103,7 @@ class Hand:
             "elsewhere": self._point_elsewhere,
             "rights": self._partial_rights,
             "older leases": self._older_leases,
+            "token": self._damaged_token,
         }
         act = acts.get(fault)
         return act(keeper, until) if act is not None else self._store(fault, keeper, until)
@@ -154,6 +160,17 @@ class Hand:
         shutil.rmtree(folder, ignore_errors=True)
         return Step("rights", outcome, outcome.text if outcome.kind == "wrong" else "")
 
+    def _damaged_token(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """A consumer's token is altered: it is refused, or means another place. What a consumer then leaves out is its
+        own affair."""
+        kept = keeper.keep()
+        what = f"token {damage_token(keeper.root, self._rng)}"
+        outcome = keeper.run(keeper.job(until, {"only": "advance"}))
+        keeper.restore(kept)
+        if outcome.kind == "wrong":
+            return Step(what, outcome, outcome.text)
+        return self._goes_on(what, outcome, keeper, until)
+
     def _older_leases(self, keeper: Keeper, until: ClusterTime) -> Step:
         """The database that holds the positions is put back from an older copy: what was done since is done again, or
         is refused since its targets know better."""
@@ -177,6 +194,7 @@ class Hand:
             keeper.restore(kept)
             return Step(what, outcome, outcome.text)
         may_stay = keeper.product.makes_again or fault not in ("lost part", "delete")
+        may_stay = may_stay and not (keeper.product.is_read_in_part and fault in _DAMAGE)
         if outcome.is_equal and may_stay and self._rng.random() < 0.5:
             return Step(what, outcome)  # and go on with it
         keeper.restore(kept)

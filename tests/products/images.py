@@ -25,6 +25,7 @@ class ImagesProduct(Product):
     parts = ("images", "events")
     own_files = "images/**/*"
     copies = True
+    keeps_tokens = True
     makes_again = False
 
     def advance(self, job: Job) -> None:

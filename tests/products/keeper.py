@@ -14,6 +14,8 @@ from tests.products.children import Child, Outcome, carried_out, crash
 from tests.products.product import Job, Product
 
 _COPIES_MAX = 3
+#: How often a hidden member is read, where there is one.
+_HIDDEN = 0.3
 
 
 class Keeper:
@@ -42,6 +44,9 @@ class Keeper:
     def job(self, until: ClusterTime, more: Mapping[str, Any] | None = None, **changed: Any) -> Job:
         """The next run. ``changed``: fields of it that are other ones this time; ``more``: further options."""
         options = {**self._job.options, **(more or {})}
+        hidden, chance = str(options["hidden"]), random.Random(f"{self._job.seed} {self.name} {self._count}").random()
+        if hidden and not self.product.has_leases and chance < _HIDDEN:
+            changed = {"uri": hidden, **changed}
         return replace(self._job, until=int(until), seed=self._job.seed + self._count, options=options, **changed)
 
     def run(self, job: Job) -> Outcome:

@@ -1,6 +1,9 @@
 """Faults that products had, put back one by one into running processes: the harness has to find each.
 
-Each is what the code did before it was mended, put in the place of what mends it.
+Each is what the code did before it was mended, put in the place of what mends it. Not all that was once wrong is for
+this harness, which compares what products hold and sees how their processes end. Tests of their own have what a hint
+says (a server without majority reads), how much memory a copy takes and how much disk tables take, what `tables status`
+lists, pipelines whose YAML never ends, and who may read our files or what a terminal is sent.
 """
 
 from __future__ import annotations
@@ -169,6 +172,120 @@ def _dying_thread() -> list[Undo]:
     return [*_everywhere("tailrace.cli.run_tables", "tabling", tabling), _set(TablesWriter, "step", step)]
 
 
+def _snapshot_of_another() -> list[Undo]:
+    """A snapshot goes on with a token from the middle of another deployment's copy."""
+    return _everywhere("tailrace.snapshot.reader", "check_origin", _nothing)
+
+
+def _images_of_another() -> list[Undo]:
+    """Exact images go on with a state of another deployment."""
+    from tailrace.images.source import ExactSource
+
+    return [_set(ExactSource, "_check_history", _nothing)]
+
+
+def _archive_of_another() -> list[Undo]:
+    """An archive is continued with the oplog of another deployment, as if it were its own."""
+    from tailrace.archive.recorder import Recorder
+
+    return [
+        _set(Recorder, "_check", _nothing),
+        *_everywhere("tailrace.archive.owner", "confirm_owner", _nothing),
+        *_everywhere("tailrace.source.witness", "check_witness", _nothing),
+    ]
+
+
+def _no_hidden_members() -> list[Undo]:
+    """Reads go with an explicit session, which PyMongo refuses where a hidden member is all that it is connected to."""
+    from tailrace.source.connection import Connection
+
+    own = Connection.majority
+
+    def majority(self: Connection, *place: str, **options: Any) -> Any:
+        with self.client.start_session() as session:
+            self.client.admin.command("ping", session=session)
+        return own(self, *place, **options)
+
+    return [_set(Connection, "majority", majority)]
+
+
+def _nothing_of_renames() -> list[Undo]:
+    """``as of`` says nothing of a collection that has just got its name."""
+    from tailrace.errors import UsageError
+    from tailrace.tables.as_of import _Replay
+
+    def renamed(self: Any, uuid: bytes) -> Any:
+        raise UsageError(f"another collection, {uuid.hex()}, was renamed to {self._namespace}")
+
+    return [_set(_Replay, "_renamed", renamed)]
+
+
+def _long_partition_values() -> list[Undo]:
+    """A value that no file's name has room for stops the upkeep of a table that is divided by it."""
+    from tailrace.errors import SinkError
+    from tailrace.tables import compaction
+    from tailrace.tables.names import KEY
+
+    own = compaction.compacted
+
+    def compacted(layout: Any, files: Any, **options: Any) -> Any:
+        for name in layout.divide_by:
+            for file, _ in files:
+                values = compaction._read(layout, file, [KEY, name])[name].to_pylist()
+                if any(isinstance(one, str) and len(one) > 255 for one in values):
+                    raise SinkError("File name too long")
+        return own(layout, files, **options)
+
+    return _everywhere("tailrace.tables.compaction", "compacted", compacted)
+
+
+def _no_partition_values() -> list[Undo]:
+    """The files of a divided table do not hold what it is divided by, which is in their paths."""
+    import pyarrow as pa
+
+    from tailrace.tables.data_files import Writers
+
+    own = Writers._put
+
+    def put(self: Any, folder: str, table: Any) -> None:
+        for name in self._divide_by:
+            place = table.schema.get_field_index(name)
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pa.nulls(table.num_rows, field.type))
+        own(self, folder, table)
+
+    return [_set(Writers, "_put", put)]
+
+
+def _far_dates() -> list[Undo]:
+    """A column has dates of any year."""
+    from tailrace.tables import schema
+
+    far = {"FIRST_DAY": -(10**8), "LAST_DAY": 10**8, "FIRST_MS": -(2**53), "LAST_MS": 2**53}
+    return [_set(schema, name, value) for name, value in far.items()]
+
+
+def _odd_names() -> list[Undo]:
+    """A name that is not UTF-8 is used as it is, and what comes of it is not caught."""
+    return _everywhere("tailrace.source.listing", "check_name", _nothing)
+
+
+def _damaged_tokens() -> list[Undo]:
+    """What a damaged token runs into is raised as Python has it."""
+    from tailrace.errors import InvalidResumeToken
+    from tailrace.event.resume_token import ResumeToken
+
+    own = ResumeToken.parse
+
+    def parse(document: Any) -> ResumeToken:
+        try:
+            return own(document)
+        except InvalidResumeToken:
+            raise IndexError("index out of range") from None
+
+    return [_set(ResumeToken, "parse", parse)]
+
+
 PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "a lake that was set back goes on": _lake_set_back,
     "a table that was set back goes on": _table_set_back,
@@ -181,6 +298,16 @@ PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "images begin with views of memory": _views_of_memory,
     "a moved primary empties its tables": _moved_primary,
     "a thread dies and nobody is told": _dying_thread,
+    "a snapshot goes on with another deployment": _snapshot_of_another,
+    "images go on with another deployment": _images_of_another,
+    "an archive goes on with another deployment": _archive_of_another,
+    "a hidden member cannot be read": _no_hidden_members,
+    "as of knows nothing of renames": _nothing_of_renames,
+    "a long value stops the upkeep of a table": _long_partition_values,
+    "a table is divided by what its files lack": _no_partition_values,
+    "a date of the year 10000 makes a column unreadable": _far_dates,
+    "a name that is not UTF-8 is used as it is": _odd_names,
+    "a damaged token is no error of ours": _damaged_tokens,
 }
 
 

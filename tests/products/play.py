@@ -104,6 +104,7 @@ class Play:
             "followed": writes.followed,
             "moved": list(writes.moved),
             "played": seed,
+            "hidden": writes.hidden_uri,
         }
         job = Job(
             product="",

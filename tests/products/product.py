@@ -90,6 +90,10 @@ class Product:
     copies: ClassVar[bool] = False
     #: Whether what the store has lost is made again, so that it is as good as before where a run is equal.
     makes_again: ClassVar[bool] = True
+    #: Whether a damaged file may lie there for long before anybody reads what is damaged of it.
+    is_read_in_part: ClassVar[bool] = False
+    #: Whether a consumer keeps the tokens of its stream (``following.py``).
+    keeps_tokens: ClassVar[bool] = False
     on_clusters: ClassVar[bool] = True
     #: Parts of sentences by which it refuses what the pages say that it cannot do.
     limits: ClassVar[tuple[str, ...]] = ()

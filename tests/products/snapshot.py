@@ -21,6 +21,7 @@ class SnapshotProduct(Product):
     name = "snapshot"
     own_files = "none"
     copies = True
+    keeps_tokens = True
 
     def advance(self, job: Job) -> None:
         if job.options.get("elsewhere") or job.options.get("restored"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tailrace.cli.run_tables import tabling
+from tailrace.errors import SinkError
 from tailrace.tables.as_of import as_of
 from tailrace.tables.delta_commit import stated
 from tailrace.tables.names import folder_of
@@ -29,19 +32,20 @@ _ASKED = 4
 _READ = 2
 _SECOND_H = 1 / 3600
 #: A document that was in quarantine is not in the versions of its table.
-_POLICIES = ("quarantine", "quarantine", "widen", "evolve")
+_POLICIES: Final[tuple[Policy, ...]] = ("quarantine", "quarantine", "widen", "evolve")
 
 
 class TablesProduct(Product):
     name = "tables"
-    parts = ("_tailrace", "[!_]*", "_quarantine", "newest log")
+    parts: ClassVar[tuple[str, ...]] = ("_tailrace", "[!_]*", "_quarantine", "newest log")
     copies = True
+    is_read_in_part = True
     policies: ClassVar[tuple[Policy, ...]] = _POLICIES
 
     def advance(self, job: Job) -> None:
         stop = threading.Event()
         # What ``tailrace run --available-now`` does; until the time at which it begins, which is not before the pause.
-        with tabling(job.uri, self._settings(job), stop, once=True):
+        with _maintained(), tabling(job.uri, self._settings(job), stop, once=True):
             pass
 
     def _root(self, job: Job) -> Path:
@@ -119,6 +123,33 @@ class AsOfProduct(TablesProduct):
             what = f"as of {pause}, by the {next(iter(source))}, the table of"
             told += difference_of({namespace: expected[namespace]}, {namespace: rows_of(found.rows)}, what)
         return told
+
+
+class _Complaints(logging.Handler):
+    """What a writer says of upkeep that has failed: it goes on, and tries again later."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        text = record.getMessage()
+        if "were not merged" in text or "were not removed" in text:
+            self.said.append(text)
+
+
+@contextmanager
+def _maintained() -> Iterator[None]:
+    """Raise SinkError where upkeep has failed."""
+    complaints, log = _Complaints(), logging.getLogger("tailrace.tables")
+    log.addHandler(complaints)
+    try:
+        yield
+    finally:
+        log.removeHandler(complaints)
+    if complaints.said:
+        raise SinkError(f"upkeep has failed: {complaints.said[0]}")
 
 
 def _strange(root: Path, known: set[str]) -> list[str]:

@@ -7,6 +7,7 @@ compared by itself, after writes that its own author had thought of.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from pymongo import MongoClient
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
 from tests.products import lake, writes
-from tests.products.__main__ import Chosen, elsewhere_of, run_seed, run_sharded
+from tests.products.__main__ import Chosen, elsewhere_of, play_on, run_seed, run_sharded
+from tests.products.deployments import CLUSTER, SINGLE, THREE, Deployments
 from tests.products.following import _write
 from tests.products.left_over import LeftOver, leaving_nothing, left_in
 from tests.products.odd_names import OddNames
@@ -42,9 +44,20 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
     "a listener goes on with another deployment": ("listener", "elsewhere"),
     "images begin with views of memory": ("images", "kill"),
     "a thread dies and nobody is told": ("tables", "kill"),
+    "a snapshot goes on with another deployment": ("snapshot", "elsewhere"),
+    "images go on with another deployment": ("images", "elsewhere"),
+    "an archive goes on with another deployment": ("archive", "elsewhere"),
+    "as of knows nothing of renames": ("as-of", "kill"),
+    "a long value stops the upkeep of a table": ("tables", "kill"),
+    "a table is divided by what its files lack": ("tables", "kill"),
+    "a date of the year 10000 makes a column unreadable": ("tables", "kill"),
+    "a name that is not UTF-8 is used as it is": ("snapshot", "kill"),
+    "a damaged token is no error of ours": ("snapshot", "token"),
 }
 #: Those that show on a cluster alone, and without a hand.
 ON_CLUSTERS = {"a moved primary empties its tables": "tables"}
+#: Those that show where a member is hidden.
+ON_THREE = {"a hidden member cannot be read": "tables"}
 #: Those that show on a replica set alone, within seconds.
 QUICK = ("a table that was set back goes on", "images begin with views of memory")
 #: Of the whole seeds.
@@ -154,6 +167,27 @@ def test_each_planted_fault_of_clusters_is_found(tmp_path: Path, name: str) -> N
     pytest.fail(f"nobody has noticed that {name}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_THREE)
+def test_each_planted_fault_of_hidden_members_is_found(tmp_path: Path, name: str) -> None:
+    products = [PRODUCTS[ON_THREE[name]]]
+    with closing(Deployments("6.0.27", THREE)) as deployments:
+        for seed in range(9350, 9354):
+            report = Report()
+            chosen = Chosen(seed, products, operations=60, faults=0, planted=name, rounds=4)
+            play_on(deployments, tmp_path / str(seed), report, chosen)
+            if report.differences:
+                return
+    pytest.fail(f"nobody has noticed that {name}")
+
+
+def test_of_three_seeds_one_is_played_on_each_kind_of_deployment() -> None:
+    """A run of many seeds had one member in each: neither elections nor moved chunks, unless they were asked for."""
+    every = [Deployments("6.0.27").kind(seed) for seed in range(1, 21)]
+    assert {kind: every.count(kind) for kind in every} == {SINGLE: 7, THREE: 7, CLUSTER: 6}
+    assert Deployments("6.0.27", THREE).kind(3) == THREE
+
+
 def found_with(name: str, deployment: ReplicaSet, folder: Path, *, seeds: range, **chosen: Any) -> dict[str, str]:
     """What a few seeds say of one product with a fault in it, up to the first that says anything."""
     product, kind = SHOWN_BY[name]
@@ -178,7 +212,7 @@ def test_every_planted_fault_has_its_place() -> None:
     for name in PLANTED:
         with planted_here(name):
             pass
-    assert SHOWN_BY.keys() | ON_CLUSTERS.keys() == PLANTED.keys()
+    assert SHOWN_BY.keys() | ON_CLUSTERS.keys() | ON_THREE.keys() == PLANTED.keys()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from bson.int64 import Int64
 from bson.objectid import ObjectId
 from deltalake import DeltaTable
 
+from tailrace.tables.data_files import opened
 from tailrace.tables.delta_table import CollectionTable
 from tailrace.tables.names import folder_of
 from tailrace.tables.schema import Decoded as Documents
@@ -140,10 +141,14 @@ def unlike_its_documents(root: Path, namespace: str, rng: random.Random) -> list
     folder = root / folder_of(namespace)
     if not (folder / "_delta_log").exists():
         return []
+    table = CollectionTable(folder, namespace)
+    for file in table.files():
+        with opened(folder, file.name) as opening:
+            opening.read()  # most programs do not look whether what they read is damaged; who wants to know does so
     rows = DeltaTable(folder).to_pyarrow_table(columns=["_key", "_bson"]).sort_by("_key")
     decoded = Documents(rows.column("_bson").to_pylist())
     documents = [decoded[number] for number in range(rows.num_rows)]
-    columns = CollectionTable(folder, namespace).schema(TableSchema()).columns
+    columns = table.schema(TableSchema()).columns
     expected = {one.name: typed_array(fill(one, documents, far_is_null=True)[0], one.arrow) for one in columns}
     reader = rng.choice(sorted(READERS))
     found = READERS[reader](folder, None, None)

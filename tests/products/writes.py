@@ -91,6 +91,8 @@ class ReplicaSetWrites:
         self._operations = self.workload.operations(count)
         self._client: MongoClient[Any] = MongoClient(deployment.uri, **PATIENCE)
         self._wire = authenticated(self._primary_uri())
+        #: Of a hidden member, from which products read now and then; empty where there is none.
+        self.hidden_uri = _hidden(deployment)
         self.clear()
         # Documents that expire by themselves would go between a pause and the look at what is there.
         self._expired = bool(self._wire.run("admin", {"setParameter": 1, "ttlMonitorEnabled": False})["was"])
@@ -289,6 +291,8 @@ class ReplicaSetWrites:
     def pause(self, truth: Truth) -> ClusterTime:
         """Record what is there now. Raises ServerFailed where the server's own stream cannot be read."""
         time = note(self._wire, "workload pauses")
+        if self.hidden_uri:
+            _wait_for(self.hidden_uri, time)
         found = collections(self._client, self.databases)
         since = self._recorded.tick()
         stage: dict[str, Any] = {"startAtOperationTime": since.to_timestamp()}
@@ -327,6 +331,28 @@ def with_partial_rights(uri: str, seed: int, database: str) -> str:
 
 def _partial(seed: int) -> str:
     return f"partial{seed}"
+
+
+def _hidden(deployment: ReplicaSet) -> str:
+    for member in deployment.members if len(deployment.members) > 1 else ():
+        uri = f"mongodb://{member.host}/?directConnection=true"
+        with MongoClient[Any](uri) as client:
+            if client.admin.command("hello").get("hidden"):
+                root = f"root:{ROOT_PASSWORD}@" if "root:" in deployment.uri else ""
+                return uri.replace("mongodb://", f"mongodb://{root}")
+    return ""
+
+
+def _wait_for(uri: str, until: ClusterTime) -> None:
+    """Until a member knows that what was written up to a time is committed."""
+    deadline = time.monotonic() + 120
+    with MongoClient[Any](uri, **PATIENCE) as client:
+        while True:
+            known = client.admin.command("replSetGetStatus")["optimes"]["lastCommittedOpTime"]["ts"]
+            if ClusterTime.from_timestamp(known) >= until:
+                return
+            assert time.monotonic() < deadline, "the hidden member stays behind"
+            time.sleep(0.05)
 
 
 def _fail_point(uri: str, mode: str) -> None:
