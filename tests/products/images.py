@@ -44,7 +44,7 @@ class ImagesProduct(Product):
             return told
         told += _unknown(events)
         proven = self._beside_the_server(truth.imaged(begun, job.time), events, told)
-        return told + self._beside_the_collections(events, truth.collections(job.time), proven, job.moved)
+        return told + self._beside_the_collections(events, truth.collections(job.time), proven, job.unshown)
 
     def _beside_the_server(self, theirs: list[bytes], ours: list[bytes], told: list[str]) -> set[int]:
         """The places of the events whose images the server has too."""

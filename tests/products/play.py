@@ -105,6 +105,8 @@ class Play:
             "moved": list(writes.moved),
             "played": seed,
             "hidden": writes.hidden_uri,
+            "eventless": list(writes.eventless),
+            "unlogged": list(writes.unlogged),
         }
         job = Job(
             product="",

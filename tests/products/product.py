@@ -64,6 +64,17 @@ class Job:
         return set(self.options.get("moved", ()))
 
     @property
+    def unshown(self) -> set[str]:
+        """The collections whose documents the events do not tell: those that move, and those that are also written to
+        by operations without an event."""
+        return self.moved | set(self.options.get("eventless", ()))
+
+    @property
+    def unlogged(self) -> set[str]:
+        """The collections whose documents not even the oplog tells: capped ones of 4.4."""
+        return set(self.options.get("unlogged", ()))
+
+    @property
     def has_images(self) -> bool:
         """Whether the servers know images and expanded events: since 6.0."""
         return int(self.version.partition(".")[0]) >= 6

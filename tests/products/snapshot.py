@@ -45,7 +45,7 @@ class SnapshotProduct(Product):
             # From the first one that came, every one has to be there; one lost before shows in the collections.
             expected = truth.events(time_of(changes[0]), job.time)
             told = first_of([_token(one) for one in expected], [_token(one) for one in changes], "token")
-        unknown = renamed(events) | job.moved
+        unknown = renamed(events) | job.unshown
         expected_now = {name: one for name, one in truth.collections(job.time).items() if name not in unknown}
         found = {name: _stored(target.collections.get(name, {}).values()) for name in expected_now}
         more: dict[str, dict[bytes, bytes]] = {

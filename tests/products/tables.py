@@ -70,9 +70,9 @@ class TablesProduct(Product):
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
         root = self._root(job)
-        expected = {name: one for name, one in truth.collections(job.time).items() if _has_table(name)}
+        expected = {name: one for name, one in truth.collections(job.time).items() if _is_tabled(job, name)}
         known = {name for pause in truth.pauses() for name in truth.collections(pause)}
-        tabled = {name for name in filter(_has_table, known) if (root / folder_of(name)).exists()}
+        tabled = {name for name in known if _is_tabled(job, name) and (root / folder_of(name)).exists()}
         found = {name: in_table(root, name) for name in {*expected, *tabled}}
         told = _strange(root, {*map(folder_of, known)})
         for rule in self._rules(job):
@@ -113,7 +113,7 @@ class AsOfProduct(TablesProduct):
         for _ in range(_ASKED):
             pause = rng.choice(pauses)
             expected = truth.collections(pause)
-            namespace = rng.choice(sorted(filter(_has_table, expected)))
+            namespace = rng.choice([one for one in sorted(expected) if _is_tabled(job, one)])
             folder = self._root(job) / folder_of(namespace)
             first = min((one.time for one in stated(folder)), default=None) if folder.exists() else None
             if first is None or pause < first:
@@ -159,9 +159,9 @@ def _strange(root: Path, known: set[str]) -> list[str]:
     return [f"the table {name} has {count} rows of no collection" for name, count in rows.items() if count]
 
 
-def _has_table(namespace: str) -> bool:
-    """Not what the server makes on its way and removes again."""
-    return not namespace.split(".", 1)[1].startswith(("tmp", "system."))
+def _is_tabled(job: Job, namespace: str) -> bool:
+    """Not what the server makes on its way and removes again, nor what the oplog does not tell."""
+    return not namespace.split(".", 1)[1].startswith(("tmp", "system.")) and namespace not in job.unlogged
 
 
 #: What a reader says of a damaged table is a refusal too.

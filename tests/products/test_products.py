@@ -17,7 +17,7 @@ from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
-from tests.products import lake, writes
+from tests.products import lake, own_writes
 from tests.products.__main__ import Chosen, elsewhere_of, play_on, run_seed, run_sharded
 from tests.products.deployments import CLUSTER, SINGLE, THREE, Deployments
 from tests.products.following import _write
@@ -98,7 +98,7 @@ def test_each_seed_of_a_run_begins_with_nothing_there(
         present.append(names.present)
 
     monkeypatch.setattr(OddNames, "begin_round", noted)
-    monkeypatch.setattr(writes, "_UNREADABLE", 1.0)
+    monkeypatch.setattr(own_writes, "UNREADABLE", 1.0)
     here = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
     there = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
     report = Report()

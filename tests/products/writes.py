@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import bson
-from bson.binary import Binary
 from pymongo import MongoClient
 from pymongo.auth_shared import _build_credentials_tuple
 from pymongo.errors import PyMongoError
@@ -27,22 +25,17 @@ from tests.differential import native
 from tests.differential.execute import Executed, clear, note, run_operation
 from tests.differential.wire import CommandError, Wire
 from tests.differential.workload import Command, Operation, Workload
-from tests.products import typed
-from tests.products.odd_names import OddNames
+from tests.products import own_writes
+from tests.products.own_writes import EXPIRING, OwnWrites
 from tests.products.truth import Truth, time_of
 from tests.tables.equality import collections
 
 ROOT_PASSWORD: Final = "r00t-s3cret"
-_SIZES: Final = "sizes"
-_EXPIRING: Final = "expiring"
-#: Of the largest document that is updated: an event with both images has to fit into 16 MB.
-_UPDATED_MAX: Final = 5 << 20
 #: Of the harness's own connections: a server that falls silent ends the run.
 PATIENCE: Final[dict[str, Any]] = {"socketTimeoutMS": 300_000}
-_LARGEST: Final = (16 << 20) - 200
 #: Nobody writes to these collections but ourselves.
 OUTBOX, ORDERS = "outbox", "orders"
-_NOT_WRITTEN: Final = frozenset({"long description", "prepared transaction"})
+_NOT_WRITTEN: Final = frozenset({"long description"})
 
 
 def authenticated(uri: str) -> Wire:
@@ -100,9 +93,11 @@ class ReplicaSetWrites:
         self._recorded = self.start
         self.done = Executed(self.start, self.start)
         self._unique_names = unique_names
-        self._sizes: list[int] = []
-        self._names = OddNames(self.own, f"{seed} {salt}")
-        self._unreadable = 0.0 if salt else _UNREADABLE
+        unreadable = 0.0 if salt else own_writes.UNREADABLE
+        self._mine = OwnWrites(
+            self.own, f"{seed} {salt}", self.version, unreadable=unreadable, unique_names=unique_names
+        )
+        self.eventless, self.unlogged = self._mine.eventless, self._mine.unlogged
         self._beside = acting_on(self._client[self.followed])
         self._beside_rng = random.Random(f"tailrace beside {seed + salt}")
 
@@ -129,20 +124,19 @@ class ReplicaSetWrites:
 
     def run(self, count: int) -> None:
         """The next operations of the workload, and some of our own among them."""
-        self._names.begin_round(self._wire.exchange, self._unreadable)
+        self._mine.begin_round(self._send, self._wire.exchange)
         for operation in self._next(count):
             if operation.kind not in _NOT_WRITTEN:
                 self._run(operation)
-            if self._rng.random() < 0.15:
-                for command in self._sized():
-                    self._send(command)
-            if self._rng.random() < 0.1:
-                self._send(self._names.write())
-            if self._rng.random() < 0.4:
-                self._send(typed.write(self._rng).command())
+            self._mine.write(self._send)
             if self._rng.random() < 0.3:
                 self._beside(self._beside_rng)
                 self._message()
+
+    @property
+    def refusable(self) -> bool:
+        """Whether this round had collections that nobody can copy."""
+        return self._mine.refusable
 
     def _run(self, operation: Operation) -> None:
         commands = tuple(_as_events(command, self.version) for command in operation.commands)
@@ -156,25 +150,9 @@ class ReplicaSetWrites:
             yield operation
 
     def _send(self, command: dict[str, Any]) -> None:
+        database = str(command.pop("$db", self.own))
         with suppress(CommandError):
-            self._wire.run(self.own, command)
-
-    def _sized(self) -> Iterator[dict[str, Any]]:
-        """Documents from 1 byte to 16 MB: mostly small ones, since everybody copies them."""
-        rng = self._rng
-        if self._sizes and rng.random() < 0.5:
-            chosen = rng.choice(self._sizes)
-            if rng.random() < 0.3:
-                self._sizes.remove(chosen)
-                yield {"delete": _SIZES, "deletes": [{"q": {"_id": chosen}, "limit": 1}]}
-            elif chosen < _UPDATED_MAX:
-                yield {"update": _SIZES, "updates": [{"q": {"_id": chosen}, "u": {"$inc": {"n": 1}}}]}
-            return
-        size = min(_LARGEST, int(2 ** (rng.random() * (24.0 if rng.random() < 0.1 else 15.0))))
-        pad = Binary(rng.randbytes(min(size, 1 << 16)) * max(1, size >> 16))[: max(0, size)]
-        if size not in self._sizes:
-            self._sizes.append(size)
-            yield {"insert": _SIZES, "documents": [{"_id": size, "pad": Binary(pad)}]}
+            self._wire.run(database, command)
 
     def _message(self) -> None:
         """An order and what is to be told of it, in one transaction; some are given up."""
@@ -193,13 +171,11 @@ class ReplicaSetWrites:
         """Documents that the server removes by itself, because their time is over; where it looks for them often."""
         if self._wire.run("admin", {"getParameter": 1, "ttlMonitorSleepSecs": 1})["ttlMonitorSleepSecs"] > 1:
             return
-        past = {"createIndexes": _EXPIRING, "indexes": [{"key": {"at": 1}, "name": "at", "expireAfterSeconds": 1}]}
-        self._wire.run(self.own, past)
-        documents = [{"_id": self._rng.getrandbits(60), "at": _LONG_AGO} for _ in range(5)]
-        self._wire.run(self.own, {"insert": _EXPIRING, "documents": documents})
+        for command in self._mine.expiring():
+            self._wire.run(self.own, command)
         self._set(ttlMonitorEnabled=True)
         deadline = time.monotonic() + 120
-        while self._client[self.own][_EXPIRING].count_documents({}) and time.monotonic() < deadline:
+        while self._client[self.own][EXPIRING].count_documents({}) and time.monotonic() < deadline:
             time.sleep(0.1)
         self._set(ttlMonitorEnabled=False)
 
@@ -362,11 +338,6 @@ def _fail_point(uri: str, mode: str) -> None:
 
 class ServerFailed(Exception):  # noqa: N818 - as in the products
     """The server's own stream ends: there is nothing to compare with."""
-
-
-#: How probable it is that a round has such names, where the one before had none.
-_UNREADABLE: Final = 0.15
-_LONG_AGO: Final = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 def _as_events(command: Command, version: str) -> Command:
