@@ -103,8 +103,7 @@ def run_sharded(version: str, other: ShardedCluster | None, folder: Path, report
             there = elsewhere_of(elsewhere, folder / "elsewhere", chosen.operations // chosen.rounds)
         writes = ClusterWrites(stack.enter_context(cluster_of(version)), chosen.seed, chosen.rounds)
         unable = {one.name for one in chosen.products if not one.on_clusters}
-        left_out = unable | ({"images"} if writes.reshards else set())
-        chosen.play(writes, folder, report, left_out=left_out, elsewhere=there)
+        chosen.play(writes, folder, report, left_out=unable, elsewhere=there)
 
 
 def main(arguments: list[str] | None = None) -> int:

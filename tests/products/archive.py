@@ -27,6 +27,8 @@ from tests.differential.test_archive_live import entries_of
 from tests.products.product import Job, Product
 from tests.products.truth import Truth, first_of, time_of
 
+#: An archive ends where another replica set gets the name of a shard.
+REPLACED = "was removed from the cluster and added again"
 _SMALL = SegmentLimits(bytes=60_000, seconds=0.5)
 
 
@@ -44,7 +46,7 @@ def record(uri: str, folder: Path) -> None:
 class ArchiveProduct(Product):
     name = "archive"
     parts = ("*/*.parquet", "*.json")
-    limits = ("was removed from the cluster and added again", "after the stream's start, which lies in the archive")
+    limits = (REPLACED, "after the stream's start, which lies in the archive")
 
     def advance(self, job: Job) -> None:
         record(job.uri, job.root)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import bson
@@ -11,15 +13,16 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from tailrace.embedded import ShardedCluster
+from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.oplog.cluster_time import ClusterTime
-from tests.products import typed
+from tests.differential.wire import CommandError, Wire
+from tests.products.own_writes import EXPIRING, OwnWrites
 from tests.products.truth import Truth, time_of
-from tests.products.writes import ROOT_PASSWORD, with_partial_rights
+from tests.products.writes import ROOT_PASSWORD, authenticated, with_partial_rights
 from tests.sharded import native
 from tests.sharded.fuzz import tied
 from tests.sharded.random_workload import RandomWorkload
-from tests.tables.equality import key_of
+from tests.tables.equality import collections, key_of
 
 #: Writers of a round, and what of a round's operations each does.
 _WRITERS: Final = 2
@@ -33,24 +36,31 @@ class ClusterWrites:
         self._salt = salt
         self.version = cluster.version
         self.seed = seed
-        self.databases = tuple(f"fuzz{seed}r{number}" for number in range(rounds))
+        self._each = tuple(f"fuzz{seed}r{number}" for number in range(rounds))
+        self.own = f"fuzz{seed}s"
+        self.databases = (*self._each, self.own)
         self.followed = f"fuzz{seed}v"
         self.hidden_uri = ""
-        unsharded = ("plain", typed.DECLARED, typed.INFERRED)
-        self.moved = tuple(f"{database}.{name}" for database in self.databases for name in unsharded)
+        # Names that nobody can copy would stay where they are when a primary moves.
+        self._mine = OwnWrites(self.own, f"cluster {seed} {salt}", self.version, unreadable=0.0, unique_names=True)
+        self.eventless, self.unlogged = self._mine.eventless, self._mine.unlogged
+        self.moved = (*(f"{database}.plain" for database in self.databases), *self._mine.namespaces)
         self._rng = random.Random(f"tailrace products cluster {seed + salt}")
         self._round = 0
         self._former: dict[str, Timestamp] = {}
         self.start = ClusterTime.from_timestamp(cluster.router.fence())
         self._recorded = self.start
-        #: Exact images do not know what a resharded collection holds (docs/reference/exact-images.md).
-        self.reshards = seed % 2 == 0 and cluster.version.startswith("6.")
+        self._reshards = seed % 2 == 0 and cluster.version.startswith("6.")
+        #: Exact images are null there (docs/design/exact-images.md).
+        self.resharded = tuple(f"{database}.orders" for database in self._each) if self._reshards else ()
 
     def run(self, count: int) -> None:
         """A round: a shard joins in the third, and one leaves in the fourth."""
         number, router = self._round, self.deployment.router
         self._round += 1
-        database = self.databases[number]
+        database = self._each[number]
+        if number == 0:
+            router.create_database(self.own, self._rng.choice(list(self.deployment.shards)))
         workload = RandomWorkload(
             self.deployment,
             (self.seed + self._salt) * 100 + number,
@@ -62,24 +72,29 @@ class ClusterWrites:
         )
         ran = workload.run(workload.prepare())
         self._former |= dict(ran.former)
-        for _ in range(count // 2):
-            self._typed(database, typed.write(self._rng))
-        for one in self.databases[: number + 1]:
+        self._write_mine(count)
+        for one in (*self._each[: number + 1], self.own):
             if self._rng.random() < 0.5:
                 self._move_primary(one)
             router.update_one(f"{one}.plain", {"_id": "first"}, {"$inc": {"n": 1}}, upsert=True)
-        if self.reshards and self._rng.random() < 0.5:
+        if self._reshards and self._rng.random() < 0.5:
             router.create_index(f"{database}.orders", {"_id": 1, "region": 1}, "other")
             router.reshard(f"{database}.orders", {"_id": 1, "region": 1})
 
-    def _typed(self, database: str, write: typed.Write) -> None:
-        router, namespace, query = self.deployment.router, f"{database}.{write.collection}", {"_id": write.id}
-        if write.kind == "delete":
-            router.delete_one(namespace, query)
-        elif write.kind == "replace":
-            router.replace_one(namespace, query, write.change, upsert=True)
-        else:
-            router.update_one(namespace, query, write.change, upsert=True)
+    def _write_mine(self, count: int) -> None:
+        """To the primary shard itself: that takes what a router has no words for."""
+        with authenticated(self._primary_of(self.own).uri) as wire:
+            self._mine.begin_round(partial(self._send, wire), wire.exchange)
+            for _ in range(count):
+                self._mine.write(partial(self._send, wire))
+
+    def _send(self, wire: Wire, command: dict[str, Any]) -> None:
+        database = str(command.pop("$db", self.own))
+        with suppress(CommandError):
+            wire.run(database, command)
+
+    def _primary_of(self, database: str) -> ReplicaSet:
+        return self.deployment.shards[self.deployment.router.catalog.database(database)["primary"]]
 
     def _move_primary(self, database: str) -> None:
         router = self.deployment.router
@@ -89,7 +104,16 @@ class ClusterWrites:
             router.move_primary(database, self._rng.choice(others))
 
     def disturb(self, rng: random.Random) -> str | None:
-        """Nothing: enough moves by itself."""
+        """Let a shard's or the config server's primary step down, or end without a word and come back."""
+        if rng.random() < 0.5:
+            return None
+        parts = [*self.deployment.shards.values(), self.deployment.config]
+        part = rng.choice(parts)
+        if rng.random() < 0.5:
+            part.step_down()
+            return "step-down of a shard"
+        part.restart(part.kill())
+        return "crash of a shard"
 
     @property
     def can_be_restored(self) -> bool:
@@ -97,7 +121,17 @@ class ClusterWrites:
         return False
 
     def expire(self) -> None:
-        """Nothing expires here."""
+        """Documents that a shard removes by itself, because their time is over."""
+        with authenticated(self._primary_of(self.own).uri) as wire:
+            if wire.run("admin", {"getParameter": 1, "ttlMonitorSleepSecs": 1})["ttlMonitorSleepSecs"] > 1:
+                return
+            for command in self._mine.expiring():
+                self._send(wire, command)
+            wire.run("admin", {"setParameter": 1, "ttlMonitorEnabled": True})
+            deadline = time.monotonic() + 120
+            while wire.run(self.own, {"count": EXPIRING})["n"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            wire.run("admin", {"setParameter": 1, "ttlMonitorEnabled": False})
 
     def partial_uri(self) -> str | None:
         """The address with the name of a user who may read the oplogs and one of the databases; ``None`` where the
@@ -110,7 +144,7 @@ class ClusterWrites:
 
     def clear(self) -> None:
         """Drop what was written."""
-        for database in self.databases[: self._round]:
+        for database in (*self._each[: self._round], self.own):
             self.deployment.router.drop_database(database)
 
     def close(self) -> None:
@@ -119,25 +153,35 @@ class ClusterWrites:
     def pause(self, truth: Truth) -> ClusterTime:
         """Record what is there now."""
         end = self.deployment.router.fence()
-        time = ClusterTime.from_timestamp(end)
+        at = ClusterTime.from_timestamp(end)
         since = self._recorded.tick().to_timestamp()
-        events = native.union(self.deployment, "admin", 1, since, end, former=self._former, allChangesForCluster=True)
-        truth.record(time, self._collections(), tied([one for one in events if time_of(one) <= time]), [])
-        self._recorded = time
-        return time
+        found = [self._events(since, end, for_merge=True)]
+        if self.deployment.version >= "6.":
+            # A mongos adds the images itself, behind its merge: who talks to a shard alone is given them.
+            kept = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+            found.append(self._events(since, end, for_merge=False, **kept))
+        truth.record(at, self._collections(), found[0], found[-1] if len(found) > 1 else [])
+        self._recorded = at
+        return at
+
+    def _events(self, since: Timestamp, end: Timestamp, **options: Any) -> list[bytes]:
+        former = {"former": self._former, "allChangesForCluster": True}
+        events = native.union(self.deployment, "admin", 1, since, end, **former, **options)
+        return tied([one for one in events if time_of(one) <= ClusterTime.from_timestamp(end)])
 
     def _collections(self) -> dict[str, dict[bytes, bytes]]:
         found = {}
         for namespace in sorted(self._namespaces()):
             documents = [bson.encode(one) for one in self.deployment.router.find(namespace)]
             found[namespace] = {key_of(one): one for one in documents}
-        return found
+        with MongoClient[Any](self._primary_of(self.own).uri) as client:
+            return found | collections(client, (self.own,))
 
     def _namespaces(self) -> set[str]:
         names = set()
         for shard in self.deployment.shards.values():
             with MongoClient[Any](shard.uri) as client:
-                for database in self.databases[: self._round]:
+                for database in self._each[: self._round]:
                     listed = client[database].list_collections(filter={"type": "collection"})
                     names |= {f"{database}.{one['name']}" for one in listed if not one["name"].startswith("system.")}
         return names

@@ -23,7 +23,11 @@ _PARAMETERS: Final = {
     "diagnosticDataCollectionEnabled": False,
     "disableLogicalSessionCacheRefresh": True,
 }
-_SHARD_PARAMETERS: Final = {"ttlMonitorEnabled": False, "diagnosticDataCollectionEnabled": False}
+_SHARD_PARAMETERS: Final = {
+    "ttlMonitorEnabled": False,
+    "ttlMonitorSleepSecs": 1,
+    "diagnosticDataCollectionEnabled": False,
+}
 
 
 @contextmanager

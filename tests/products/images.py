@@ -32,7 +32,7 @@ class ImagesProduct(Product):
         # Some runs refuse what they do not know, the others say null: what a store has lost shows in these alone. A
         # directory that is new while the stream is not knows only what comes, and null is right then.
         is_whole = (job.root / "images" / "layout.json").exists() or not (job.root / EVENTS).exists()
-        exact = "exactWhenAvailable" if job.seed % 2 and is_whole else "exact"
+        exact = "exactWhenAvailable" if (job.seed % 2 and is_whole) or job.resharded else "exact"
         said: dict[str, Any] = {"full_document": exact, "full_document_before_change": exact}
         follow(job.uri, job.root, job.time, said, images=job.root / "images")
 
@@ -42,15 +42,19 @@ class ImagesProduct(Product):
         told = first_of(truth.events(begun, job.time), [without_images(event) for event in events], "event")
         if told:
             return told
-        told += _unknown(events)
+        told += _unknown(events, job.resharded)
         proven = self._beside_the_server(truth.imaged(begun, job.time), events, told)
-        return told + self._beside_the_collections(events, truth.collections(job.time), proven, job.unshown)
+        return told + self._beside_the_collections(
+            events, truth.collections(job.time), proven, job.unshown | job.resharded
+        )
 
     def _beside_the_server(self, theirs: list[bytes], ours: list[bytes], told: list[str]) -> set[int]:
         """The places of the events whose images the server has too."""
         proven = set()
-        for place, (their, our) in enumerate(zip(theirs, ours, strict=False)):
-            for field in (_BEFORE, _AFTER):
+        theirs_by_token = {bytes(_field(event, b"_id") or b""): event for event in theirs}
+        for place, our in enumerate(ours):
+            their = theirs_by_token.get(bytes(_field(our, b"_id") or b""))
+            for field in (_BEFORE, _AFTER) if their is not None else ():
                 image = _field(their, field)
                 if image is None:
                     continue
@@ -90,15 +94,16 @@ class ImagesProduct(Product):
         return told
 
 
-def _unknown(events: list[bytes]) -> list[str]:
-    """Images that are null: everything was there when the store began, or was written later."""
+def _unknown(events: list[bytes], resharded: set[str]) -> list[str]:
+    """Images that are null: everything was there when the store began, or was written later. What a resharded
+    collection holds nobody knows."""
     wanted = {"update": (_BEFORE, _AFTER), "replace": (_BEFORE,), "delete": (_BEFORE,)}
     null = [
         f"{field.decode()} of the {kind} of {_namespace(event)} is null"
         for event in events
         for kind in [RawBSONDocument(event)["operationType"]]
         for field in wanted.get(kind, ())
-        if _field(event, field) is None
+        if _field(event, field) is None and _namespace(event) not in resharded
     ]
     return [f"{null[0]}, and {len(null) - 1} more"] if null else []
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tests.differential.wire import raw_command, raw_insert
 
-_DOTTED: Final = ("a..b", "a.", "a...")
+DOTTED: Final = ("a..b", "a.", "a...")
 #: Both are the same text where what is wrong is replaced.
 _UNREADABLE: Final = (b"odd\xfe", b"odd\xff")
 _IDS: Final = 6
@@ -26,7 +26,7 @@ class OddNames:
     def write(self) -> dict[str, Any]:
         """The next write to a collection that can be copied."""
         rng = self._rng
-        name, key = rng.choice(_DOTTED), rng.randrange(_IDS)
+        name, key = rng.choice(DOTTED), rng.randrange(_IDS)
         chosen = rng.random()
         if chosen < 0.1:
             return {"drop": name}

@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 
 from tests.differential import documents as docs
 from tests.products import typed
-from tests.products.odd_names import OddNames
+from tests.products.odd_names import DOTTED, OddNames
 
 _SIZES: Final = "sizes"
 _CORPUS: Final = "corpus"
@@ -58,8 +58,8 @@ class OwnWrites:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """What may be there, but for odd names."""
-        names = (_SIZES, _CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, typed.DECLARED, typed.INFERRED)
+        """What may be there and can be copied."""
+        names = (_SIZES, _CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, typed.DECLARED, typed.INFERRED, *DOTTED)
         return tuple(f"{self.database}.{name}" for name in names)
 
     def begin_round(self, send: Sent, exchange: Callable[[bytes], object]) -> None:

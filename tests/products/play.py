@@ -103,6 +103,7 @@ class Play:
             "databases": list(writes.databases),
             "followed": writes.followed,
             "moved": list(writes.moved),
+            "resharded": list(writes.resharded),
             "played": seed,
             "hidden": writes.hidden_uri,
             "eventless": list(writes.eventless),

@@ -70,6 +70,11 @@ class Job:
         return self.moved | set(self.options.get("eventless", ()))
 
     @property
+    def resharded(self) -> set[str]:
+        """The collections that may be given another shard key."""
+        return set(self.options.get("resharded", ()))
+
+    @property
     def unlogged(self) -> set[str]:
         """The collections whose documents not even the oplog tells: capped ones of 4.4."""
         return set(self.options.get("unlogged", ()))

@@ -21,7 +21,7 @@ from tailrace.tables.names import folder_of
 from tailrace.tables.schema import Policy
 from tailrace.tables.settings import TableRule, TableSettings
 from tests.products import typed
-from tests.products.archive import record
+from tests.products.archive import REPLACED, record
 from tests.products.product import Job, Product
 from tests.products.truth import Truth, difference_of
 from tests.tables.equality import in_table
@@ -98,6 +98,7 @@ class AsOfProduct(TablesProduct):
     name = "as-of"
     parts = ("tables/_tailrace", "tables/[!_]*", "newest log", "archive", "archive/*/*.parquet")
     policies = ("widen", "evolve")
+    limits = (REPLACED,)
 
     def advance(self, job: Job) -> None:
         super().advance(job)

@@ -80,6 +80,7 @@ class ReplicaSetWrites:
         #: What is written here becomes views, messages and effects, which change with them: no product's truth.
         self.followed = f"fuzz{seed}v"
         self.moved: tuple[str, ...] = ()
+        self.resharded: tuple[str, ...] = ()
         self._rng = random.Random(f"tailrace products {seed + salt}")
         self._operations = self.workload.operations(count)
         self._client: MongoClient[Any] = MongoClient(deployment.uri, **PATIENCE)
