@@ -101,8 +101,11 @@ def run_sharded(version: str, other: ShardedCluster | None, folder: Path, report
             elsewhere = ClusterWrites(other, chosen.seed, chosen.rounds, salt=_OTHER_SEED)
             stack.enter_context(leaving_nothing(elsewhere))
             there = elsewhere_of(elsewhere, folder / "elsewhere", chosen.operations // chosen.rounds)
-        writes = ClusterWrites(stack.enter_context(cluster_of(version)), chosen.seed, chosen.rounds)
-        unable = {one.name for one in chosen.products if not one.on_clusters}
+        leases = "" if other is None else next(iter(other.shards.values())).uri
+        cluster = stack.enter_context(cluster_of(version))
+        writes = ClusterWrites(cluster, chosen.seed, chosen.rounds, leases=leases)
+        stack.callback(writes.drop_leases)
+        unable = {one.name for one in chosen.products if not one.on_clusters or (one.has_leases and not leases)}
         chosen.play(writes, folder, report, left_out=unable, elsewhere=there)
 
 

@@ -14,11 +14,12 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from tailrace.embedded import ReplicaSet, ShardedCluster
+from tailrace.embedded.sharding import Router, Transaction
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.differential.wire import CommandError, Wire
 from tests.products.own_writes import EXPIRING, OwnWrites
 from tests.products.truth import Truth, time_of
-from tests.products.writes import ROOT_PASSWORD, authenticated, with_partial_rights
+from tests.products.writes import ORDERS, OUTBOX, ROOT_PASSWORD, authenticated, with_partial_rights
 from tests.sharded import native
 from tests.sharded.fuzz import tied
 from tests.sharded.random_workload import RandomWorkload
@@ -29,9 +30,13 @@ _WRITERS: Final = 2
 
 
 class ClusterWrites:
-    """One seed's. Each round has a database of its own; the ones before are changed a little too, when they move."""
+    """One seed's. Each round has a database of its own; the ones before are changed a little too, when they move.
 
-    def __init__(self, cluster: ShardedCluster, seed: int, rounds: int, *, salt: int = 0) -> None:
+    ``leases``: the URI of a replica set beside the cluster, for positions and effects.
+    """
+
+    def __init__(self, cluster: ShardedCluster, seed: int, rounds: int, *, salt: int = 0, leases: str = "") -> None:
+        self.leases = leases
         self.deployment = cluster
         self._salt = salt
         self.version = cluster.version
@@ -47,6 +52,7 @@ class ClusterWrites:
         self.moved = (*(f"{database}.plain" for database in self.databases), *self._mine.namespaces)
         self._rng = random.Random(f"tailrace products cluster {seed + salt}")
         self._round = 0
+        self._has_orders = False
         self._former: dict[str, Timestamp] = {}
         self.start = ClusterTime.from_timestamp(cluster.router.fence())
         self._recorded = self.start
@@ -60,7 +66,8 @@ class ClusterWrites:
         self._round += 1
         database = self._each[number]
         if number == 0:
-            router.create_database(self.own, self._rng.choice(list(self.deployment.shards)))
+            for name in (self.own, self.followed):
+                router.create_database(name, self._rng.choice(list(self.deployment.shards)))
         workload = RandomWorkload(
             self.deployment,
             (self.seed + self._salt) * 100 + number,
@@ -73,6 +80,8 @@ class ClusterWrites:
         ran = workload.run(workload.prepare())
         self._former |= dict(ran.former)
         self._write_mine(count)
+        for _ in range(count // 3):
+            self._message()
         for one in (*self._each[: number + 1], self.own):
             if self._rng.random() < 0.5:
                 self._move_primary(one)
@@ -92,6 +101,22 @@ class ClusterWrites:
         database = str(command.pop("$db", self.own))
         with suppress(CommandError):
             wire.run(database, command)
+
+    def _message(self) -> None:
+        """An order and what is to be told of it, in one transaction."""
+        rng, number = self._rng, self._rng.randrange(12)
+        payload = {"n": rng.randrange(1000)}
+        letter = {"_id": rng.getrandbits(60), "topic": "orders", "key": str(number), "payload": payload}
+
+        def body(to: Router | Transaction) -> None:
+            to.update_one(f"{self.followed}.{ORDERS}", {"_id": number}, {"$inc": {"n": 1}}, upsert=True)
+            to.insert_one(f"{self.followed}.{OUTBOX}", letter)
+
+        if not self._has_orders:  # a transaction does not make collections
+            self._has_orders = True
+            body(self.deployment.router)
+        else:
+            self.deployment.router.run_transaction(body)
 
     def _primary_of(self, database: str) -> ReplicaSet:
         return self.deployment.shards[self.deployment.router.catalog.database(database)["primary"]]
@@ -144,8 +169,14 @@ class ClusterWrites:
 
     def clear(self) -> None:
         """Drop what was written."""
-        for database in (*self._each[: self._round], self.own):
+        for database in (*self._each[: self._round], self.own, self.followed):
             self.deployment.router.drop_database(database)
+
+    def drop_leases(self) -> None:
+        """Drop what is beside the cluster."""
+        if self.leases:
+            with MongoClient[Any](self.leases) as client:
+                client.drop_database(f"{self.followed}_leases")
 
     def close(self) -> None:
         """Nothing is open."""

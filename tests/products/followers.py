@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ _PATIENCE_S = 100.0
 #: What is of another deployment is refused before anything is read.
 _PATIENCE_ELSEWHERE_S = 10.0
 _LEASE_S = 1.0
+#: How long one works beside the writes.
+_A_WHILE_S = 1.5
 _LANES = 3
 
 
@@ -41,22 +43,30 @@ class Follower(Product):
 
     has_files = False
     has_leases = True
-    on_clusters = False
     #: What is put back together with the leases, since it was written in one transaction with them.
     written_together: ClassVar[tuple[str, ...]] = ()
 
     def advance(self, job: Job) -> None:
-        """Nothing: what it has to reach is what is compared."""
+        """Nothing: what it has to reach is what is compared. Where only this is asked for, it works a while."""
+        if job.options.get("only") == "advance":
+            with self._running(job) as (_, parts):
+                for part in parts:
+                    part.join(_A_WHILE_S / len(parts))
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
+        with self._running(job) as (client, parts):
+            return self._until_equal(client, job, truth, parts)
+
+    @contextmanager
+    def _running(self, job: Job) -> Iterator[tuple[Any, Sequence[Any]]]:
         job.root.mkdir(parents=True, exist_ok=True)
-        with tailrace.connect(job.uri) as client, MongoClient(job.options.get("leases", job.uri)) as beside:
+        with tailrace.connect(job.uri) as client, MongoClient(_leases_of(job)) as beside:
             self._prepare(beside[_beside(job)], job)
             parts = self._parts(client, MongoLeaseStore(beside[_beside(job)][self._leases]), job)
             for part in parts:
                 part.start()
             try:
-                return self._until_equal(client, job, truth, parts)
+                yield client, parts
             finally:
                 for part in parts:
                     part.stop()
@@ -79,13 +89,13 @@ class Follower(Product):
 
     def keep_leases(self, job: Job, copy: Path) -> None:
         """See ``Product``."""
-        with MongoClient(job.uri, document_class=RawBSONDocument, **PATIENCE) as client:
+        with MongoClient(_leases_of(job), document_class=RawBSONDocument, **PATIENCE) as client:
             for name in (self._leases, *self.written_together):
                 (copy / name).write_bytes(b"".join(bytes(one.raw) for one in client[_beside(job)][name].find()))
 
     def put_leases_back(self, job: Job, copy: Path) -> None:
         """See ``Product``."""
-        with MongoClient(job.uri, document_class=RawBSONDocument, **PATIENCE) as client:
+        with MongoClient(_leases_of(job), document_class=RawBSONDocument, **PATIENCE) as client:
             for name in (self._leases, *self.written_together):
                 collection = client[_beside(job)][name]
                 collection.delete_many({})
@@ -103,7 +113,10 @@ class Follower(Product):
 
 
 class ViewProduct(Follower):
+    """On clusters it would have to write through a mongos, and there is none here."""
+
     name = "view"
+    on_clusters = False
 
     def _parts(self, client: Any, store: MongoLeaseStore, job: Job) -> Sequence[Any]:
         own = job.options["followed"]
@@ -222,10 +235,16 @@ class ListenerProduct(Follower):
             if "documentKey" in event:
                 wanted[event["documentKey"]["_id"]].append(_data(event))
         last = max((ids[-1] for ids in wanted.values()), default="")
-        effects = client[_beside(job)]["effects"]
-        found = {one["_id"]: [seen for seen in one["seen"] if seen <= last] for one in effects.find()}
+        with MongoClient[Any](_leases_of(job)) as beside:
+            effects = beside[_beside(job)]["effects"].find().to_list()
+        found = {one["_id"]: [seen for seen in one["seen"] if seen <= last] for one in effects}
         wrong = [key for key in {*wanted, *found} if wanted.get(key, []) != found.get(key, [])]
         return [f"the effects of {len(wrong)} of {len(wanted)} documents are not its changes"] if wrong else []
+
+
+def _leases_of(job: Job) -> str:
+    """The deployment of leases and effects: a cluster's are elsewhere."""
+    return str(job.options.get("leases") or job.uri)
 
 
 def _beside(job: Job) -> str:

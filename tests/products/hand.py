@@ -75,7 +75,7 @@ class Hand:
     def faults(self, keeper: Keeper) -> list[str]:
         """The names of what can be done to a product now."""
         product = keeper.product
-        found = [] if product.on_spark else ["kill"]
+        found = ["kill"]
         if product.copies and self._partial_uri is not None:
             found.append("rights")
         if product.keeps_tokens and (keeper.root / EVENTS).exists():
@@ -111,6 +111,13 @@ class Hand:
     # -- what may not be refused afterwards ---------------------------------------------------------------------------
 
     def _kill(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """SIGKILL; a query of Spark is stopped instead, since the session is the harness's."""
+        if keeper.product.on_spark:
+            stopped = {"only": "advance", "stopped_after_s": 0.5 + self._rng.random() * 5.0}
+            first = keeper.run(keeper.job(until, stopped))
+            if not first.is_equal and not is_a_limit(keeper, first):
+                return Step("stopped", first, f"{first.kind}: {first.text}")
+            return self._has_to_be_equal("stopped", keeper, until)
         child = Child(keeper.job(until))
         time.sleep(self._rng.random() ** 2 * 2.0)
         was_running = child.kill()
@@ -141,7 +148,7 @@ class Hand:
         assert there is not None
         kept = keeper.keep()
         # Positions that are kept in MongoDB stay where they are, as those in files do.
-        more = {"elsewhere": True, "leases": keeper.uri}
+        more = {"elsewhere": True, "leases": keeper.leases}
         outcome = keeper.run(keeper.job(there.pause, more, uri=there.uri, truth=str(there.truth)))
         if outcome.kind == "wrong":
             keeper.restore(kept)

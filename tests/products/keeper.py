@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.products.children import Child, Outcome, carried_out, crash
@@ -16,6 +17,34 @@ from tests.products.product import Job, Product
 _COPIES_MAX = 3
 #: How often a hidden member is read, where there is one.
 _HIDDEN = 0.3
+
+
+class Running(Protocol):
+    """A run that has begun."""
+
+    def outcome(self) -> Outcome:
+        """Wait for its end."""
+
+
+class _OnSpark:
+    """One in a thread of this process."""
+
+    def __init__(self, product: Product, job: Job) -> None:
+        self._product, self._job = product, job
+        self._ended: list[Outcome] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._ended.append(carried_out(self._product, self._job))
+        except Exception as error:  # noqa: BLE001  as of a child: it is told as wrong
+            self._ended.append(Outcome("wrong", crash(error)))
+
+    def outcome(self) -> Outcome:
+        """See ``Running``."""
+        self._thread.join()
+        return self._ended[0]
 
 
 class Keeper:
@@ -33,9 +62,9 @@ class Keeper:
         return self.product.name
 
     @property
-    def uri(self) -> str:
-        """Of the deployment that it follows."""
-        return self._job.uri
+    def leases(self) -> str:
+        """The deployment where positions are that are kept in MongoDB."""
+        return str(self._job.options.get("leases") or self._job.uri)
 
     @property
     def has_begun(self) -> bool:
@@ -51,13 +80,12 @@ class Keeper:
 
     def run(self, job: Job) -> Outcome:
         """To its end."""
+        return self.begin(job).outcome()
+
+    def begin(self, job: Job) -> Running:
+        """Begin it, in a process of its own or on the harness's Spark session."""
         self._count += 1
-        if self.product.on_spark:
-            try:
-                return carried_out(self.product, job)
-            except Exception as error:  # noqa: BLE001  as of a child: it is told as wrong
-                return Outcome("wrong", crash(error))
-        return Child(job).outcome()
+        return _OnSpark(self.product, job) if self.product.on_spark else Child(job)
 
     def forget(self) -> None:
         """Begin again, with an empty store and no copies."""

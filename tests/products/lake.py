@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 from functools import cache
 from typing import Any
@@ -14,9 +15,14 @@ from pyspark.errors import PySparkException
 from tailrace.errors import SinkError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.products.product import Job, Product
+from tests.products.snapshot import unlike_a_copy
 from tests.products.truth import Truth, first_of, time_of
 
 _EVENTS_A_BATCH = "300"
+_EVERY_COLUMN = (
+    "event,token,operation_type,cluster_time,wall_time,database,collection,document_key,full_document,"
+    "update_description"
+)
 #: What is said of a data file whose bytes are others than those that were written.
 _NOT_AS_WRITTEN = re.compile(r"\.parquet (has \d+ bytes, and the log says|is not what was written)").search
 
@@ -48,18 +54,26 @@ class LakeProduct(Product):
         from tailrace.spark.lake import CompactionPolicy
         from tailrace.spark.lake.stream import write_stream
 
+        rng = random.Random(f"tailrace lake {job.options['played']}")
         start = ClusterTime(job.start).tick()
         options = {
             "uri": job.uri,
-            "startAtOperationTime": f"{start.seconds},{start.increment}",
-            "columns": "event,token",
+            "columns": rng.choice(("event,token", _EVERY_COLUMN)),
             "maxEventsPerTrigger": _EVENTS_A_BATCH,
+            "partitions": rng.choice(("1", "2", "4")),
         }
-        sink = _planted_sink(job.planted)
-        policy = CompactionPolicy(every=4, fan_in=2)
-        query = write_stream(session(), options, job.root / "lake", compaction=policy, available_now=True, **sink)
+        begin = {"startAtOperationTime": f"{start.seconds},{start.increment}"}
+        copied = {"startingFrom": "snapshot", "fullDocument": "updateLookup"}
+        options |= copied if _begins_with_a_copy(job) else begin
+        chosen: dict[str, Any] = {
+            "compaction": CompactionPolicy(every=4, fan_in=2),
+            "partition_by": rng.choice((None, ("day", "collection"), ("day", "hour", "collection"))),
+            "on_error": rng.choice(("fail", "quarantine")),
+            **_planted_sink(job.planted),
+        }
+        query = write_stream(session(), options, job.root / "lake", available_now=True, **chosen)
         try:
-            query.awaitTermination()
+            query.awaitTermination(job.options.get("stopped_after_s"))
         except PySparkException as error:
             raise _of_ours(error) from error
         finally:
@@ -78,13 +92,21 @@ class LakeProduct(Product):
             ]
         except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
             raise SinkError(f"the lake cannot be read: {error}") from error
-        mine = [event for event in events if time_of(event) <= job.time]
-        told = first_of(truth.events(ClusterTime(job.start).tick(), job.time), mine, "event of the lake")
+        if _begins_with_a_copy(job):
+            told = unlike_a_copy(events, job, truth)
+        else:
+            mine = [event for event in events if time_of(event) <= job.time]
+            told = first_of(truth.events(ClusterTime(job.start).tick(), job.time), mine, "event of the lake")
         problems = verify(lake, full=True).problems
         for problem in filter(_NOT_AS_WRITTEN, problems):
             # A reader of Parquet takes one whole file for another; who wants to know asks ``verify`` (how-to/lake.md).
             raise SinkError(f"lake verify: {problem}")
         return told + [f"lake verify: {problem}" for problem in problems]
+
+
+def _begins_with_a_copy(job: Job) -> bool:
+    """One in three seeds."""
+    return bool(job.options.get("played", 3) // 3 % 3 == 0)
 
 
 def _of_ours(error: PySparkException) -> TailraceError:

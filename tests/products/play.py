@@ -9,19 +9,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tests.products.children import Child
 from tests.products.hand import Elsewhere, Hand, Step, is_a_limit
-from tests.products.keeper import Keeper
+from tests.products.keeper import Keeper, Running
 from tests.products.product import Job, Product
 from tests.products.restored import RESTORED, RESTORED_CHANCE, Restoring
 from tests.products.truth import Truth
 
 ROUNDS: Final = 6
+#: How many of those that have begun run while there are writes.
+_BESIDE: Final = 0.6
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Play:
             "databases": list(writes.databases),
             "followed": writes.followed,
             "moved": list(writes.moved),
+            "leases": writes.leases,
             "resharded": list(writes.resharded),
             "played": seed,
             "hidden": writes.hidden_uri,
@@ -160,18 +162,15 @@ class Play:
             or (number >= self._begins[keeper.name] and self._rng.random() < (0.35 if keeper.name == "as-of" else 0.6))
         ]
 
-    def _beside(self) -> list[tuple[Keeper, Child]]:
+    def _beside(self) -> list[tuple[Keeper, Running]]:
         """Some run while there are writes, up to the last pause, and so a little further."""
         pauses = self._truth.pauses()
         if not pauses:
             return []
-        able = [one for one in self._keepers if one.has_begun and not one.product.on_spark]
-        chosen = [one for one in able if self._rng.random() < 0.4]
-        jobs = [one.job(pauses[-1]) for one in chosen]
-        children = [Child(replace(job, options={**job.options, "only": "advance"})) for job in jobs]
-        return list(zip(chosen, children, strict=True))
+        chosen = [one for one in self._keepers if one.has_begun and self._rng.random() < _BESIDE]
+        return [(one, one.begin(one.job(pauses[-1], {"only": "advance"}))) for one in chosen]
 
-    def _meanwhile(self, number: int, beside: list[tuple[Keeper, Child]]) -> None:
+    def _meanwhile(self, number: int, beside: list[tuple[Keeper, Running]]) -> None:
         for keeper, child in beside:
             outcome = child.outcome()
             if not outcome.is_equal and not is_a_limit(keeper, outcome):

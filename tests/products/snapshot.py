@@ -33,27 +33,31 @@ class SnapshotProduct(Product):
         _keep_the_middle(job.root)
 
     def differences(self, job: Job, truth: Truth) -> list[str]:
-        events = events_in(job.root)
-        target = Target()
-        changes = []
-        for event in events:
-            target.apply(event)
-            if _kind(event) != b"snapshot" and time_of(event) <= job.time:
-                changes.append(event)
-        told = []
-        if changes:
-            # From the first one that came, every one has to be there; one lost before shows in the collections.
-            expected = truth.events(time_of(changes[0]), job.time)
-            told = first_of([_token(one) for one in expected], [_token(one) for one in changes], "token")
-        unknown = renamed(events) | job.unshown
-        expected_now = {name: one for name, one in truth.collections(job.time).items() if name not in unknown}
-        found = {name: _stored(target.collections.get(name, {}).values()) for name in expected_now}
-        more: dict[str, dict[bytes, bytes]] = {
-            name: _stored(documents.values())
-            for name, documents in target.collections.items()
-            if documents and name.split(".", 1)[0] in job.databases and name not in unknown and "system." not in name
-        }
-        return told + difference_of(expected_now, {**found, **more}, "the events of")
+        return unlike_a_copy(events_in(job.root), job, truth)
+
+
+def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
+    """In what the documents of a copy and the changes behind it are not what the server says."""
+    target = Target()
+    changes = []
+    for event in events:
+        target.apply(event)
+        if _kind(event) != b"snapshot" and time_of(event) <= job.time:
+            changes.append(event)
+    told = []
+    if changes:
+        # From the first one that came, every one has to be there; one lost before shows in the collections.
+        expected = truth.events(time_of(changes[0]), job.time)
+        told = first_of([_token(one) for one in expected], [_token(one) for one in changes], "token")
+    unknown = renamed(events) | job.unshown
+    expected_now = {name: one for name, one in truth.collections(job.time).items() if name not in unknown}
+    found = {name: _stored(target.collections.get(name, {}).values()) for name in expected_now}
+    more: dict[str, dict[bytes, bytes]] = {
+        name: _stored(documents.values())
+        for name, documents in target.collections.items()
+        if documents and name.split(".", 1)[0] in job.databases and name not in unknown and "system." not in name
+    }
+    return told + difference_of(expected_now, {**found, **more}, "the events of")
 
 
 def _keep_the_middle(root: Path) -> None:

@@ -81,6 +81,8 @@ class ReplicaSetWrites:
         self.followed = f"fuzz{seed}v"
         self.moved: tuple[str, ...] = ()
         self.resharded: tuple[str, ...] = ()
+        #: Where positions and effects are kept, if not here.
+        self.leases = ""
         self._rng = random.Random(f"tailrace products {seed + salt}")
         self._operations = self.workload.operations(count)
         self._client: MongoClient[Any] = MongoClient(deployment.uri, **PATIENCE)
