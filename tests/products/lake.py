@@ -65,9 +65,10 @@ class LakeProduct(Product):
         begin = {"startAtOperationTime": f"{start.seconds},{start.increment}"}
         copied = {"startingFrom": "snapshot", "fullDocument": "updateLookup"}
         options |= copied if _begins_with_a_copy(job) else begin
+        divided = (("day", "collection"), ("day", "hour", "collection")) if "collection" in options["columns"] else ()
         chosen: dict[str, Any] = {
             "compaction": CompactionPolicy(every=4, fan_in=2),
-            "partition_by": rng.choice((None, ("day", "collection"), ("day", "hour", "collection"))),
+            "partition_by": rng.choice((None, ("day", "hour"), *divided)),
             "on_error": rng.choice(("fail", "quarantine")),
             **_planted_sink(job.planted),
         }

@@ -44,6 +44,7 @@ class OwnWrites:
         self._names = OddNames(database, seed)
         self._unreadable = unreadable
         self._sizes: list[int] = []
+        self._atomic: list[int] = []
         self._is_begun = False
         self._version = version
         #: What the events do not show, and what the oplog does not.
@@ -117,10 +118,14 @@ class OwnWrites:
     def _atomically(self) -> Iterator[dict[str, Any]]:
         rng, namespace = self._rng, f"{self.database}.{_ATOMIC}"
         yield {"update": _ATOMIC, "updates": [{"q": {"_id": "by an event"}, "u": {"$inc": {"n": 1}}, "upsert": True}]}
-        whole = {"_id": rng.randrange(9), "n": rng.randrange(100)}
-        operations: list[dict[str, Any]] = [{"op": "i", "ns": namespace, "o": whole}]
-        if rng.random() < 0.5:
-            operations.append({"op": "d", "ns": namespace, "o": {"_id": rng.randrange(9)}})
+        # A server that is killed does not start again where one has inserted what was there, or deleted what was not.
+        operations: list[dict[str, Any]] = []
+        if len(self._atomic) > 5 or (self._atomic and rng.random() < 0.3):
+            gone = self._atomic.pop(rng.randrange(len(self._atomic)))
+            operations.append({"op": "d", "ns": namespace, "o": {"_id": gone}})
+        whole = {"_id": rng.getrandbits(40), "n": rng.randrange(100)}
+        self._atomic.append(whole["_id"])
+        operations.append({"op": "i", "ns": namespace, "o": whole})
         yield {"applyOps": operations, "$db": "admin"}
 
     def _aggregated(self) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaError
 
 from tailrace.cli.run_tables import tabling
 from tailrace.errors import SinkError
+from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.tables.as_of import as_of
 from tailrace.tables.delta_commit import stated
 from tailrace.tables.names import folder_of
@@ -23,7 +24,8 @@ from tailrace.tables.settings import TableRule, TableSettings
 from tests.products import typed
 from tests.products.archive import REPLACED, record
 from tests.products.product import Job, Product
-from tests.products.truth import Truth, difference_of
+from tests.products.truth import Truth, difference_of, renamed, time_of
+from tests.snapshot.copies import opened
 from tests.tables.equality import in_table
 from tests.tables.test_as_of import rows_of
 
@@ -110,11 +112,8 @@ class AsOfProduct(TablesProduct):
     def differences(self, job: Job, truth: Truth) -> list[str]:
         told = super().differences(job, truth)
         rng = random.Random(job.seed)
-        pauses = [pause for pause in truth.pauses() if pause <= job.time]
-        for _ in range(_ASKED):
-            pause = rng.choice(pauses)
+        for pause, namespace in self._asked(job, truth, rng):
             expected = truth.collections(pause)
-            namespace = rng.choice([one for one in sorted(expected) if _is_tabled(job, one)])
             folder = self._root(job) / folder_of(namespace)
             first = min((one.time for one in stated(folder)), default=None) if folder.exists() else None
             if first is None or pause < first:
@@ -124,6 +123,19 @@ class AsOfProduct(TablesProduct):
             what = f"as of {pause}, by the {next(iter(source))}, the table of"
             told += difference_of({namespace: expected[namespace]}, {namespace: rows_of(found.rows)}, what)
         return told
+
+    def _asked(self, job: Job, truth: Truth, rng: random.Random) -> Iterator[tuple[ClusterTime, str]]:
+        """Pauses and collections that were there then: any, and those that had just got their names."""
+        pauses = [pause for pause in truth.pauses() if pause <= job.time]
+        renames = [event for event in truth.events(ZERO, job.time) if renamed([event])]
+        for number in range(_ASKED):
+            pause, chosen = rng.choice(pauses), ""
+            if number % 2 and renames:
+                event = rng.choice(renames)
+                pause = next(one for one in pauses if one >= time_of(event))
+                chosen = ".".join(opened(event)["to"][part] for part in ("db", "coll"))
+            there = [one for one in sorted(truth.collections(pause)) if _is_tabled(job, one)]
+            yield pause, chosen if chosen in there else rng.choice(there)
 
 
 class _Complaints(logging.Handler):

@@ -56,6 +56,8 @@ SHOWN_BY: dict[str, tuple[str, str]] = {
 }
 #: Those that show on a cluster alone, and without a hand.
 ON_CLUSTERS = {"a moved primary empties its tables": "tables"}
+#: Those that show where there are names that are not UTF-8 when a copy begins: that is seldom.
+OF_NAMES = ("a name that is not UTF-8 is used as it is",)
 #: Those that show where a member is hidden.
 ON_THREE = {"a hidden member cannot be read": "tables"}
 #: Those that show on a replica set alone, within seconds.
@@ -141,7 +143,11 @@ def test_a_planted_fault_is_found(replica_set: ReplicaSet, tmp_path: Path, name:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("name", [name for name in SHOWN_BY if name not in QUICK])
-def test_each_planted_fault_is_found(start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, name: str) -> None:
+def test_each_planted_fault_is_found(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name in OF_NAMES:
+        monkeypatch.setattr(own_writes, "UNREADABLE", 1.0)
     here = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
     there = start_replica_set(enable_test_commands=True, root_password=ROOT_PASSWORD)
     others = ReplicaSetWrites(there, 9320, 60, unique_names=True, salt=1)

@@ -37,7 +37,8 @@ _COLUMNS: Final = {
     "text": "string", "day": "date", "at": "timestamp", "k": "int", "big": "long", "ok": "boolean", "oid": "objectid",
     "amount": "decimal(38,10)", "o.x": "double", "j": "json", "raw": "binary",
 }  # fmt: skip
-_DIVIDING: Final = (("text",), ("day",), ("k",), ("big",), ("ok",), ("oid",), ("ok", "k"), ("text", "day"), ())
+_BY_TEXT: Final = (("text",), ("text", "day"))
+_DIVIDING: Final = (("day",), ("k",), ("big",), ("ok",), ("oid",), ("ok", "k"), ())
 _ORDERED: Final = ((), ("at",), ("k", "text"), ("amount",), ("ok", "o_x"))
 _FAR: Final = (2**63 - 1, -(2**63), 253_402_300_800_000, -62_135_596_800_001, -62_135_596_800_000)
 _QUARANTINE: Final = "_quarantine"
@@ -107,7 +108,7 @@ def rules(played: int, databases: Iterable[str], policies: Sequence[Policy]) -> 
     found = []
     for database in databases:
         schema = TableSchema.declared(_COLUMNS, rng.choice(policies))
-        divided, ordered = rng.choice(_DIVIDING), rng.choice(_ORDERED)
+        divided, ordered = rng.choice(_BY_TEXT if rng.random() < 0.5 else _DIVIDING), rng.choice(_ORDERED)
         found.append(TableRule(f"{database}.{DECLARED}", schema, divided, ordered))
     return tuple(found)
 

@@ -23,6 +23,7 @@ from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.spark.lake import read, verify
 from tailrace.spark.lake.failure import query_error
 from tailrace.spark.lake.stream import write_stream
+from tailrace.threads import CheckedThread
 from tests.small_disk import small_disk
 from tests.spark.lake_driving import options_for
 from tests.spark.streams import newest, server_events
@@ -52,6 +53,21 @@ def fill(spark: SparkSession, options: dict[str, str], lake: Path, **more: Any) 
         query.awaitTermination()
     finally:
         query.stop()
+
+
+def test_a_stream_is_written_from_any_thread(spark: SparkSession, replica_set: ReplicaSet, tmp_path: Path) -> None:
+    """Spark looks the sink up in the session that is active in the calling thread: a thread that a program begins later
+    than a query has none, or the query's own. All tests had called it in the thread that made the session."""
+    database = "lakethread"
+    start = newest(replica_set.uri)
+    until = change(replica_set.uri, database, 0, 20)
+    options = options_for(replica_set.uri, database, start)
+    fill(spark, options, tmp_path / "first")
+    thread = CheckedThread(lambda: fill(spark, options, tmp_path / "lake"), "fill")
+    thread.start()
+    thread.join()
+    thread.check()
+    assert list(lake_events(tmp_path / "lake")) == server_events(replica_set.uri, (database, None), start, until)
 
 
 @pytest.fixture(scope="module")
