@@ -239,7 +239,13 @@ class ListenerProduct(Follower):
             effects = beside[_beside(job)]["effects"].find().to_list()
         found = {one["_id"]: [seen for seen in one["seen"] if seen <= last] for one in effects}
         wrong = [key for key in {*wanted, *found} if wanted.get(key, []) != found.get(key, [])]
-        return [f"the effects of {len(wrong)} of {len(wanted)} documents are not its changes"] if wrong else []
+        if not wrong:
+            return []
+        key = wrong[0]
+        lost = [one for one in wanted.get(key, []) if one not in found.get(key, [])]
+        more = [one for one in found.get(key, []) if one not in wanted.get(key, [])]
+        shown = f"of {key!r}: {len(lost)} missing, first {lost[:1]}; {len(more)} strange, first {more[:1]}"
+        return [f"the effects of {len(wrong)} of {len(wanted)} documents are not its changes; {shown}"]
 
 
 def _leases_of(job: Job) -> str:
