@@ -67,7 +67,7 @@ def elsewhere_of(writes: Any, folder: Path, operations: int) -> Elsewhere:
     """The same names in another deployment, with other documents, and what is true there."""
     writes.run(operations)
     writes.pause(Truth(folder))
-    return Elsewhere(writes.deployment.uri, folder)
+    return Elsewhere(writes.deployment.uri, folder, writes)
 
 
 def run_seed(deployment: ReplicaSet, other: ReplicaSet | None, folder: Path, report: Report, chosen: Chosen) -> None:

@@ -90,6 +90,12 @@ class ClusterWrites:
             router.create_index(f"{database}.orders", {"_id": 1, "region": 1}, "other")
             router.reshard(f"{database}.orders", {"_id": 1, "region": 1})
 
+    def write_more(self) -> None:
+        """A little, whatever was written so far."""
+        self._write_mine(20)
+        for _ in range(5):
+            self._message()
+
     def _write_mine(self, count: int) -> None:
         """To the primary shard itself: that takes what a router has no words for."""
         with authenticated(self._primary_of(self.own).uri) as wire:

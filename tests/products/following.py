@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import bson
 from bson.raw_bson import RawBSONDocument
 
 import tailrace
-from tailrace.errors import SinkError
+from tailrace.errors import RESUMABLE_LABEL, SinkError, SourceError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tests.kills.children import EVENTS, NO_EVENT, pairs
 
 _AWAIT_MS = 50
+#: So often a stream is asked again where its deployment has no primary for a moment.
+_TRIES = 50
+_T = TypeVar("_T")
 
 
 def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **connection: Any) -> None:
@@ -38,16 +43,30 @@ def follow(uri: str, folder: Path, until: ClusterTime, said: dict[str, Any], **c
             out = stack.enter_context(path.open("ab", buffering=0))
         client = stack.enter_context(tailrace.connect(uri, **connection))
         out.truncate(sum(len(event) + len(token) for event, token in known))
-        stream = stack.enter_context(client.watch(document_class=RawBSONDocument, max_await_time_ms=_AWAIT_MS, **said))
+        watch = partial(client.watch, document_class=RawBSONDocument, max_await_time_ms=_AWAIT_MS, **said)
+        stream = stack.enter_context(_again(watch, lambda error: RESUMABLE_LABEL in error.labels))
         if not known:
             _write(out, NO_EVENT, stream.resume_token)
         while True:
-            event = stream.try_next()
+            event = _again(stream.try_next, lambda _: stream.alive)
             if event is not None:
                 _write(out, bytes(event.raw), stream.resume_token)
             elif _time(stream.resume_token) >= until:
                 # Where nothing happened the token alone has moved on.
                 return
+
+
+def _again(ask: Callable[[], _T], may_be: Callable[[SourceError], bool]) -> _T:
+    """As a careful consumer asks: again where an election goes on. (A stream resumes once by itself in each call, as
+    those of MongoDB's drivers do.)"""
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except SourceError as error:
+            if not may_be(error):
+                raise
+        time.sleep(0.2)
+    return ask()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.kills.children import EVENTS
@@ -34,10 +34,17 @@ _DAMAGE: Final = ("bit", "cut", "zeros", "swap")
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Another deployment of the same name, which holds other documents under the same names, and what is true of it."""
+    """Another deployment of the same name, which holds other documents under the same names, and what is true of it.
+    ``writes``: to it."""
 
     uri: str
     truth: Path
+    writes: Any
+
+    def write(self) -> None:
+        """A little more, so that its history goes on past all that was read from the other deployment."""
+        self.writes.write_more()
+        self.writes.pause(Truth(self.truth))
 
     @property
     def pause(self) -> ClusterTime:
@@ -146,6 +153,7 @@ class Hand:
         """The other deployment is refused, or taken with all that it holds; then the own one goes on."""
         there = self._elsewhere
         assert there is not None
+        there.write()
         kept = keeper.keep()
         # Positions that are kept in MongoDB stay where they are, as those in files do.
         more = {"elsewhere": True, "leases": keeper.leases}

@@ -136,6 +136,13 @@ class ReplicaSetWrites:
                 self._beside(self._beside_rng)
                 self._message()
 
+    def write_more(self) -> None:
+        """A little, whatever was written so far."""
+        self._mine.begin_round(self._send, self._wire.exchange)
+        for _ in range(20):
+            self._mine.write(self._send)
+            self._message()
+
     @property
     def refusable(self) -> bool:
         """Whether this round had collections that nobody can copy."""
