@@ -168,7 +168,17 @@ class OutboxProduct(Follower):
     def _parts(self, client: Any, store: MongoLeaseStore, job: Job) -> Sequence[Any]:
         relay = MessageRelay(FilePublisher(job.root / "published"), Outbox())
         outbox = client[job.options["followed"]][OUTBOX]
-        return [Listener(outbox, relay, resource="outbox", store=store, lease_seconds=_LEASE_S, commit_every=10)]
+        return [
+            Listener(
+                outbox,
+                relay,
+                resource="outbox",
+                store=store,
+                lease_seconds=_LEASE_S,
+                commit_every=10,
+                on_invalidate="resume",
+            )
+        ]
 
     def _wrong(self, client: Any, job: Job, truth: Truth) -> list[str]:
         """Each committed letter's message is there, those of one key in order, and no other."""
@@ -226,6 +236,8 @@ class ListenerProduct(Follower):
                 partitions=_LANES,
                 lease_seconds=_LEASE_S,
                 retries=1000,
+                # On a cluster the former primary shard of a database drops what it had.
+                on_invalidate="resume",
             )
         ]
 

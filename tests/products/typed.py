@@ -20,6 +20,7 @@ from bson.int64 import Int64
 from bson.objectid import ObjectId
 from deltalake import DeltaTable
 
+from tailrace.errors import SinkError
 from tailrace.tables.data_files import opened
 from tailrace.tables.delta_table import CollectionTable
 from tailrace.tables.names import folder_of
@@ -118,12 +119,7 @@ def quarantined(
 ) -> tuple[dict[bytes, bytes], list[str]]:
     """The documents that are missing in a table because they do not fit, as the quarantine shows them, and what is
     wrong with it: documents that fit are in their table, the others are not."""
-    held: dict[bytes, bytes] = {}
-    if (root / _QUARANTINE / "_delta_log").exists():
-        rows = DeltaTable(root / _QUARANTINE).to_pyarrow_table(columns=["namespace", "_key", "_bson", "noticed"])
-        for row in rows.sort_by("noticed").to_pylist():
-            if row["namespace"] == rule.pattern:
-                held[row["_key"]] = row["_bson"]
+    held = _in_quarantine(root, rule.pattern)
     missing = {key: one for key, one in held.items() if key not in found and expected.get(key) == one}
     told = []
     if strange := _misfits(rule, found.values()):
@@ -131,6 +127,18 @@ def quarantined(
     if fits := len(missing) - len(_misfits(rule, missing.values())):
         told.append(f"{fits} documents of {rule.pattern} are in quarantine, and fit")
     return missing, told
+
+
+def _in_quarantine(root: Path, namespace: str) -> dict[bytes, bytes]:
+    """The newest of the documents with each key."""
+    if not (root / _QUARANTINE / "_delta_log").exists():
+        return {}
+    try:
+        rows = DeltaTable(root / _QUARANTINE).to_pyarrow_table(columns=["namespace", "_key", "_bson", "noticed"])
+    except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
+        raise SinkError(f"the quarantine cannot be read: {error}") from error
+    found = rows.sort_by("noticed").to_pylist()
+    return {row["_key"]: row["_bson"] for row in found if row["namespace"] == namespace}
 
 
 def _misfits(rule: TableRule, documents: Iterable[bytes]) -> list[str]:
