@@ -222,7 +222,9 @@ class ListenerProduct(Follower):
         orders = client[own][ORDERS]
 
         def handle(change: Change) -> None:
-            key = (change.document_key or {}).get("_id")
+            if change.document_key is None:  # the collection was dropped
+                return
+            key = change.document_key["_id"]
             with change.transaction() as session:
                 effects = session.client[_beside(job)]["effects"]
                 effects.update_one({"_id": key}, {"$push": {"seen": change.message_id}}, upsert=True, session=session)
