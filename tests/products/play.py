@@ -203,7 +203,10 @@ class Play:
             self._differ(number, keeper, step.what, step.wrong)
 
     def _begin_again(self, keeper: Keeper) -> None:
-        """One that is wrong by itself would be so to the end, and hide what comes."""
+        """One that is wrong by itself would be so to the end, and hide what comes. Where positions are in MongoDB, what
+        was done up to them belongs to them."""
+        if keeper.product.has_leases:
+            return
         shutil.rmtree(keeper.root, ignore_errors=True)
         keeper.forget()
 
