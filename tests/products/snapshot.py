@@ -42,7 +42,7 @@ def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
     changes = []
     for event in events:
         target.apply(event)
-        if _kind(event) != b"snapshot" and time_of(event) <= job.time:
+        if kind_of(event) != b"snapshot" and time_of(event) <= job.time:
             changes.append(event)
     told = []
     if changes:
@@ -62,7 +62,7 @@ def unlike_a_copy(events: list[bytes], job: Job, truth: Truth) -> list[str]:
 
 def _keep_the_middle(root: Path) -> None:
     """What was written down when a part of the copy was there."""
-    copied = [pair for pair in pairs(root / EVENTS)[1:] if _kind(pair[0]) == b"snapshot"]
+    copied = [pair for pair in pairs(root / EVENTS)[1:] if kind_of(pair[0]) == b"snapshot"]
     first = pairs(root / EVENTS)[:1]
     kept = [*first, *copied[: len(copied) // 2]]
     with keeping():
@@ -80,7 +80,8 @@ def _stored(documents: Iterable[bytes]) -> dict[bytes, bytes]:
     return found
 
 
-def _kind(event: bytes) -> bytes:
+def kind_of(event: bytes) -> bytes:
+    """Its ``operationType``."""
     element = raw_bson.find(event, b"operationType")
     assert element is not None
     return raw_bson.value(event, element)[4:-1]
