@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
 from tailrace.errors import SinkError, TailraceError
+from tailrace.lake.identity import partitioning_of, read_identity
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.products.product import Job, Product
 from tests.products.snapshot import kind_of, unlike_a_copy
@@ -95,7 +96,7 @@ class LakeProduct(Product):
             ]
         except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
             raise SinkError(f"the lake cannot be read: {error}") from error
-        if any("collection=" in file for file in files(lake)):
+        if partitioning_of(read_identity(lake) or {}).collection:
             events = _in_one_order(events)
         if _begins_with_a_copy(job):
             told = unlike_a_copy(events, job, truth)

@@ -26,6 +26,7 @@ from tailrace.spark.source.schema import spark_schema
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: How the documents' columns come in a lake where the source's options do not say: every reader knows text.
 DOCUMENTS = "json"
@@ -104,16 +105,17 @@ def write_stream(
         writer = writer.trigger(availableNow=True)
     elif processing_time is not None:
         writer = writer.trigger(processingTime=processing_time)
-    _activate(spark)
-    return writer.start()
+    return _started(spark, writer)
 
 
-def _activate(spark: SparkSession) -> None:
-    """Make the session the active one of this thread: Spark looks a sink up there, and a thread that was not there when
-    the session was made has none, or that of a query. (PySpark does the same where it makes a DataFrame.)"""
+def _started(spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
+    """The query, begun while its session is the active one of this thread: Spark looks a sink up there, and a thread
+    that was not there when the session was made has none, or that of a query. (PySpark does the same where it makes a
+    DataFrame.)"""
     jvm = getattr(spark, "_jvm", None)  # a Connect session has none
     if jvm is not None:
         spark._get_j_spark_session_class(jvm).setActiveSession(spark._jsparkSession)
+    return writer.start()
 
 
 def _check_arguments(processing_time: str | None, on_error: str, *, available_now: bool) -> None:
