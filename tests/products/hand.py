@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tailrace.oplog.cluster_time import ClusterTime
-from tests.kills.children import EVENTS
+from tests.kills.children import EVENTS, pairs
 from tests.products.children import Child, Outcome
 from tests.products.following import damage_token
 from tests.products.keeper import Keeper
@@ -85,7 +85,7 @@ class Hand:
         found = ["kill"]
         if product.copies and self._partial_uri is not None:
             found.append("rights")
-        if product.keeps_tokens and (keeper.root / EVENTS).exists():
+        if product.keeps_tokens and pairs(keeper.root / EVENTS):
             found.append("token")
         if keeper.has_begun and self._elsewhere is not None:
             found += ["elsewhere", "elsewhere"]

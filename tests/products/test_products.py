@@ -125,9 +125,9 @@ def test_a_slice_is_equal_or_refused(start_replica_set: Callable[..., ReplicaSet
         tmp_path,
         seed=9301,
         products=products,
-        operations=60,
+        operations=50,
         faults=6,
-        rounds=3,
+        rounds=2,
     )
     assert report.differences == {}
     assert sum(report.compared.values()) >= len(products)
