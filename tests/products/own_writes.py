@@ -50,8 +50,6 @@ class OwnWrites:
         #: What the events do not show, and what the oplog does not.
         self.eventless = tuple(f"{database}.{name}" for name in (_ATOMIC, *self._unlogged))
         self.unlogged = tuple(f"{database}.{name}" for name in self._unlogged)
-        #: Whether this round had collections that nobody can copy.
-        self.refusable = False
 
     @property
     def _unlogged(self) -> tuple[str, ...]:
@@ -68,9 +66,7 @@ class OwnWrites:
         if not self._is_begun:
             self._is_begun = True
             send({"create": _RING, "capped": True, "size": 1 << 16, "max": _RING_MAX})
-        was = self._names.present
         self._names.begin_round(exchange, self._unreadable)
-        self.refusable = was or self._names.present
 
     def write(self, send: Sent) -> None:
         """A few of them, or none."""

@@ -143,11 +143,6 @@ class ReplicaSetWrites:
             self._mine.write(self._send)
             self._message()
 
-    @property
-    def refusable(self) -> bool:
-        """Whether this round had collections that nobody can copy."""
-        return self._mine.refusable
-
     def _run(self, operation: Operation) -> None:
         commands = tuple(_as_events(command, self.version) for command in operation.commands)
         self.done.ends.append(run_operation(self._wire, replace(operation, commands=commands), self.done))
