@@ -472,6 +472,8 @@ _TRUE: dict[str, Any] = {"$expr": {"$toUpper": "a"}}
 _SET: list[Any] = [
     {"o": {}}, {"o.b": {}}, {"arr": {}}, {"o": {"c": {}}}, {"new": {"x": {}}}, {"o.c": 1, "o": {}}, {"o": {}, "o.c": 1},
     {"o": {"x": {}}, "o.x.y": 1}, {"o": {"b": {}}, "o.b": {}}, {"o": 1, "o.b": {}}, {"o.b": {}, "o": "$s"},
+    {"new": {}, "then": 1, "new.x": 2}, {"new": "$s", "then": 1, "new.x": {}}, {"new.x": 1, "then": 1, "new": {}},
+    {"new.x": {}, "then": "$s", "new.x.y": 1, "new.z": 2},
 ]  # fmt: skip
 _QUERIES_OF_TRUTH: list[Any] = [
     {"$or": [_FAILS, _TRUE]}, {"$and": [_FAILS, {"$nor": [_TRUE, {"i": 1}]}]}, {"$or": [_FAILS, {"$expr": 1}]},

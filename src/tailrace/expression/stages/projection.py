@@ -299,6 +299,12 @@ def _place(root: Projection, path: tuple[bytes, ...], expression: Expression | N
     node.order.append(path[-1])
 
 
+def _keep_place(root: Projection, path: tuple[bytes, ...]) -> None:
+    node = root
+    for name in path:
+        node = node.child(name)
+
+
 def parse_unset(value: Value, bindings: Bindings) -> Projection:
     """``$unset``: a name, or an array of names, to leave out."""
     if value[0] not in (v.STRING, v.ARRAY):
@@ -340,7 +346,9 @@ def parse_add_fields(specification: bytes, bindings: Bindings) -> Projection:
         bindings.enter(b".".join(path).decode("utf-8", "replace"))
         expression = parse_operand(value, bindings)
         ordered.note(len(path))
-        if not any(other[: len(path)] == path for other, _ in found if other != path):  # what is set inside it wins
+        if any(other[: len(path)] == path for other, _ in found if other != path):
+            _keep_place(root, path)  # what is set inside it wins, at the place where it was named first
+        else:
             _place(root, path, expression)
         bindings.leave()
     ordered.settle()
