@@ -96,7 +96,8 @@ def _altered_archive() -> list[Undo]:
 
 def _altered_images() -> list[Undo]:
     """The records of exact images are taken as they are."""
-    from tailrace.images.bucket import _CHECKSUM_BYTES, ImageBucket
+    from tailrace.images.bucket import ImageBucket
+    from tailrace.lmdb_file import _CHECKSUM_BYTES
 
     def unchecked(self: Any, key: bytes, record: bytes) -> bytes:
         return record[_CHECKSUM_BYTES:]

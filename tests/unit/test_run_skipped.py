@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tailrace.cli.run_skipped import SkippedOperations
 
-SAID = "oplog entries with the operation 'xi' are skipped: this version of Tailrace does not know it\n"
+SAID = "oplog entries of the kind 'xi' are skipped: this version of Tailrace does not know it\n"
 
 
 def test_an_operation_is_told_once_however_its_line_comes(tmp_path: Path) -> None:
