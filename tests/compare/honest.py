@@ -52,7 +52,9 @@ class _Writes(threading.Thread):
             self.ends.set()
 
 
-def compare_workload(uri: str, version: str, *, seed: int, most: int, seconds: float, **said: Any) -> Any:
+def compare_workload(
+    uri: str, version: str, *, seed: int, most: int, seconds: float, resume_every_s: float = 0.7, **said: Any
+) -> Any:
     """The whole deployment compared while the random workload runs; what was compared."""
     writes = _Writes(uri, version, seed, most)
     if not version.startswith(("4.", "5.")):
@@ -63,7 +65,7 @@ def compare_workload(uri: str, version: str, *, seed: int, most: int, seconds: f
         writes.start()
         stop = threading.Thread(target=lambda: (writes.join(), found.stop()), daemon=True)
         stop.start()
-        compared = run(ComparisonLimits(resume_every_s=0.7))
+        compared = run(ComparisonLimits(resume_every_s=resume_every_s))
         stop.join()
         timer.cancel()
         assert writes.failure is None, writes.failure
