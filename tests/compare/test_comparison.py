@@ -181,6 +181,52 @@ def test_what_a_failing_reply_of_the_server_hides_is_asked_for_again() -> None:
     assert server.starts[1]["resume_after"] == bson.decode(EVENTS[1])["_id"]
 
 
+def test_the_last_event_before_a_failure_is_asked_for_until_a_reply_holds_it_alone() -> None:
+    """A driver that is asked for one event at a time asks the server for two, but for the first reply. Only five
+    comparisons beside one another met it: a leg has to begin an odd number of events before the failure."""
+    error = ServerError("too large", code=10334)
+    server = Scripts({"items": [error]}, {"items": [*EVENTS[:5], error]}, {"items": [EVENTS[5], error]}, QUIET)
+    ours = Scripts(*({"items": [*EVENTS[first:], error]} for first in (0, 0, 5)), QUIET)
+    found = compared(server, ours, duration_s=0.5)
+    assert (found.events, found.total) == (6, 0)
+    assert [start.get("batch_size") for start in server.starts] == [None, 1, 1, None]
+    assert server.starts[2]["resume_after"] == bson.decode(EVENTS[4])["_id"]
+
+
+def test_an_event_before_a_failure_that_only_ours_gives_is_a_difference() -> None:
+    error = ServerError("too large", code=10334)
+    server = Scripts({"items": [error]}, {"items": [*EVENTS[:5], error]}, {"items": [error]}, QUIET)
+    ours = Scripts(*({"items": [*EVENTS[first:], error]} for first in (0, 0, 5)), QUIET)
+    found = compared(server, ours, duration_s=0.5)
+    assert (found.events, kinds(found)) == (5, [("extra", "")])
+
+
+def test_what_a_stream_had_at_hand_before_it_failed_is_compared() -> None:
+    """No script had more than one event at hand: what was read together with a failure was dropped."""
+    error = ServerError("too large", code=10334)
+
+    class AtHand(Scripts):
+        def __call__(self, start: Mapping[str, Any]) -> ScriptedStream:
+            stream = super().__call__(start)
+            stream.has_next = True
+            return stream
+
+    failing = {"items": [*EVENTS, error]}
+    found = compared(Scripts(failing, QUIET), AtHand(failing, QUIET), duration_s=0.3)
+    assert (found.events, found.total) == (6, 0)
+
+
+def test_a_first_reply_that_fails_at_an_event_is_no_refusal() -> None:
+    """A comparison that began at a time in the past ended in the server's error, since its first reply holds events."""
+    error = ServerError("too large", code=10334)
+    server = Scripts(error, {"items": [*EVENTS, error]}, QUIET)
+    ours = Scripts({"items": [*EVENTS, error]}, {"items": [*EVENTS, error]}, QUIET)
+    found = compared(server, ours, duration_s=0.5)
+    assert (found.events, found.total) == (6, 0)
+    with pytest.raises(ServerError, match="unknown option"):
+        compared(Scripts(ServerError("unknown option", code=40415)), Scripts(QUIET))
+
+
 def test_an_oplog_that_has_moved_on_is_no_difference() -> None:
     lost = {"items": [*EVENTS[:2], ChangeStreamHistoryLost("gone")]}
     found = compared(Scripts({"items": EVENTS}, QUIET), Scripts(lost, QUIET), duration_s=0.5)

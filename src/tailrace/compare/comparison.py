@@ -23,7 +23,7 @@ from tailrace.compare.pairing import OURS, SERVER, Event, EventDifference, Pair,
 from tailrace.compare.reading import Opener, ReadingPace, SideReader, time_of
 from tailrace.compare.seen import SeenEvents
 from tailrace.cursor.reply import RESUMABLE_CODES
-from tailrace.errors import ChangeStreamHistoryLost, SourceError, TailraceError
+from tailrace.errors import ChangeStreamHistoryLost, ServerError, SourceError, TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
 
 #: Of a side's events that wait for the other side.
@@ -330,6 +330,7 @@ class _Leg:
         self._patience_ends: float | None = None
         self._looks_before: list[int] = [0, 0]
         self._waited_before: list[float] = [0.0, 0.0]
+        self._paired = 0
 
     def run(self) -> Mapping[str, Any] | None:
         for reader in self._readers:
@@ -342,9 +343,11 @@ class _Leg:
                 if all(reader.ended for reader in self._readers):
                     return self._after_both_ended()
                 if any(reader.ended for reader in self._readers) and not self._until:
-                    if self._is_first and not all(reader.opened for reader in self._readers):
+                    if not self._is_opened() and not self._may_have_met_an_event():
                         self._raise_opening()
                     if self._is_out_of_patience():
+                        if not self._is_opened():
+                            self._raise_opening()
                         return self._after_one_ended()
                 elif self._whole.ends or self._until is not None:
                     if self._has_come_to_the_end():
@@ -375,6 +378,7 @@ class _Leg:
             self._pairing.promise(side, promises[side])
         for result in self._pairing.results():
             self._whole.note(result)
+            self._paired += isinstance(result, Pair)
             if self._whole.counted:
                 break
         with self._whole.changed:
@@ -394,6 +398,17 @@ class _Leg:
         if self._patience_ends is None:
             self._patience_ends = time.monotonic() + self._limits.patience_s
         return time.monotonic() >= self._patience_ends
+
+    def _is_opened(self) -> bool:
+        """Whether both sides have begun, now or in an earlier leg."""
+        return not self._is_first or all(reader.opened for reader in self._readers)
+
+    def _may_have_met_an_event(self) -> bool:
+        """Whether it is an event that the server's stream fails at, and not the stream that it refuses: its first reply
+        holds events too. Then ours, which is open, ends there as well."""
+        server, ours = self._readers
+        error = server.error
+        return isinstance(error, ServerError) and not _is_outage(error) and not server.opened and ours.error is None
 
     def _raise_opening(self) -> None:
         """To begin with a stream that cannot be opened is no difference: nothing can be compared."""
@@ -458,7 +473,7 @@ class _Leg:
 
     def _after_both_ended(self) -> Mapping[str, Any] | None:
         self._look()
-        if self._readers[SERVER].error is not None and self._pairing.waiting(OURS) and "batch_size" not in self._start:
+        if self._readers[SERVER].error is not None and self._pairing.waiting(OURS) and self._may_get_further():
             # A reply of the server's that fails holds no events, although the stream had some to give before the one
             # that it fails at: they come where each is asked for by itself.
             return {**self._whole.last_place(self._start), "batch_size": 1}
@@ -480,6 +495,11 @@ class _Leg:
         if None not in errors and errors[0].code == errors[1].code:  # type: ignore[union-attr]
             return self._anew(f"both streams ended in error {errors[0].code}")  # type: ignore[union-attr]
         return self._after_one_ended()
+
+    def _may_get_further(self) -> bool:
+        """Whether the server has more to give before it fails. Drivers ask for two events at a time where one is asked
+        for, but for the first reply: a leg of single events ends up to one event early, and the next begins with it."""
+        return "batch_size" not in self._start or self._paired > 0
 
     def _has_failed_to_look_up(self) -> bool:
         """Whether a look-up has ended a stream, which the other one may have done at a better moment."""

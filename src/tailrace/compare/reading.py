@@ -160,18 +160,22 @@ class SideReader:
     def _take_chunk(self, stream: EventStream) -> None:
         events: list[bytes] = []
         size = 0
-        while True:
-            found: RawBSONDocument | None = try_next_patiently(stream)
-            if found is None:
-                break
-            events.append(raw_bson.bytes_of(found))
-            size += len(events[-1])
-            if not stream.has_next or len(events) >= self._pace.chunk_events or size >= self._pace.chunk_bytes:
-                break
+        found: RawBSONDocument | None = None
+        try:
+            while True:
+                found = try_next_patiently(stream)
+                if found is None:
+                    break
+                events.append(raw_bson.bytes_of(found))
+                size += len(events[-1])
+                if not stream.has_next or len(events) >= self._pace.chunk_events or size >= self._pace.chunk_bytes:
+                    break
+        finally:  # a stream that fails has given what came before
+            with self._changed:
+                self._events += events
+                self._size += size
         token = stream.resume_token if found is None else None
         with self._changed:
-            self._events += events
-            self._size += size
             if events:
                 self._idle_in_a_row = 0
                 self._has_given = True
