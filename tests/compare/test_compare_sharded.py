@@ -6,6 +6,7 @@ tokens.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,8 @@ from tailrace.event.resume_token import encode_high_water_mark
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.compare.planted import altered
 from tests.compare.replay import cases
+from tests.differential.beside import wait_until
+from tests.patience import PATIENCE_S
 from tests.sharded import native
 from tests.sharded.mongos import Mongos
 from tests.sharded.native_router import NativeRouter
@@ -71,12 +74,21 @@ def compare_recorded(
             lambda begin: RecordedStream(events, end, begin),
             altered(deployment.opener_of_ours(), alter),
             lambda: next(times, ClusterTime.from_timestamp(end)),
-            ComparisonLimits(duration_s=1.5, resume_every_s=0.4),
+            ComparisonLimits(duration_s=PATIENCE_S, resume_every_s=0.4),
             evidence=Evidence(deployment._ours, images=False),
             seed=3,
         )
         deployment.compared = running.compared
-        return running.run(), deployment.report()
+
+        def stop() -> None:  # what a machine that is busy compares in a time is not known
+            wait_until(lambda: running.compared.resumes > 1, "both are resumed")
+            running.stop()
+
+        stops = threading.Thread(target=stop, daemon=True)
+        stops.start()
+        found = running.run()
+        stops.join()
+        return found, deployment.report()
 
 
 @pytest.fixture(autouse=True)
