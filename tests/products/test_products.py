@@ -27,6 +27,7 @@ from tests.products.planted import PLANTED, planted_here
 from tests.products.play import Play, Report
 from tests.products.products import PRODUCTS
 from tests.products.restored import RESTORED
+from tests.products.spark_child import SparkChild
 from tests.products.truth import difference_of, first_of
 from tests.products.writes import ROOT_PASSWORD, ReplicaSetWrites
 
@@ -161,6 +162,37 @@ def test_each_planted_fault_is_found(
             ), f"nobody has noticed that {name}"
     finally:
         lake.end()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_driver_of_a_lake_is_killed_while_it_works(
+    start_replica_set: Callable[..., ReplicaSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query was stopped in the harness's own session, and nothing of Spark's was ever killed beside the products."""
+    hit = []
+    kill = SparkChild.kill
+
+    def noted(child: SparkChild) -> bool:
+        hit.append(kill(child))
+        return hit[-1]
+
+    monkeypatch.setattr(SparkChild, "kill", noted)
+    try:
+        report = play(
+            start_replica_set(enable_test_commands=True),
+            tmp_path,
+            seed=9360,
+            products=("lake",),
+            operations=150,
+            faults=6,
+            kinds=frozenset({"kill"}),
+            rounds=4,
+        )
+    finally:
+        lake.end()
+    assert report.differences == {}
+    assert any(hit), "every driver had ended before it was killed"
 
 
 @pytest.mark.slow
