@@ -68,6 +68,15 @@ class OwnWrites:
             send({"create": _RING, "capped": True, "size": 1 << 16, "max": _RING_MAX})
         self._names.begin_round(exchange, self._unreadable)
 
+    def begin_pause(self, exchange: Callable[[bytes], object]) -> None:
+        """Where databases move while there are writes, make what nobody can copy by chance when they are over."""
+        self._names.begin_round(exchange, UNREADABLE)
+
+    def end_pause(self, exchange: Callable[[bytes], object]) -> None:
+        """Drop it before the next ones."""
+        if self._names.present:
+            self._names.begin_round(exchange, 0.0)
+
     def write(self, send: Sent) -> None:
         """A few of them, or none."""
         rng = self._rng

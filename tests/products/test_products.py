@@ -17,8 +17,10 @@ from pymongo import MongoClient
 
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import SinkError
+from tailrace.oplog.cluster_time import ClusterTime
 from tests.products import lake, own_writes
 from tests.products.__main__ import Chosen, elsewhere_of, play_on, run_seed, run_sharded
+from tests.products.cluster_writes import ClusterWrites
 from tests.products.deployments import CLUSTER, SINGLE, THREE, Deployments
 from tests.products.following import _write
 from tests.products.left_over import LeftOver, leaving_nothing, left_in
@@ -28,7 +30,7 @@ from tests.products.play import Play, Report
 from tests.products.products import PRODUCTS
 from tests.products.restored import RESTORED
 from tests.products.spark_child import SparkChild
-from tests.products.truth import difference_of, first_of
+from tests.products.truth import Truth, difference_of, first_of
 from tests.products.writes import ROOT_PASSWORD, ReplicaSetWrites
 
 pytestmark = pytest.mark.mongod
@@ -205,6 +207,28 @@ def test_each_planted_fault_of_clusters_is_found(tmp_path: Path, name: str) -> N
         if report.differences:
             return
     pytest.fail(f"nobody has noticed that {name}")
+
+
+@pytest.mark.slow
+def test_names_that_are_not_utf8_are_there_in_the_pauses_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were left out on clusters, where no copy had met them: the cluster of the tests cannot move them."""
+    present = []
+    pause = ClusterWrites.pause
+
+    def noted(writes: ClusterWrites, truth: Truth) -> ClusterTime:
+        present.append(writes._mine._names.present)
+        return pause(writes, truth)
+
+    monkeypatch.setattr(ClusterWrites, "pause", noted)
+    monkeypatch.setattr(own_writes, "UNREADABLE", 1.0)
+    report = Report()
+    products = [PRODUCTS["tables"], PRODUCTS["snapshot"]]
+    run_sharded("6.0.27", None, tmp_path, report, Chosen(9371, products, operations=40, faults=0, rounds=3))
+    assert present == [True, True, True]
+    assert report.differences == {}
+    assert not report.refusals
 
 
 @pytest.mark.slow
