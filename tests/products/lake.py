@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pymongo import MongoClient
 from pyspark.errors import PySparkException
 
 from tailrace.errors import SinkError, TailraceError
 from tailrace.lake.identity import partitioning_of, read_identity
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.connection import Connection
+from tailrace.source.membership import changes
+from tailrace.source.topology import Cluster
 from tests.products.archive import ArchiveProduct, record
 from tests.products.late_source import lakes_beginning_at
 from tests.products.product import Job, Product
@@ -76,7 +81,7 @@ class LakeProduct(Product):
         kind = kind_put_aside(job)
         if kind is not None:
             options["pipeline"] = pipeline_of(kind)
-        late: Any = contextlib.nullcontext()
+        late: AbstractContextManager[None] = contextlib.nullcontext()
         if _reads_an_archive(job):
             late = self._archived(job, options)
         divided = (("day", "collection"), ("day", "hour", "collection")) if "collection" in options["columns"] else ()
@@ -89,10 +94,13 @@ class LakeProduct(Product):
         with late:
             self._write(options, job, chosen)
 
-    def _archived(self, job: Job, options: dict[str, str]) -> Any:
-        """Let the lake read an archive of all that is there, and the oplog begin in the middle of it."""
+    def _archived(self, job: Job, options: dict[str, str]) -> AbstractContextManager[None]:
+        """Let the lake read an archive of all that is there, and the oplog begin in the middle of it. Of a cluster only
+        while its shards are those of the beginning: a stream cannot begin in an archive before one came or went."""
         archive = job.root / "archive"
         record(job.uri, archive)
+        if job.moved and (_came_or_went(job) or job.options.get("only") == "advance"):  # beside the writes they do
+            return contextlib.nullcontext()
         options["archive"] = str(archive)
         pauses = [one for one in Truth(Path(job.truth)).pauses() if one <= job.time]
         return lakes_beginning_at(random.Random(job.seed).choice(pauses), archive)
@@ -169,6 +177,17 @@ def _begins_with_a_copy(job: Job) -> bool:
 def _reads_an_archive(job: Job) -> bool:
     """Whether the oplog is said not to reach so far back as the lake: in two of five seeds."""
     return random.Random(f"tailrace lake archive {job.options['played']}").random() < 0.4
+
+
+def _came_or_went(job: Job) -> bool:
+    """Whether a shard did since the workload began."""
+    with MongoClient[Any](job.uri) as client:
+        cluster = Cluster.discover(client, job.uri, {})
+        assert cluster is not None
+        try:
+            return bool(list(changes(Connection(cluster.config_client()), ClusterTime(job.start))))
+        finally:
+            cluster.close()
 
 
 def _of_ours(error: PySparkException) -> TailraceError:

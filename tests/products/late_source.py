@@ -58,6 +58,10 @@ class LateSource(LakeSource):
     """The source of that reader. Spark makes it again in each process from its options alone, so when the oplog is to
     begin lies in a file beside the archive."""
 
+    @classmethod
+    def name(cls) -> str:
+        return "late-lake-source"  # a session keeps the first one of a name
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         assert self._parsed.archive is not None
         return LateReader(self._parsed, self._place, int(_begins_in(Path(self._parsed.archive)).read_text()))
