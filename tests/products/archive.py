@@ -96,7 +96,7 @@ class ArchiveProduct(Product):
             name = rng.choice(("resume_after", "start_after"))
             begin = {name: bson.decode(raw_bson.value(expected[place], token))}
             expected = expected[place + 1 :]
-        with _beginning_at(middle):
+        with beginning_at(middle):
             events = self._read(job, begin)
         return first_of(expected, events, f"event from the archive, {next(iter(begin))}")
 
@@ -121,7 +121,7 @@ class ArchiveProduct(Product):
 
 
 @contextmanager
-def _beginning_at(time: ClusterTime) -> Iterator[None]:
+def beginning_at(time: ClusterTime) -> Iterator[None]:
     """Let each live oplog say that it begins then, if it does not begin later."""
     own = MongodSource.oldest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -46,7 +47,7 @@ class ClusterWrites:
         self.databases = (*self._each, self.own)
         self.followed = f"fuzz{seed}v"
         self.hidden_uri = ""
-        # Names that nobody can copy would stay where they are when a primary moves.
+        # Names that nobody can copy would stay where they are when a primary moves: they are there in the pauses alone.
         self._mine = OwnWrites(self.own, f"cluster {seed} {salt}", self.version, unreadable=0.0, unique_names=True)
         self.eventless, self.unlogged = self._mine.eventless, self._mine.unlogged
         self.moved = (*(f"{database}.plain" for database in self.databases), *self._mine.namespaces)
@@ -68,6 +69,7 @@ class ClusterWrites:
         if number == 0:
             for name in (self.own, self.followed):
                 router.create_database(name, self._rng.choice(list(self.deployment.shards)))
+        self._at_own(self._mine.end_pause)
         workload = RandomWorkload(
             self.deployment,
             (self.seed + self._salt) * 100 + number,
@@ -89,6 +91,13 @@ class ClusterWrites:
         if self._reshards and self._rng.random() < 0.5:
             router.create_index(f"{database}.orders", {"_id": 1, "region": 1}, "other")
             router.reshard(f"{database}.orders", {"_id": 1, "region": 1})
+        if not self._salt:
+            self._at_own(self._mine.begin_pause)
+
+    def _at_own(self, act: Callable[[Callable[[bytes], object]], None]) -> None:
+        """On the primary shard of our own database."""
+        with authenticated(self._primary_of(self.own).uri) as wire:
+            act(wire.exchange)
 
     def write_more(self) -> None:
         """A little, whatever was written so far."""

@@ -118,17 +118,35 @@ class Hand:
     # -- what may not be refused afterwards ---------------------------------------------------------------------------
 
     def _kill(self, keeper: Keeper, until: ClusterTime) -> Step:
-        """SIGKILL; a query of Spark is stopped instead, since the session is the harness's."""
+        """SIGKILL; a query of Spark is stopped at times instead."""
         if keeper.product.on_spark:
-            stopped = {"only": "advance", "stopped_after_s": 0.5 + self._rng.random() * 5.0}
-            first = keeper.run(keeper.job(until, stopped))
-            if not first.is_equal and not is_a_limit(keeper, first):
-                return Step("stopped", first, f"{first.kind}: {first.text}")
-            return self._has_to_be_equal("stopped", keeper, until)
+            return self._stop(keeper, until) if self._rng.random() < 0.3 else self._kill_spark(keeper, until)
         child = Child(keeper.job(until))
         time.sleep(self._rng.random() ** 2 * 2.0)
         was_running = child.kill()
         return self._has_to_be_equal("killed" if was_running else "killed after its end", keeper, until)
+
+    def _kill_spark(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """SIGKILL to a driver while it works, and at times to one of its workers before it."""
+        child = keeper.begin_apart(keeper.job(until, {"only": "advance"}))
+        what = "killed"
+        try:
+            if child.wait_for_work():
+                time.sleep(self._rng.random() ** 2 * 3.0)
+                if self._rng.random() < 0.4 and child.kill_a_worker(self._rng):
+                    what = "worker and driver killed"
+                    time.sleep(self._rng.random())
+        finally:
+            was_running = child.kill()
+        return self._has_to_be_equal(what if was_running else f"{what} after its end", keeper, until)
+
+    def _stop(self, keeper: Keeper, until: ClusterTime) -> Step:
+        """A query that is stopped; the session goes on."""
+        stopped = {"only": "advance", "stopped_after_s": 0.5 + self._rng.random() * 5.0}
+        first = keeper.run(keeper.job(until, stopped))
+        if not first.is_equal and not is_a_limit(keeper, first):
+            return Step("stopped", first, f"{first.kind}: {first.text}")
+        return self._has_to_be_equal("stopped", keeper, until)
 
     def _full_disk(self, keeper: Keeper, until: ClusterTime) -> Step:
         with small(keeper.root.parent) as disk:
@@ -239,6 +257,8 @@ class Hand:
             return f"{fault}: nothing differs"
         wanted = self._only.get(fault) or ["*"]
         files = [path for path in keeper.files() if any(fnmatch.fnmatch(str(path), one) for one in wanted)]
+        if fault == "delete" and (removable := keeper.product.may_be_removed):
+            files = [path for path in files if removable not in path.parts]
         if not files:
             return f"{fault} of nothing"
         # Few kinds of files are many files: a kind first, so that each is met.

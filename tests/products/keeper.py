@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from tailrace.oplog.cluster_time import ClusterTime
 from tests.products.children import Child, Outcome, carried_out, crash
 from tests.products.product import Job, Product
+from tests.products.spark_child import SparkChild
 
 _COPIES_MAX = 3
 #: How often a hidden member is read, where there is one.
@@ -45,6 +47,25 @@ class _OnSpark:
         """See ``Running``."""
         self._thread.join()
         return self._ended[0]
+
+
+class Killed:
+    """One that SIGKILL ends after a while, whatever it does then."""
+
+    def __init__(self, child: Child, after_s: float) -> None:
+        self._child, self._after_s = child, after_s
+        self.was_running = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        time.sleep(self._after_s)
+        self.was_running = self._child.kill()
+
+    def outcome(self) -> Outcome:
+        """See ``Running``."""
+        self._thread.join()
+        return Outcome("killed")
 
 
 class Keeper:
@@ -86,6 +107,11 @@ class Keeper:
         """Begin it, in a process of its own or on the harness's Spark session."""
         self._count += 1
         return _OnSpark(self.product, job) if self.product.on_spark else Child(job)
+
+    def begin_apart(self, job: Job) -> SparkChild:
+        """Begin one of Spark's in a process of its own, which can be killed."""
+        self._count += 1
+        return SparkChild(job, self.root.parent / "apart")
 
     def forget(self) -> None:
         """Begin again, with an empty store and no copies."""

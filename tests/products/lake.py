@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from contextlib import AbstractContextManager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pymongo import MongoClient
 from pyspark.errors import PySparkException
 
 from tailrace.errors import SinkError, TailraceError
 from tailrace.lake.identity import partitioning_of, read_identity
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.connection import Connection
+from tailrace.source.membership import changes
+from tailrace.source.topology import Cluster
+from tests.products.archive import ArchiveProduct, record
+from tests.products.late_source import lakes_beginning_at
 from tests.products.product import Job, Product
+from tests.products.put_aside import is_of, kind_put_aside, pipeline_of, put_aside
 from tests.products.snapshot import kind_of, unlike_a_copy
 from tests.products.truth import Truth, first_of, time_of
 from tests.sharded import native
@@ -51,11 +60,12 @@ class LakeProduct(Product):
     name = "lake"
     parts = ("lake", "lake.checkpoint", "lake/_tailrace", "lake/_delta_log", "lake/day=*", "newest log")
     own_files = "lake/**/*"
+    may_be_removed = "_quarantine"
     on_spark = True
+    limits = ArchiveProduct.limits
 
     def advance(self, job: Job) -> None:
         from tailrace.spark.lake import CompactionPolicy
-        from tailrace.spark.lake.stream import write_stream
 
         rng = random.Random(f"tailrace lake {job.options['played']}")
         start = ClusterTime(job.start).tick()
@@ -68,13 +78,36 @@ class LakeProduct(Product):
         begin = {"startAtOperationTime": f"{start.seconds},{start.increment}"}
         copied = {"startingFrom": "snapshot", "fullDocument": "updateLookup"}
         options |= copied if _begins_with_a_copy(job) else begin
+        kind = kind_put_aside(job)
+        if kind is not None:
+            options["pipeline"] = pipeline_of(kind)
+        late: AbstractContextManager[None] = contextlib.nullcontext()
+        if _reads_an_archive(job):
+            late = self._archived(job, options)
         divided = (("day", "collection"), ("day", "hour", "collection")) if "collection" in options["columns"] else ()
         chosen: dict[str, Any] = {
             "compaction": CompactionPolicy(every=4, fan_in=2),
             "partition_by": rng.choice((None, ("day", "hour"), *divided)),
-            "on_error": rng.choice(("fail", "quarantine")),
+            "on_error": rng.choice(("fail", "quarantine")) if kind is None else "quarantine",
             **_planted_sink(job.planted),
         }
+        with late:
+            self._write(options, job, chosen)
+
+    def _archived(self, job: Job, options: dict[str, str]) -> AbstractContextManager[None]:
+        """Let the lake read an archive of all that is there, and the oplog begin in the middle of it. Of a cluster only
+        while its shards are those of the beginning: a stream cannot begin in an archive before one came or went."""
+        archive = job.root / "archive"
+        record(job.uri, archive)
+        if job.moved and (_came_or_went(job) or job.options.get("only") == "advance"):  # beside the writes they do
+            return contextlib.nullcontext()
+        options["archive"] = str(archive)
+        pauses = [one for one in Truth(Path(job.truth)).pauses() if one <= job.time]
+        return lakes_beginning_at(random.Random(job.seed).choice(pauses), archive)
+
+    def _write(self, options: dict[str, str], job: Job, chosen: dict[str, Any]) -> None:
+        from tailrace.spark.lake.stream import write_stream
+
         query = write_stream(session(), options, job.root / "lake", available_now=True, **chosen)
         try:
             query.awaitTermination(job.options.get("stopped_after_s"))
@@ -98,16 +131,32 @@ class LakeProduct(Product):
             raise SinkError(f"the lake cannot be read: {error}") from error
         if partitioning_of(read_identity(lake) or {}).collection:
             events = _in_one_order(events)
-        if _begins_with_a_copy(job):
-            told = unlike_a_copy(events, job, truth)
-        else:
-            mine = [event for event in events if time_of(event) <= job.time]
-            told = first_of(truth.events(ClusterTime(job.start).tick(), job.time), mine, "event of the lake")
+        told = _unlike(events, put_aside(lake), job, truth)
         problems = verify(lake, full=True).problems
         for problem in filter(_NOT_AS_WRITTEN, problems):
             # A reader of Parquet takes one whole file for another; who wants to know asks ``verify`` (how-to/lake.md).
             raise SinkError(f"lake verify: {problem}")
         return told + [f"lake verify: {problem}" for problem in problems]
+
+
+def _unlike(events: list[bytes], aside: list[bytes], job: Job, truth: Truth) -> list[str]:
+    """In what a lake's events, and those in its quarantine, are not what the server says."""
+    kind = kind_put_aside(job)
+    strange = [event for event in aside if kind is None or not is_of(kind, event)]
+    told = (
+        [f"{len(strange)} events in the quarantine that can be written, first {strange[0]!r}"[:600]] if strange else []
+    )
+    if _begins_with_a_copy(job):
+        return told + unlike_a_copy(_in_one_order(events + aside) if aside else events, job, truth)
+    every = truth.events(ClusterTime(job.start).tick(), job.time)
+    away = [event for event in every if kind is not None and is_of(kind, event)]
+    kept = [event for event in every if kind is None or not is_of(kind, event)] if away else every
+    told += first_of(kept, _until(events, job), "event of the lake")
+    return told + first_of(away, _in_one_order(_until(aside, job)), "event in the quarantine")
+
+
+def _until(events: list[bytes], job: Job) -> list[bytes]:
+    return [event for event in events if time_of(event) <= job.time]
 
 
 def _in_one_order(events: list[bytes]) -> list[bytes]:
@@ -123,6 +172,22 @@ def _in_one_order(events: list[bytes]) -> list[bytes]:
 def _begins_with_a_copy(job: Job) -> bool:
     """One in three seeds."""
     return bool(job.options.get("played", 3) // 3 % 3 == 0)
+
+
+def _reads_an_archive(job: Job) -> bool:
+    """Whether the oplog is said not to reach so far back as the lake: in two of five seeds."""
+    return random.Random(f"tailrace lake archive {job.options['played']}").random() < 0.4
+
+
+def _came_or_went(job: Job) -> bool:
+    """Whether a shard did since the workload began."""
+    with MongoClient[Any](job.uri) as client:
+        cluster = Cluster.discover(client, job.uri, {})
+        assert cluster is not None
+        try:
+            return bool(list(changes(Connection(cluster.config_client()), ClusterTime(job.start))))
+        finally:
+            cluster.close()
 
 
 def _of_ours(error: PySparkException) -> TailraceError:

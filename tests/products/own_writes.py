@@ -15,8 +15,8 @@ from tests.differential import documents as docs
 from tests.products import typed
 from tests.products.odd_names import DOTTED, OddNames
 
-_SIZES: Final = "sizes"
-_CORPUS: Final = "corpus"
+SIZES: Final = "sizes"
+CORPUS: Final = "corpus"
 EXPIRING: Final = "expiring"
 #: Of the largest document that is updated: an event with both images has to fit into 16 MB.
 _UPDATED_MAX: Final = 5 << 20
@@ -58,7 +58,7 @@ class OwnWrites:
     @property
     def namespaces(self) -> tuple[str, ...]:
         """What may be there and can be copied."""
-        names = (_SIZES, _CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, typed.DECLARED, typed.INFERRED, *DOTTED)
+        names = (SIZES, CORPUS, EXPIRING, _RING, _ATOMIC, _OUT, _MERGED, typed.DECLARED, typed.INFERRED, *DOTTED)
         return tuple(f"{self.database}.{name}" for name in names)
 
     def begin_round(self, send: Sent, exchange: Callable[[bytes], object]) -> None:
@@ -67,6 +67,15 @@ class OwnWrites:
             self._is_begun = True
             send({"create": _RING, "capped": True, "size": 1 << 16, "max": _RING_MAX})
         self._names.begin_round(exchange, self._unreadable)
+
+    def begin_pause(self, exchange: Callable[[bytes], object]) -> None:
+        """Where databases move while there are writes, make what nobody can copy by chance when they are over."""
+        self._names.begin_round(exchange, UNREADABLE)
+
+    def end_pause(self, exchange: Callable[[bytes], object]) -> None:
+        """Drop it before the next ones."""
+        if self._names.present:
+            self._names.begin_round(exchange, 0.0)
 
     def write(self, send: Sent) -> None:
         """A few of them, or none."""
@@ -99,12 +108,12 @@ class OwnWrites:
     def _of_any_value(self) -> Iterator[dict[str, Any]]:
         """Documents with all that a value or a name can be."""
         rng = self._documents
-        yield {"insert": _CORPUS, "documents": [RawBSONDocument(docs.new_document(rng)) for _ in range(2)]}
+        yield {"insert": CORPUS, "documents": [RawBSONDocument(docs.new_document(rng)) for _ in range(2)]}
         query = {"_id": rng.randint(0, docs.SMALL_IDS)}
         if rng.random() < 0.3:
-            yield {"delete": _CORPUS, "deletes": [{"q": query, "limit": 1}]}
+            yield {"delete": CORPUS, "deletes": [{"q": query, "limit": 1}]}
         else:
-            yield {"update": _CORPUS, "updates": [{"q": query, "u": {"$inc": {"n": 1}}}]}
+            yield {"update": CORPUS, "updates": [{"q": query, "u": {"$inc": {"n": 1}}}]}
 
     def _ringed(self) -> Iterator[dict[str, Any]]:
         number = self._rng.getrandbits(40)
@@ -126,7 +135,7 @@ class OwnWrites:
 
     def _aggregated(self) -> Iterator[dict[str, Any]]:
         rng = self._rng
-        source = rng.choice((_CORPUS, _CORPUS, typed.INFERRED, _RING, _MERGED))
+        source = rng.choice((CORPUS, CORPUS, typed.INFERRED, _RING, _MERGED))
         last: dict[str, Any] = {"$out": _OUT}
         if rng.random() < 0.5:
             last = {"$merge": {"into": _MERGED, "whenMatched": rng.choice(("replace", "merge", "keepExisting"))}}
@@ -139,12 +148,12 @@ class OwnWrites:
             chosen = rng.choice(self._sizes)
             if rng.random() < 0.3:
                 self._sizes.remove(chosen)
-                yield {"delete": _SIZES, "deletes": [{"q": {"_id": chosen}, "limit": 1}]}
+                yield {"delete": SIZES, "deletes": [{"q": {"_id": chosen}, "limit": 1}]}
             elif chosen < _UPDATED_MAX:
-                yield {"update": _SIZES, "updates": [{"q": {"_id": chosen}, "u": {"$inc": {"n": 1}}}]}
+                yield {"update": SIZES, "updates": [{"q": {"_id": chosen}, "u": {"$inc": {"n": 1}}}]}
             return
         size = min(_LARGEST, int(2 ** (rng.random() * (24.0 if rng.random() < 0.1 else 15.0))))
         pad = Binary(rng.randbytes(min(size, 1 << 16)) * max(1, size >> 16))[: max(0, size)]
         if size not in self._sizes:
             self._sizes.append(size)
-            yield {"insert": _SIZES, "documents": [{"_id": size, "pad": Binary(pad)}]}
+            yield {"insert": SIZES, "documents": [{"_id": size, "pad": Binary(pad)}]}

@@ -62,6 +62,43 @@ def _table_set_back() -> list[Undo]:
     return _everywhere("tailrace.tables.standing", "fault_of", _nothing)
 
 
+def _altered_state() -> list[Undo]:
+    """The records of the tables' state are taken as they are, and one that is not found is not there."""
+    from tailrace.lmdb_file import _CHECKSUM_BYTES
+    from tailrace.tables.state_file import Databases
+
+    def value(self: Any, key: bytes, record: bytes) -> bytes:
+        return record[_CHECKSUM_BYTES:]
+
+    def records(self: Any, cursor: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, record in cursor.iternext() if cursor.set_range(prefix) else ():
+            if not key.startswith(prefix):
+                return
+            yield key, record[_CHECKSUM_BYTES:]
+
+    return [
+        _set(Databases, "value", value),
+        _set(Databases, "records", records),
+        _set(Databases, "confirm_missing", _nothing),
+    ]
+
+
+def _altered_log() -> list[Undo]:
+    """A table's log is what its files say: neither their seals are compared nor what one says of another."""
+    from tailrace.tables.delta_commit import DamagedCommitError
+
+    def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in content.decode().split("\n") if line]
+        except ValueError as error:
+            raise DamagedCommitError(f"{path} is damaged: {error}") from error
+
+    return [
+        *_everywhere("tailrace.tables.log_chain", "harm", _nothing),
+        *_everywhere("tailrace.tables.delta_commit", "actions_in", actions_in),
+    ]
+
+
 def _other_history() -> list[Undo]:
     """Tables follow whatever deployment they are pointed at."""
     from tailrace.tables.oplogs import Oplogs
@@ -290,6 +327,8 @@ def _damaged_tokens() -> list[Undo]:
 PLANTED: dict[str, Callable[[], list[Undo]]] = {
     "a lake that was set back goes on": _lake_set_back,
     "a table that was set back goes on": _table_set_back,
+    "an altered state of tables is taken over": _altered_state,
+    "an altered log of a table is read": _altered_log,
     "tables follow another history": _other_history,
     "an altered archive is read": _altered_archive,
     "altered images are given": _altered_images,

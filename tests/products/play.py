@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tailrace.oplog.cluster_time import ClusterTime
+from tests.products.children import Child
 from tests.products.hand import Elsewhere, Hand, Step, is_a_limit
-from tests.products.keeper import Keeper, Running
+from tests.products.keeper import Keeper, Killed, Running
 from tests.products.product import Job, Product
 from tests.products.restored import RESTORED, RESTORED_CHANCE, Restoring
 from tests.products.truth import Truth
@@ -23,6 +24,8 @@ from tests.products.truth import Truth
 ROUNDS: Final = 6
 #: How many of those that have begun run while there are writes.
 _BESIDE: Final = 0.6
+#: How many of these are killed.
+_KILLED_BESIDE: Final = 0.25
 
 
 @dataclass
@@ -125,6 +128,7 @@ class Play:
         )
         self._keepers = [Keeper(product, folder, job) for product in products]
         self._begins = {keeper.name: self._rng.choice((0, 0, 1, 2)) for keeper in self._keepers}
+        self._kills_beside = not kinds or "kill" in kinds
         chance = 1.0 if RESTORED in kinds else 0.0 if kinds else RESTORED_CHANCE
         self._restoring = Restoring(seed, rounds, self._keepers, folder / "restored", chance)
         places = [(number, keeper.name) for number in range(1, rounds) for keeper in self._keepers]
@@ -168,12 +172,21 @@ class Play:
         if not pauses:
             return []
         chosen = [one for one in self._keepers if one.has_begun and self._rng.random() < _BESIDE]
-        return [(one, one.begin(one.job(pauses[-1], {"only": "advance"}))) for one in chosen]
+        begun = [(one, one.begin(one.job(pauses[-1], {"only": "advance"}))) for one in chosen]
+        return [(one, self._perhaps_killed(child)) for one, child in begun]
+
+    def _perhaps_killed(self, child: Running) -> Running:
+        """Some are killed while there are writes. (That of Spark runs in this process.)"""
+        if not self._kills_beside or not isinstance(child, Child) or self._rng.random() > _KILLED_BESIDE:
+            return child
+        return Killed(child, self._rng.random() ** 2 * 2.0)
 
     def _meanwhile(self, number: int, beside: list[tuple[Keeper, Running]]) -> None:
         for keeper, child in beside:
             outcome = child.outcome()
-            if not outcome.is_equal and not is_a_limit(keeper, outcome):
+            if isinstance(child, Killed):
+                self._report.faults["kill beside the writes"] += child.was_running
+            elif not outcome.is_equal and not is_a_limit(keeper, outcome):
                 self._differ(number, keeper, "beside the writes", f"{outcome.kind}: {outcome.text}")
 
     def _visit(self, number: int, keeper: Keeper, pause: ClusterTime) -> None:

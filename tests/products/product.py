@@ -102,6 +102,8 @@ class Product:
     #: The files of the folder that are ours, and so are to be found out when they are damaged. The others stand for
     #: what a consumer keeps by itself.
     own_files: ClassVar[str] = "**/*"
+    #: The name of a folder of these files that its user may remove one by one, without the store's knowledge.
+    may_be_removed: ClassVar[str] = ""
     #: Whether it copies what there is, and so has to refuse users who may not read all of it.
     copies: ClassVar[bool] = False
     #: Whether what the store has lost is made again, so that it is as good as before where a run is equal.

@@ -45,7 +45,10 @@ def job(tmp_path: Path) -> Job:
         put(lake, claim, number, PartWriter(lake, str(number)).write_all([rows]))
     until = ClusterTime.of(MIDNIGHT + len(_ROWS), 1)
     Truth(tmp_path / "truth").record(until, {}, map(_event, _ROWS), [])
-    return Job("lake", "", str(tmp_path / "store"), int(ZERO), int(until), str(tmp_path / "truth"), "6.0.27")
+    played = {"played": 4}  # nothing is put aside
+    return Job(
+        "lake", "", str(tmp_path / "store"), int(ZERO), int(until), str(tmp_path / "truth"), "6.0.27", options=played
+    )
 
 
 def _told(job: Job) -> list[str]:

@@ -37,6 +37,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.mongod]
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
 DIVIDE: list[dict[str, Any]] = [{"$set": {"x": {"$divide": [12, "$fullDocument.n"]}}}]
 REMOVE_ID: list[dict[str, Any]] = [{"$set": {"_id": {"$cond": [{"$eq": ["$fullDocument.n", 0]}, 1, "$_id"]}}}]
+#: It stands ahead of the other stages, in a stage of its own.
+MATCH: list[dict[str, Any]] = [{"$match": {"$expr": {"$ne": [{"$divide": [12, "$fullDocument.n"]}, 0]}}}]
 #: A binary of the old subtype 2 whose inner length is wrong: every server stores it, and no driver decodes it.
 BROKEN = raw_bson.encode_document(
     raw_bson.encode_element(0x10, b"_id", b"\x07\0\0\0"),
@@ -91,7 +93,11 @@ def check(options: dict[str, Any], every: list[bytes], bad: list[bytes], *, code
     return aside
 
 
-@pytest.mark.parametrize(("stages", "code"), [(DIVIDE, 2), (REMOVE_ID, 280)], ids=["expression", "identifier"])
+@pytest.mark.parametrize(
+    ("stages", "code"),
+    [(DIVIDE, 2), (REMOVE_ID, 280), (MATCH, 2), ([MATCH[0], *DIVIDE], 2)],
+    ids=["expression", "identifier", "match", "match-and-expression"],
+)
 def test_events_at_which_a_stage_of_the_pipeline_fails(server: str, stages: list[Any], code: int) -> None:
     with pymongo.MongoClient[dict[str, Any]](server) as client:
         db = client["quarantined"]

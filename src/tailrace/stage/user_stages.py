@@ -43,7 +43,11 @@ class MatchAhead(ShardStage):
         passes = self._passes
         for event in events:
             # The invalidate that the stream is started after must reach the resume check whatever the match says.
-            if event.swallow or event.bypasses or passes(event.to_bson()):
+            try:
+                stays = event.swallow or event.bypasses or passes(event.to_bson())
+            except ServerError as error:
+                raise at_event(error, event) from error.__cause__
+            if stays:
                 out.append(event)
 
 
