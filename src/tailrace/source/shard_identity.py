@@ -12,10 +12,13 @@ ONE_SHARD_HINT: Final = "Give the URI of the cluster's config server or of a mon
 
 
 def shard_name(client: MongoClient[Any]) -> str | None:
-    """The name of the shard that ``client`` is connected to; ``None`` for a replica set of its own, and where the user
-    may not see it."""
+    """The name of the shard that ``client`` is connected to; ``None`` for a replica set of its own, where the user may
+    not see it, and for a config server: from 7.0 on it has the identity of a shard too (measured on 7.0.28), but whoever
+    is given its URI reads all shards."""
     preference = client.read_preference
     try:
+        if "configsvr" in client.admin.command("hello", read_preference=preference):
+            return None
         system = client.get_database("admin", read_preference=preference)["system.version"]
         found = system.find_one({"_id": "shardIdentity"}, {"shardName": 1})
         if found is not None:
