@@ -4,7 +4,8 @@ on.
 The server moves a ``$match`` towards the oplog past every stage that leaves alone what the match looks at, in parts
 where only parts can go (measured on 6.0.27: an expression that would fail on an event that the match after it
 excludes does not fail; nor does the look-up of an image that is required and missing). Only ``$replaceRoot``,
-``$replaceWith`` and ``$redact`` stop it here.
+``$replaceWith`` and ``$redact`` stop it here. A ``$jsonSchema`` is moved in parts too. The server leaves some tests
+where they are: which ones, ``_stays`` says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 from tailrace.expression import CompiledPipeline
 from tailrace.expression.language.expression import Bindings, Expression
 from tailrace.expression.match import tree
+from tailrace.expression.match.schema_query import alternatives_of, as_query
 from tailrace.expression.stages.projection import Projection
 from tailrace.expression.values import value as v
 
@@ -35,6 +37,15 @@ _NEVER_FAIL: Final = frozenset(
 #: Comparisons of which the server makes predicates.
 _PREDICATES: Final = frozenset(("$eq", "$gt", "$gte", "$lt", "$lte"))
 
+#: What a schema asks of a whole array, and its types, which the server treats alike.
+_SCHEMA_OF_ARRAYS: Final = frozenset(
+    ("type", "bsonType", "minItems", "maxItems", "uniqueItems", "items", "additionalItems")
+)
+#: What a schema asks that the oplog query never does.
+NOT_QUERIED: Final = frozenset(("schema", "oneOf", "dependencies"))
+#: What a schema asks of a single value.
+_SCHEMA_OF_VALUES: Final = frozenset(("enum", "minLength", "maxLength", "multipleOf"))
+
 
 @dataclass(frozen=True, slots=True)
 class Conjunct:
@@ -44,6 +55,7 @@ class Conjunct:
     ``stage``   the place of its ``$match`` in the user's pipeline
     ``moved``   whether it passes another stage on its way to the front
     ``fails``   whether asking it of an event could raise an error
+    ``arrays``  whether the server moves tests of whole arrays
     """
 
     node: tree.Node
@@ -51,12 +63,13 @@ class Conjunct:
     stage: int
     moved: bool
     fails: bool
+    arrays: bool
 
     @property
     def stays(self) -> bool:
         """Whether it is asked behind all images although it asks for none: the server neither moves it nor asks its
         oplog query for it."""
-        return _stays(self.node) and not _is_queried(self.node)
+        return _stays(self.node, self.arrays) and not _is_queried(self.node)
 
     def passes_stages_of(self, names: frozenset[bytes]) -> bool:
         """Whether it may be asked before the stages that fill these fields."""
@@ -77,17 +90,20 @@ class Conjunct:
                 yield replace(self, node=part, fields=fields_of(part))
 
 
-def leading_conjuncts(pipeline: CompiledPipeline) -> tuple[Conjunct, ...]:
-    """The parts of the pipeline's ``$match`` stages that ask only for what no stage before them has touched."""
+def leading_conjuncts(pipeline: CompiledPipeline, *, moves_array_tests: bool) -> tuple[Conjunct, ...]:
+    """The parts of the pipeline's ``$match`` stages that ask only for what no stage before them has touched.
+
+    ``moves_array_tests``  as the server's profile has it
+    """
     found: list[Conjunct] = []
     touched = _Touched()
     for place, stage in enumerate(pipeline.stages):
         if stage.name == "$match":
             assert stage.parsed is not None
-            for node in parts_of(stage.parsed):  # type: ignore[arg-type]
+            for node in parts_of(as_query(stage.parsed)):  # type: ignore[arg-type]
                 fields = fields_of(node)
-                if not touched.anything or (touched.leaves(fields) and not _stays(node)):
-                    found.append(Conjunct(node, fields, place, touched.anything, may_fail(node)))
+                if not touched.anything or (touched.leaves(fields) and not _stays(node, moves_array_tests)):
+                    found.append(Conjunct(node, fields, place, touched.anything, may_fail(node), moves_array_tests))
         elif isinstance(stage.parsed, Projection):
             touched.add(stage.parsed)
         else:
@@ -118,7 +134,7 @@ def fields_of(node: tree.Node) -> frozenset[bytes] | None:
     if isinstance(node, tree.ExpressionIsTrue):
         return expression_fields(node.expression)
     if isinstance(node, tree.SchemaTest) and not node.path:
-        return None
+        return _union(map(fields_of, alternatives_of(node))) if _is_one_of(node) else None
     return frozenset((node.path.partition(b".")[0],))
 
 
@@ -175,26 +191,40 @@ def _may_fail(expression: Expression) -> bool:
     return any(map(_may_fail, expression.args))
 
 
-def _stays(node: tree.Node) -> bool:
-    """Whether the server leaves the node where it is: it does not move tests of a whole array, schemas, and predicates
-    that are always false."""
+def _stays(node: tree.Node, arrays: bool) -> bool:
+    """Whether the server leaves the node where it is: predicates that are always false, what a schema asks of fields in
+    a field or of the whole document, and, unless it moves ``arrays``, tests of a whole array and a schema's types."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
-        return any(map(_stays, node.children))
+        return any(_stays(child, arrays) for child in node.children)
     if isinstance(node, tree.Not):
-        return _stays(node.child)
+        return _stays(node.child, arrays)
     if isinstance(node, tree.Always):
         return not node.truth
-    whole = tree.Size | tree.ElementMatchesObject | tree.ElementMatchesValue | tree.SchemaTest
-    return isinstance(node, whole)
+    if isinstance(node, tree.SchemaTest):
+        if _is_one_of(node):
+            return any(_stays(one, arrays) for one in alternatives_of(node))
+        moves = node.keyword in _SCHEMA_OF_VALUES or (arrays and node.keyword in _SCHEMA_OF_ARRAYS)
+        return not (node.path and moves)
+    return not arrays and isinstance(node, tree.Size | tree.ElementMatchesObject | tree.ElementMatchesValue)
+
+
+def _is_one_of(node: tree.SchemaTest) -> bool:
+    """Whether it is a ``oneOf``: of a field, or by itself of the document."""
+    if node.path:
+        return node.keyword == "oneOf"
+    schema: tuple[tree.SchemaTest, ...] = node.argument  # type: ignore[assignment]
+    return node.keyword == "schema" and len(schema) == 1 and schema[0].keyword == "oneOf"
 
 
 def _is_queried(node: tree.Node, negated: bool = False) -> bool:
     """Whether the server's oplog query asks for it, although the test itself stays where it is (measured on 6.0.27 with
-    look-ups that fail)."""
+    look-ups that fail, schemas by what ``explain`` shows)."""
     if isinstance(node, tree.And | tree.Or | tree.Nor):
         return all(_is_queried(child, negated or isinstance(node, tree.Nor)) for child in node.children)
     if isinstance(node, tree.Not):
         return _is_queried(node.child, negated=True)
+    if isinstance(node, tree.SchemaTest) and node.keyword in NOT_QUERIED:
+        return False
     path: bytes = getattr(node, "path", b"")
     if negated and path == b"documentKey":
         return False

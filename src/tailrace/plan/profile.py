@@ -99,6 +99,10 @@ class ServerProfile:
     searches_before_user_stages: bool = _column(
         "the event that a stream is resumed from is looked for before the user's stages, so they may leave it out"
     )
+    moves_array_tests: bool = _column(
+        "a `$match` is asked before the stages and look-ups ahead of it also where it tests a whole array (`$size`, "
+        "`$elemMatch`) or, in a `$jsonSchema`, a field's type or items"
+    )
     match_sees_session_of_entry: bool = _column(
         "a `$match` on `lsid` or `txnNumber` alone also looks at the oplog entry: it takes a retryable write for one "
         "that has them, although its event shows neither"
@@ -178,6 +182,7 @@ SERVER_4_4: Final = ServerProfile(
     shard_part_ends=False,
     looks_up_by_uuid=True,
     searches_before_user_stages=True,
+    moves_array_tests=False,
     match_sees_session_of_entry=False,
     ends_with_token_of_invalidate=False,
     reply_says_invalidated=False,
@@ -219,6 +224,7 @@ SERVER_7_0: Final = replace(
     unwinds_apply_ops_without_session=True,
     describes_no_ops=True,
     shows_resharding_collections=True,
+    moves_array_tests=True,
     refuses_old_updates=True,
 )
 #: Somewhere after 7.0.25, which is measured too.

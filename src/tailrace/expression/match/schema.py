@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 from tailrace.expression.language import pattern as regular
 from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.match import encrypted, tree
-from tailrace.expression.match.types import ALIASES
+from tailrace.expression.match.types import ALIASES, SchemaTypes
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import compare, identity
 from tailrace.expression.values.value import Maybe, Value
@@ -55,7 +55,7 @@ def is_conjunction(node: tree.SchemaTest) -> bool:
 def _parts(tests: Iterable[tree.SchemaTest]) -> int:
     total, allowed = 0, 0
     for test in tests:
-        if _fate_of(test) is True:
+        if fate_of(test) is True:
             continue
         if test.keyword in ("properties", "required", "dependencies"):
             total += len(cast("tuple[object, ...]", test.argument))
@@ -77,15 +77,15 @@ _OF_DOCUMENTS: Final = frozenset(
 
 def _fate(tests: Iterable[tree.SchemaTest]) -> bool | None:
     """Whether every document passes, or none, as the server sees before it looks at one: a document is an object."""
-    fates = {_fate_of(test) for test in tests}
+    fates = {fate_of(test) for test in tests}
     if False in fates:
         return False
     return None if None in fates else True
 
 
-def _fate_of(test: tree.SchemaTest) -> bool | None:
+def fate_of(test: tree.SchemaTest) -> bool | None:
     if test.keyword in ("type", "bsonType"):
-        return v.OBJECT in cast("frozenset[int]", test.argument)
+        return v.OBJECT in cast("SchemaTypes", test.argument).types
     if test.keyword == "encrypt":
         return False
     if test.keyword == "enum" and all(kind != v.OBJECT for kind, _ in cast("tuple[Value, ...]", test.argument)):
@@ -143,7 +143,7 @@ class _SchemaPlace(NamedTuple):
     later_patterns: bool
 
 
-class _SchemaPattern(NamedTuple):
+class SchemaPattern(NamedTuple):
     """A regular expression of a schema, and whether it is read as servers from 7.0 on read it."""
 
     pattern: bytes
@@ -182,7 +182,7 @@ def _types(keyword: str, value: Value, fields: _Keywords) -> object:
             raise parse_failure(_FAILED_TO_PARSE, f"$jsonSchema keyword '{keyword}' has duplicate value: {name}")
         seen.add(name)
         found |= types
-    return frozenset(found)
+    return SchemaTypes(frozenset(found), is_one=len(items) == 1)
 
 
 def _number(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -218,7 +218,7 @@ def _pattern(keyword: str, value: Value, fields: _Keywords) -> object:
     if value[0] != v.STRING:
         raise _mismatch(keyword, "a string")
     regular.check_query_pattern(v.bytes_of(value), b"", later=fields.place.later_patterns)
-    return _SchemaPattern(v.bytes_of(value), fields.place.later_patterns)
+    return SchemaPattern(v.bytes_of(value), fields.place.later_patterns)
 
 
 def _required(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -247,7 +247,7 @@ def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
     for name, kind, data in v.fields_of(value[1]):
         if keyword == "patternProperties":
             regular.check_query_pattern(name, b"", code=2, later=fields.place.later_patterns)
-        named = _SchemaPattern(name, fields.place.later_patterns) if keyword == "patternProperties" else name
+        named = SchemaPattern(name, fields.place.later_patterns) if keyword == "patternProperties" else name
         result.append((named, _sub_schema(keyword, (kind, data), fields.place._replace(nested=True))))
     return tuple(result)
 
@@ -299,7 +299,7 @@ def _additional(keyword: str, value: Value, fields: _Keywords) -> object:
         return (None if items is None or items[0] != v.ARRAY else len(v.elements_of(items)), schema)
     named = [name for name, _, _ in v.fields_of(fields["properties"][1])] if "properties" in fields else []
     patterns = [n for n, _, _ in v.fields_of(fields["patternProperties"][1])] if "patternProperties" in fields else []
-    return (frozenset(named), tuple(_SchemaPattern(each, fields.place.later_patterns) for each in patterns), schema)
+    return (frozenset(named), tuple(SchemaPattern(each, fields.place.later_patterns) for each in patterns), schema)
 
 
 def _unique(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -440,12 +440,12 @@ def _count_test(types: frozenset[int], low: bool) -> Callable[[object], ValueTes
 
 
 def _type_test(argument: object) -> ValueTest:
-    types = cast("frozenset[int]", argument)
+    types = cast("SchemaTypes", argument).types
     return lambda found: found is None or found[0] in types
 
 
 def _pattern_test(argument: object) -> ValueTest:
-    matches = cast("_SchemaPattern", argument).matcher()
+    matches = cast("SchemaPattern", argument).matcher()
     return _on(_STRINGS, lambda found: matches(v.bytes_of(found)))
 
 
@@ -525,7 +525,7 @@ def _properties_test(argument: object) -> ValueTest:
 def _pattern_properties_test(argument: object) -> ValueTest:
     pairs = [
         (source.matcher(), _every(s))
-        for source, s in cast("tuple[tuple[_SchemaPattern, tuple[tree.SchemaTest, ...]], ...]", argument)
+        for source, s in cast("tuple[tuple[SchemaPattern, tuple[tree.SchemaTest, ...]], ...]", argument)
     ]
 
     def test(found: Value) -> bool:
@@ -540,7 +540,7 @@ def _pattern_properties_test(argument: object) -> ValueTest:
 
 
 def _additional_properties_test(argument: object) -> ValueTest:
-    named, sources, schema = cast("tuple[frozenset[bytes], tuple[_SchemaPattern, ...], object]", argument)
+    named, sources, schema = cast("tuple[frozenset[bytes], tuple[SchemaPattern, ...], object]", argument)
     if schema is None:
         return lambda found: True
     patterns = [source.matcher() for source in sources]

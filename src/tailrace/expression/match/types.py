@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.values import value as v
@@ -15,6 +15,13 @@ ALIASES: Final[dict[str, frozenset[int]]] = {
     **{name: frozenset({kind}) for kind, name in v.TYPE_NAMES.items()},
     "number": v.NUMERIC,
 }
+
+
+class SchemaTypes(NamedTuple):
+    """The types that a schema names, and whether by one name: ``number``, but not a list of the four numeric types."""
+
+    types: frozenset[int]
+    is_one: bool
 
 
 def types_of(value: Value) -> frozenset[int]:

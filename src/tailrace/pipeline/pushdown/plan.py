@@ -65,7 +65,8 @@ def plan_pushdown(plan: Plan, pipeline: CompiledPipeline, *, enabled: bool = Tru
     """
     # What could fail comes last, after all that could spare it: so it is on the server, whose oplog query comes first.
     order = order_of(plan.options.collation)
-    conjuncts = tuple(sorted(leading_conjuncts(pipeline), key=lambda one: one.fails))
+    found = leading_conjuncts(pipeline, moves_array_tests=plan.profile.moves_array_tests)
+    conjuncts = tuple(sorted(found, key=lambda one: one.fails))
     shown = _shown_images(plan)
     before = _early(conjuncts, shown)
     between: tuple[Conjunct, ...] = ()

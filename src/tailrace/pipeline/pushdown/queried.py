@@ -12,7 +12,7 @@ from typing import Final
 from tailrace.expression.language.expression import Expression
 from tailrace.expression.match import tree
 from tailrace.expression.values import value as v
-from tailrace.plan.conjuncts import expression_fields
+from tailrace.plan.conjuncts import NOT_QUERIED, expression_fields
 
 #: Fields that an entry has under another name, or does not have: asked with every operator, and negated too.
 _RENAMED: Final = frozenset((b"clusterTime", b"lsid", b"txnNumber"))
@@ -46,7 +46,7 @@ def queried(node: tree.Node, *, exact: bool = False, negates_keys: bool = False)
         return None if child is None else tree.Not(child)
     if isinstance(node, tree.ExpressionIsTrue):
         return _expression(node, exact=exact)
-    if isinstance(node, tree.Always | tree.SchemaTest):
+    if isinstance(node, tree.Always) or (isinstance(node, tree.SchemaTest) and node.keyword in NOT_QUERIED):
         return None
     return node if _asks_leaf(node, node.path, exact=exact, negates_keys=negates_keys) else None
 
