@@ -13,7 +13,7 @@ from tailrace.expression.match.test import document_test
 from tests.amounts import amount
 
 SEED = 20261126
-_NAMES = ("a", "b", "c", "a.b", "")
+_NAMES = ("a", "b", "c", "")
 _VALUES: tuple[Any, ...] = (
     0,
     1,

@@ -13,7 +13,7 @@ from math import fmod
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from tailrace.expression.language import pattern as regular
-from tailrace.expression.language.registry import parse_failure
+from tailrace.expression.language.registry import parse_failure, unsupported
 from tailrace.expression.match import encrypted, tree
 from tailrace.expression.match.types import ALIASES, SchemaTypes
 from tailrace.expression.values import value as v
@@ -237,7 +237,18 @@ def _names(keyword: str, value: Value) -> tuple[bytes, ...]:
         names.append(v.bytes_of(item))
     if not names:
         raise parse_failure(_FAILED_TO_PARSE, f"$jsonSchema keyword '{keyword}' cannot be an empty array")
+    _refuse_paths(keyword, names)
     return tuple(names)
+
+
+def _refuse_paths(keyword: str, names: Iterable[bytes]) -> None:
+    """A name with a dot is a path to the server (measured on 4.4.2 to 7.0.28), which JSON Schema does not know."""
+    for name in names:
+        if b"." in name:
+            shown = name.decode("utf-8", "backslashreplace")
+            raise unsupported(
+                f"$jsonSchema keyword '{keyword}' with the name '{shown}'", "the server takes its dot for a path"
+            )
 
 
 def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -249,6 +260,8 @@ def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
             regular.check_query_pattern(name, b"", code=2, later=fields.place.later_patterns)
         named = SchemaPattern(name, fields.place.later_patterns) if keyword == "patternProperties" else name
         result.append((named, _sub_schema(keyword, (kind, data), fields.place._replace(nested=True))))
+    if keyword == "properties":
+        _refuse_paths(keyword, (name for name, _, _ in v.fields_of(value[1])))
     return tuple(result)
 
 
@@ -319,6 +332,7 @@ def _dependencies(keyword: str, value: Value, fields: _Keywords) -> object:
             result.append((name, _sub_schema(keyword, (kind, data), fields.place)))
         else:
             result.append((name, (tree.SchemaTest(b"", "required", _names(keyword, (kind, data))),)))
+    _refuse_paths(keyword, (name for name, _ in result))
     return tuple(result)
 
 

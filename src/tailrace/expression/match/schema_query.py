@@ -119,7 +119,7 @@ def _fields(test: tree.SchemaTest, required: list[bytes]) -> Iterator[tree.Node]
 
 def _is_path(name: bytes) -> bool:
     """Whether a query names the field of this name by it."""
-    return name != b"" and b"." not in name
+    return name != b""
 
 
 def _of_property(path: bytes) -> Callable[[Schema], tree.Node]:
