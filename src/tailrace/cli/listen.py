@@ -8,18 +8,16 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from tailrace.cli.output import tell
+from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import address_of, pipeline_of
 from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.source.uri import find_uri
-
-if TYPE_CHECKING:
-    from tailrace.consumer import Listener
 
 _DESCRIPTION: Final = """\
 Call a handler with every change of a cluster, a database or a collection: in order, in one process at a time, from the
@@ -63,8 +61,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
-        help="serve statistics to Prometheus (extra: metrics); with --processes the second one serves at PORT + 1, ...",
+        help="serve statistics to Prometheus, /livez and /readyz (extra: metrics); with --processes the second one "
+        "serves at PORT + 1, ...",
     )
+    add_health_arguments(parser)
     parser.set_defaults(run=run, is_part=False)
 
 
@@ -164,11 +164,12 @@ def run_here(args: argparse.Namespace) -> int:
         for name in (scope.database, scope.collection):
             watched = watched[name] if name else watched
         database, collection = store_namespace(args.store)
+        store = MongoLeaseStore(keeper[database][collection])
         listener = kind(
             watched,
             handler,
             resource=args.resource,
-            store=MongoLeaseStore(keeper[database][collection]),
+            store=store,
             partitions=args.partitions,
             lane_key=args.lane_key,
             commit_every=args.commit_every,
@@ -184,7 +185,10 @@ def run_here(args: argparse.Namespace) -> int:
             full_document_before_change=args.full_document_before_change,
             show_expanded_events=args.show_expanded_events or None,
         )
-        with _metrics(args.metrics, listener), _stopping_on_signals(listener.stop, args.is_part):
+        with (
+            watched_over([listener], client, store, args) as told,
+            _stopping_on_signals([told, listener.stop], args.is_part),
+        ):
             tell(f"tailrace: listening as {listener.owner} on {args.resource}")
             tell_unknown(client, scope)
             if isinstance(listener, AsyncListener):
@@ -240,7 +244,7 @@ def store_namespace(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[None]:
+def _stopping_on_signals(calls: Sequence[Callable[[], None]], is_part: bool) -> Iterator[None]:
     """SIGTERM and Ctrl-C stop the listener; a second signal ends it at once.
 
     A process of ``--processes`` (``is_part``) ignores further signals: the command tells it to stop, and a supervisor
@@ -251,7 +255,8 @@ def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[No
         # Not SIG_IGN, which programs that the handler starts would inherit.
         signal.signal(number, (lambda *_: None) if is_part else before[signal.Signals(number)])
         tell("tailrace: stopping: the change in hand is finished first")
-        stop()
+        for call in calls:
+            call()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -260,16 +265,3 @@ def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[No
         for number, handler in before.items():
             if not is_part:
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _metrics(address: str | None, listener: Listener) -> Iterator[None]:
-    if address is None:
-        yield
-        return
-    from tailrace.consumer.metrics import ListenerCollector  # noqa: PLC0415
-    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
-
-    with serve_metrics(ListenerCollector([listener]), *address_of(address, "--metrics")) as url:
-        tell(f"tailrace: statistics at {url}")
-        yield

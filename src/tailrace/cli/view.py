@@ -12,6 +12,7 @@ from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 import tailrace
 from tailrace.cli.listen import error_policy
 from tailrace.cli.output import say, tell
+from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import MISSING, View, ViewDifference, ViewKeeper, ViewUpkeep
@@ -50,6 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="DB.COLL",
         help="run: write a change that has failed at every try to this collection and go on; without it, end",
     )
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="run: serve statistics, /livez and /readyz")
+    add_health_arguments(parser)
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     parser.set_defaults(run=run, positionals=("action", "uri"))
 
@@ -117,9 +120,16 @@ def _keep(client: Any, view: View, args: argparse.Namespace) -> int:
     if not (database and dot and name):
         raise UsageError(f"--leases {args.leases} is not DATABASE.COLLECTION")
     policy = error_policy(args.retries, args.dead_letters, client)
-    keeper = ViewKeeper(client, view, store=MongoLeaseStore(client[database][name]), **policy)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: keeper.stop())
-    say(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
-    keeper.run()
+    store = MongoLeaseStore(client[database][name])
+    keeper = ViewKeeper(client, view, store=store, **policy)
+    with watched_over(keeper.listeners, client, store, args) as told:
+
+        def stop(*_: object) -> None:
+            told()
+            keeper.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        say(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
+        keeper.run()
     return 0

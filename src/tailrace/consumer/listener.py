@@ -55,7 +55,6 @@ from tailrace.consumer.rules.need import (
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.settings import (
     ListenerSettings,
-    ListenerStatistics,
     OnHistoryLost,
     OnInvalidate,
     together,
@@ -174,7 +173,7 @@ class Listener:
         self._partitions = partitions
         self._lane_keys = lane_keys(getattr(handler, "lane_key", None) if lane_key is None else lane_key)
         self._lanes: Lanes | None = None
-        self._lane_statistics: list[ListenerStatistics] = []
+        self._lane_logics: list[ListenerLogic] = []
         #: Tokens that targets are marked with beside the lease's own version: those of a lane's resource.
         self._fence_above: Mapping[str, int] = {}
         self._handler = handler
@@ -195,7 +194,18 @@ class Listener:
     def statistics(self) -> Any:
         """What was counted so far (``rules.listener.ListenerStatistics``). With partitions: over all lanes that this
         process has worked on; ``position_time`` is the least of them."""
-        return together(self._lane_statistics) if self._lane_statistics else self._logic.statistics
+        parts = [logic.statistics for logic in self._lane_logics]
+        return together(parts) if parts else self._logic.statistics
+
+    @property
+    def logics(self) -> Sequence[ListenerLogic]:
+        """What this process works on: the whole, or the lanes that it has had."""
+        return tuple(self._lane_logics) or (self._logic,)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has had the lease, or knows that others have it."""
+        return self._logic.begun or (self._lanes is not None and self._lanes.plan is not None)
 
     def run(self) -> None:
         """Listen in this thread until ``stop()``. Raises what ends it: HandlerFailed, StreamInvalidated,
@@ -265,7 +275,7 @@ class Listener:
             return self._part(watchable, resource=resource, store=store, start=start, **options, **self._watch)
         listener = self._part(watchable, resource=resource, store=store, **options)
         listener._fence_above = {self.resource: plan.fencing_token(0)}
-        self._lane_statistics.append(listener.statistics)
+        self._lane_logics.append(listener._logic)
         return listener
 
     def _part(self, watchable: Any, **options: Any) -> Listener:

@@ -78,6 +78,8 @@ class ListenerLogic:
     def __init__(self, settings: ListenerSettings) -> None:
         self.settings = settings
         self.stopping = False
+        #: The lease was had, or somebody else had it.
+        self.begun = False
         self.statistics = ListenerStatistics()
         self.ownership: Ownership | None = None
         self._position: StreamPosition | None = None
@@ -142,6 +144,7 @@ class ListenerLogic:
                 failures += 1
                 yield Pause(_backoff(failures), error.message)
                 continue
+            self.begun = True
             if lease is not None:
                 owned = Ownership(lease, self._asked + self.settings.lease_seconds)
                 self.ownership = owned

@@ -89,6 +89,11 @@ class ViewKeeper:
         )
         self._stopped = threading.Event()
 
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """That of the source and that of the target."""
+        return (self._source, self._target)
+
     def start(self) -> Self:
         """Keep the view in threads of their own. Returns when both listeners have begun, or others hold the leases.
         Raises UsageError if the view cannot be written."""
