@@ -65,7 +65,9 @@ def watched_over(
             from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
             served = serve_metrics(
-                ListenerCollector(listeners), *address_of(args.metrics, "--metrics"), health=standing.health
+                ListenerCollector(listeners, standing.lag),
+                *address_of(args.metrics, "--metrics"),
+                health=standing.health,
             )
             tell(f"tailrace: statistics at {stack.enter_context(served)}")
         yield stack.enter_context(notifying(standing.health, manager))

@@ -160,7 +160,7 @@ class ListenerLogic:
         owned.ended = True
         self.ownership = None
         self.statistics.leases_lost += 1
-        self.statistics.lease_version = 0
+        self.statistics.lease_version = self.statistics.position_time = 0
         self._position = self._committed = self._held = None
         self._uncommitted = 0
         yield CloseStream()
@@ -230,7 +230,9 @@ class ListenerLogic:
         position = None if stored is None else StreamPosition.from_document(stored, self.settings.resource)
         self._position = self._committed = position
         self._committed_at, self._uncommitted = self._now, 0
-        self._marked_at, self._marked_to = self._now, ZERO if position is None else position.cluster_time
+        begin = ZERO if position is None else position.cluster_time
+        self.statistics.position_time = begin.seconds
+        self._marked_at, self._marked_to = self._now, begin
         if position is None:
             yield from self._begin(owned)
         else:
@@ -325,7 +327,12 @@ class ListenerLogic:
 
     def _moved(self, position: StreamPosition) -> None:
         self._position = position
-        self.statistics.position_time = position.cluster_time.seconds
+        self._came_to(position)
+
+    def _came_to(self, position: StreamPosition) -> None:
+        """Everything before it is handled, whether it is written down or not."""
+        statistics = self.statistics
+        statistics.position_time = max(statistics.position_time, position.cluster_time.seconds)
 
     # Change after change
 
@@ -392,6 +399,8 @@ class ListenerLogic:
         """Nothing to give: commit what is left, and now and then how far the stream has come, so that a quiet one does
         not fall off the oplog."""
         position = self._position
+        if position is not None and pulled.token is not None:
+            self._came_to(position.moved_to(pulled.token))
         if position is None or not self.settings.commits.is_due_when_quiet(
             self._uncommitted, self._committed_at, self._now
         ):
