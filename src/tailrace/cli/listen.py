@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from tailrace.cli.output import tell
@@ -106,7 +107,7 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit-interval", type=float, metavar="S", help="commit after S seconds too")
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
     parser.add_argument("--handler-timeout", type=float, metavar="S", help="give the lease to others after S seconds")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+    add_retry_arguments(parser)
     parser.add_argument(
         "--dead-letters",
         metavar="DB.COLL",
@@ -177,7 +178,7 @@ def run_here(args: argparse.Namespace) -> int:
             start=args.start,
             on_history_lost=args.on_history_lost,
             on_invalidate=args.on_invalidate,
-            **error_policy(args.retries, args.dead_letters, keeper, then=args.after_dead_letter),
+            **error_policy(args, keeper, then=args.after_dead_letter),
             handler_timeout=args.handler_timeout,
             lease_seconds=args.lease_seconds,
             pipeline=pipeline_of(args),
@@ -198,16 +199,25 @@ def run_here(args: argparse.Namespace) -> int:
     return 0
 
 
-def error_policy(retries: int, letters: str | None, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
-    """The options of a listener for ``--retries`` and ``--dead-letters``, which ``keeper`` keeps. Raises UsageError."""
-    if letters is None:
-        return {"retries": retries}
-    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+def add_retry_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add when a change that a handler has failed at is tried again."""
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+    parser.add_argument("--retry-first", type=float, default=0.05, metavar="S", help="first after S seconds (0.05)")
+    parser.add_argument("--retry-factor", type=float, default=2.0, metavar="F", help="then after F times as long (2)")
+    parser.add_argument("--retry-longest", type=float, default=5.0, metavar="S", help="S seconds at most (5)")
 
-    database, collection = store_namespace(letters)
-    if retries < 0:
-        raise UsageError(f"--retries must be 0 or more, not {retries}")
-    return {"on_error": DeadLetters(keeper[database][collection], tries=retries + 1, then=then)}
+
+def error_policy(args: argparse.Namespace, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
+    """The options of a listener for ``--retries`` and ``--dead-letters``, which ``keeper`` keeps. Raises UsageError."""
+    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+    from tailrace.consumer.rules.retry_schedule import RetrySchedule  # noqa: PLC0415
+
+    retry = RetrySchedule(args.retries, args.retry_first, args.retry_factor, args.retry_longest)
+    if args.dead_letters is None:
+        return {"retries": retry}
+    database, collection = store_namespace(args.dead_letters)
+    letters = DeadLetters(keeper[database][collection], tries=args.retries + 1, then=then)
+    return {"on_error": letters, "retries": replace(retry, retries=0)}
 
 
 def load_handler(name: str) -> Callable[..., Any]:

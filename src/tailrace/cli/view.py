@@ -10,7 +10,7 @@ from typing import Any
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 import tailrace
-from tailrace.cli.listen import error_policy
+from tailrace.cli.listen import add_retry_arguments, error_policy
 from tailrace.cli.output import say, tell
 from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_uri_argument
@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--name", default="", help="of the view; default: made of --on")
     parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help="verify: look again after (5)")
     parser.add_argument("--leases", default="tailrace.leases", metavar="DB.COLL", help="run: where leases are kept")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="run: try a change that fails N more times")
+    add_retry_arguments(parser)
     parser.add_argument(
         "--dead-letters",
         metavar="DB.COLL",
@@ -119,7 +119,7 @@ def _keep(client: Any, view: View, args: argparse.Namespace) -> int:
     database, dot, name = args.leases.partition(".")
     if not (database and dot and name):
         raise UsageError(f"--leases {args.leases} is not DATABASE.COLLECTION")
-    policy = error_policy(args.retries, args.dead_letters, client)
+    policy = error_policy(args, client)
     store = MongoLeaseStore(client[database][name])
     keeper = ViewKeeper(client, view, store=store, **policy)
     with watched_over(keeper.listeners, client, store, args) as told:

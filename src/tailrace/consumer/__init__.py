@@ -19,6 +19,7 @@ from tailrace.consumer.rules.errors import (
     LeaseStoreUnavailable,
     OwnerNotUnique,
 )
+from tailrace.consumer.rules.retry_schedule import RetrySchedule
 
 __all__ = [
     "AsyncChange",
@@ -40,4 +41,5 @@ __all__ = [
     "MemoryLeaseStore",
     "MongoLeaseStore",
     "OwnerNotUnique",
+    "RetrySchedule",
 ]

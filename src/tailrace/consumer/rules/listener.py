@@ -65,6 +65,8 @@ from tailrace.oplog.witness import EntryMark
 #: A source that cannot be read is tried again for so long; then the listener ends with its error.
 _SOURCE_RETRY_S: Final = 300.0
 _BACKOFF_S: Final = (0.05, 5.0)
+#: The label of an error of the driver for a transaction that may be tried again as a whole.
+TRANSIENT_LABEL: Final = "TransientTransactionError"
 #: About how many bytes of changes are handled together.
 _BATCH_BYTES: Final = 16 << 20
 
@@ -483,7 +485,8 @@ class ListenerLogic:
                 if decision == "stop":
                     raise handler_failed(self.settings.resource, batch[-len(changes)], error) from error
                 if decision == "retry":
-                    yield from self._pause(_backoff(attempt), f"the handler raised {type(error).__name__}")
+                    wait = self._wait_after(error, attempt)
+                    yield from self._pause(wait, f"the handler raised {type(error).__name__}")
                     if self.stopping:
                         return False
                     continue
@@ -494,6 +497,14 @@ class ListenerLogic:
             self._done(owned, changes[done.count - 1].position, done)
             changes, attempt = [replace(left, lease=owned.lease) for left in changes[done.count :]], 0
         return True
+
+    def _wait_after(self, error: Exception, attempt: int) -> float:
+        """By the schedule. A transaction that another writer got in the way of is no fault of its change: it is tried
+        again soon."""
+        labelled = getattr(error, "has_error_label", None)
+        if labelled is not None and labelled(TRANSIENT_LABEL):
+            return _backoff(attempt)
+        return self.settings.retry.wait(attempt)
 
     def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
         """The stream has ended at a change that it cannot give. The error policy is asked, as for a handler's error:
@@ -507,7 +518,7 @@ class ListenerLogic:
         if decision == "stop":
             raise error
         if decision == "retry":
-            yield from self._pause(_backoff(self._refused[1]), error.message)
+            yield from self._pause(self._wait_after(error, self._refused[1]), error.message)
             if self.stopping:
                 return
         else:
