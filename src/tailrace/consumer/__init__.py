@@ -20,6 +20,7 @@ from tailrace.consumer.rules.errors import (
     OwnerNotUnique,
 )
 from tailrace.consumer.rules.retry_schedule import RetrySchedule
+from tailrace.consumer.seen_changes import SeenChanges
 
 __all__ = [
     "AsyncChange",
@@ -42,4 +43,5 @@ __all__ = [
     "MongoLeaseStore",
     "OwnerNotUnique",
     "RetrySchedule",
+    "SeenChanges",
 ]
