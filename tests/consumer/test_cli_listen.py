@@ -200,6 +200,23 @@ def test_a_handler_that_hangs_is_told_and_one_that_stands_by_is_well(commands: C
         assert process.wait(300) == 0
 
 
+def test_a_view_that_is_kept_says_how_both_of_its_listeners_are(commands: Commands) -> None:
+    name, errors = commands.database.name, commands.directory / "errors-view"
+    arguments = ["view", "run", "--target", f"{name}.orders", "--source", f"{name}.customers", "--on", "customer"]
+    arguments += ["--field", "buyer=name", "--leases", f"{name}.leases", "--metrics", "127.0.0.1:0"]
+    process = Forked("tailrace", arguments, cwd=commands.directory, env=commands.environment, errors=errors)
+    commands.said[process.pid] = errors
+    commands.running.append(process)
+    (url,) = commands.told(process, STATISTICS)
+    commands.until(lambda: health(url, "/readyz")[0] == 200, process)
+    commands.until(lambda: len(re.findall("holds its lease", health(url, "/livez")[1])) == 2, process)
+    with urllib.request.urlopen(url) as reply:
+        text = reply.read().decode()
+    assert len(re.findall(r'(?m)^tailrace_listener_holds_lease\{resource="view .*"\} 1.0$', text)) == 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 0
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_systemd_is_told_and_its_watchdog_is_not_fed_while_a_handler_hangs(
     commands: Commands, processes: int, monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="processes that compute stages; each user has one of them (default: 16)",
     )
     parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory (default: 32)")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: gateway)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
+    )
     parser.add_argument(
         "--log",
         choices=("warnings", "text", "json"),

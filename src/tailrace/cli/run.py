@@ -74,7 +74,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="day,hour,collection",
         help="what a new lake's files are divided by, whatever the file says (default: day, always among them)",
     )
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
+    )
     add_compare_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)

@@ -62,7 +62,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("words", nargs="*", metavar="...", help="what the action needs, in the order above")
     parser.add_argument("--once", action="store_true", help="with write: end when the tables are up to date")
     parser.add_argument(
-        "--metrics", metavar="HOST:PORT", help="with write: serve statistics to Prometheus (extra: metrics)"
+        "--metrics",
+        metavar="HOST:PORT",
+        help="with write: serve statistics to Prometheus, /livez and /readyz (extra: metrics)",
     )
     add_compare_arguments(parser, "with write: ")
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
@@ -192,7 +194,7 @@ def _health(writer: TablesWriter) -> Health:
     time, again = writer.progress.time, writer.resyncing
     unready = None if time is not None else _stated(None)
     if unready is None and again:
-        unready = f"{len(again):,} collections are being copied again"
+        unready = f"collections that are being copied again: {len(again):,}"
     return Health(_stated(time), unready=unready)
 
 
