@@ -1,26 +1,38 @@
-"""Statistics over HTTP, as Prometheus reads them. Needs the extra ``metrics``."""
+"""Statistics over HTTP, as Prometheus reads them, and whether the process lives and works. Needs the extra
+``metrics``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tailrace.errors import SinkError
+from tailrace.health import Health
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 #: What every room says of the same number (``tailrace.oplog.entry_kinds``).
 UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside of entries, of unknown kinds, which give no event"
 
 
 @contextmanager
-def serve_metrics(collector: Collector, host: str, port: int, *, beside: Sequence[Collector] = ()) -> Iterator[str]:
+def serve_metrics(
+    collector: Collector,
+    host: str,
+    port: int,
+    *,
+    beside: Sequence[Collector] = (),
+    health: Callable[[], Health] = lambda: Health("the process answers"),
+) -> Iterator[str]:
     """Serve the statistics of ``collector``, and of others ``beside`` it, while the block runs, and yield the address.
-    Port 0: a free one. Collectors are called in a thread of the server. Raises SinkError if the address cannot be
-    used."""
+    ``/livez`` and ``/readyz`` are answered from ``health``, which must not wait for anything. Port 0: a free one.
+    Collectors are called in a thread of the server. Raises SinkError if the address cannot be used."""
     registry = CollectorRegistry()
     for one in (collector, *beside):
         registry.register(one)
@@ -28,12 +40,32 @@ def serve_metrics(collector: Collector, host: str, port: int, *, beside: Sequenc
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise SinkError(f"statistics cannot be served at {host}:{port}: {error.strerror or error}") from None
+    statistics = server.get_app()
+    server.set_app(_with_health(statistics, health) if statistics is not None else None)
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _with_health(statistics: WSGIApplication, health: Callable[[], Health]) -> WSGIApplication:
+    """200 with a sentence, or 503 with one that says what is wrong."""
+
+    def answer(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environment.get("PATH_INFO")
+        if path not in ("/livez", "/readyz"):
+            return statistics(environment, start)
+        found = health()
+        trouble = found.dead if path == "/livez" else found.trouble
+        start(
+            "200 OK" if trouble is None else "503 Service Unavailable",
+            [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")],
+        )
+        return [] if environment["REQUEST_METHOD"] == "HEAD" else [f"{trouble or found.said}\n".encode()]
+
+    return answer
 
 
 class Families:

@@ -9,9 +9,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -164,6 +167,86 @@ def check_statistics(url: str) -> None:
     assert 'tailrace_listener_lease_version{resource="orders"} 1.0' in text
     assert 'tailrace_listener_changes_handled_total{resource="orders"} 0.0' in text
     assert "tailrace_listener_lag_seconds" in text
+
+
+def health(url: str, name: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url.replace("/metrics", name)) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_handler_that_hangs_is_told_and_one_that_stands_by_is_well(commands: Commands) -> None:
+    """Nobody outside could tell a listener that hangs from one that waits for its turn."""
+    commands.database.orders.insert_one({"_id": 1})
+    first = commands.listen("slowly", "--metrics", "127.0.0.1:0", "--hung-after", "0.5")
+    (url,) = commands.told(first, STATISTICS)
+    commands.until(lambda: health(url, "/livez")[0] == 503, first)
+    assert re.match(
+        r"the handler of 'orders' has been at work on one change for \d+ s, longer than 0.5 s", health(url, "/livez")[1]
+    )
+    assert health(url, "/readyz")[0] == 503
+    second = commands.listen("politely", "--metrics", "127.0.0.1:0")
+    (other,) = commands.told(second, STATISTICS)
+    commands.until(lambda: health(other, "/readyz")[0] == 200, second)
+    assert re.match("the listener on 'orders' stands by: another one holds the lease", health(other, "/livez")[1])
+    (commands.directory / "go").touch()
+    commands.until(lambda: health(url, "/readyz")[0] == 200, first)
+    assert "the listener on 'orders' holds its lease" in health(url, "/livez")[1]
+    for process in (first, second):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == 0
+
+
+def test_a_view_that_is_kept_says_how_both_of_its_listeners_are(commands: Commands) -> None:
+    name, errors = commands.database.name, commands.directory / "errors-view"
+    arguments = ["view", "run", "--target", f"{name}.orders", "--source", f"{name}.customers", "--on", "customer"]
+    arguments += ["--field", "buyer=name", "--leases", f"{name}.leases", "--metrics", "127.0.0.1:0"]
+    process = Forked("tailrace", arguments, cwd=commands.directory, env=commands.environment, errors=errors)
+    commands.said[process.pid] = errors
+    commands.running.append(process)
+    (url,) = commands.told(process, STATISTICS)
+    commands.until(lambda: health(url, "/readyz")[0] == 200, process)
+    commands.until(lambda: len(re.findall("holds its lease", health(url, "/livez")[1])) == 2, process)
+    with urllib.request.urlopen(url) as reply:
+        text = reply.read().decode()
+    assert len(re.findall(r'(?m)^tailrace_listener_holds_lease\{resource="view .*"\} 1.0$', text)) == 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_systemd_is_told_and_its_watchdog_is_not_fed_while_a_handler_hangs(
+    commands: Commands, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address := str(Path(directory, "notify")))
+        manager.settimeout(300)
+        said: list[str] = []
+
+        def until(line: str) -> None:
+            while line not in said:
+                said.extend(manager.recv(4096).decode().split("\n"))
+
+        commands.environment |= {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "3000000"}
+        lanes = ("--partitions", "2", "--processes", "2") if processes == 2 else ()
+        process = commands.listen("slowly", "--hung-after", "0.5", *lanes)
+        until("READY=1")
+        until("WATCHDOG=1")
+        commands.database.orders.insert_one({"_id": 1})
+        commands.until(lambda: commands.lines("begun"), process)
+        wrong = r"STATUS=the handler of .* longer than 0.5 s|STATUS=process \d of 2 does not live"
+        while not any(re.match(wrong, line) for line in said):
+            said.extend(manager.recv(4096).decode().split("\n"))
+        said.clear()
+        (commands.directory / "go").touch()
+        until("WATCHDOG=1")
+        assert said[0].startswith("STATUS="), "it was fed before all was well again"
+        process.send_signal(signal.SIGTERM)
+        until("STOPPING=1")
+        assert process.wait(300) == 0
 
 
 def test_poison_goes_to_the_dead_letters_and_the_listener_goes_on(commands: Commands) -> None:

@@ -22,10 +22,12 @@ from bson.timestamp import Timestamp
 
 import tailrace
 from tailrace.client.client import operation_time
-from tailrace.consumer.views import View, ViewUpkeep
+from tailrace.consumer import MemoryLeaseStore
+from tailrace.consumer.views import View, ViewKeeper, ViewUpkeep
 from tailrace.consumer.views.raw_value import RawValue
 from tailrace.embedded import ReplicaSet
-from tailrace.errors import SinkError
+from tailrace.errors import SinkError, UsageError
+from tests.consumer.shops import until
 from tests.consumer.test_views import Handed, Shop, Updates
 from tests.server_in_use import SERVER_VERSION
 
@@ -173,6 +175,36 @@ def test_a_reference_inside_an_array_names_nobody(shop: Shop) -> None:
     handle_all(shop, upkeep)
     assert [one.get("name") for one in shop.orders.find(sort=[("_id", 1)])] == [None, "A", None]
     assert list(upkeep.verify(grace_s=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("on", "document"),
+    [
+        ("buyer", {"buyer": ["a", "b"]}),
+        ("buyer", {"buyer": []}),
+        ("buyer.id", {"buyer": [{"id": "a"}]}),
+        ("buyer.id", {"buyer": {"id": ["a"]}}),
+    ],
+)
+def test_an_array_that_names_sources_is_refused_at_the_first_start(
+    shop: Shop, on: str, document: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The document lost its fields, and nobody was told."""
+    view = View(shop.orders, shop.customers, on, {"name": "name"})
+    shop.orders.insert_many([{"_id": 1}, {"_id": 2, **document}])
+    store = MemoryLeaseStore()
+    keeper = ViewKeeper(shop.client, view, store=store)
+    with pytest.raises(UsageError, match=rf"the document with _id 2 of .* has an array in '{on}', and a view"):
+        keeper.start()
+    assert store.leases() == [], "a listener has begun"
+    shop.orders.delete_one({"_id": 2})
+    with ViewKeeper(shop.client, view, store=store):
+        until(lambda: (lease := store.read(keeper.listeners[1].resource)) is not None and lease.position is not None)
+        shop.orders.insert_many([{"_id": 3, **document}, {"_id": 4, **document}])
+        until(lambda: "the document with _id 3 of" in caplog.text)
+    with ViewKeeper(shop.client, view, store=store):
+        pass  # it goes on with what it has begun
+    assert caplog.text.count("has an array in") == 1
 
 
 def test_fields_named_like_ours_are_the_user_s(shop: Shop, members: ReplicaSet) -> None:

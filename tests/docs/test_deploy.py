@@ -23,24 +23,27 @@ DEPLOY = ROOT / "deploy"
 
 
 def test_every_file_is_looked_at_and_named_on_the_page() -> None:
-    page = (ROOT / "docs" / "how-to" / "gateway.md").read_text()
+    page = "".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("gateway", "operations"))
     files = {str(path.relative_to(ROOT)) for path in DEPLOY.rglob("*") if path.is_file()}
     assert files == {
         "deploy/systemd/tailrace-gateway.service",
+        "deploy/systemd/tailrace-listen.service",
         "deploy/container/Dockerfile",
         "deploy/kubernetes/gateway.yaml",
     }
     assert [name for name in files if name not in page] == []
 
 
-def test_the_unit_starts_the_gateway(tmp_path: Path) -> None:
-    file = DEPLOY / "systemd" / "tailrace-gateway.service"
+@pytest.mark.parametrize("command", ["gateway", "listen"])
+def test_the_unit_starts_the_command(tmp_path: Path, command: str) -> None:
+    file = DEPLOY / "systemd" / f"tailrace-{command}.service"
     unit = RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(file.read_text())
     program, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert program == "/opt/tailrace/bin/tailrace"
-    assert build_parser().parse_args(arguments).command == "gateway"
+    assert build_parser().parse_args(arguments).command == command
+    assert unit["Service"]["Type"] == "notify", "the command tells systemd that it has begun"
     copy = tmp_path / file.name
     copy.write_text(file.read_text())
     verify_unit(copy, program)

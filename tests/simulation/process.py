@@ -32,6 +32,7 @@ from tailrace.consumer.rules.need import (
 )
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.errors import SourceError
+from tests.simulation.servers import BrokenPromiseError
 from tests.simulation.stream import SimulatedStream
 
 Answer = Callable[[Any, BaseException | None], None]
@@ -64,6 +65,8 @@ class Process:
         self.paused_until = 0.0
         self.logic: ListenerLogic | None = None
         self.ownership: Ownership | None = None
+        #: How long the next pause after a handler's error must be.
+        self.retry_due: float | None = None
         self.stream: SimulatedStream | None = None
         self._steps: list[Steps] = []
         self._committed_before = False
@@ -210,12 +213,16 @@ class Process:
                 self._begin(keep(ownership, seconds))
                 answer(None, None)
             case Pause():
+                if need.reason.startswith("the handler raised") and need.seconds != self.retry_due:
+                    raise BrokenPromiseError(f"a retry after {need.seconds} s, and not {self.retry_due}")
                 self.later(lambda: answer(None, None), need.seconds * random.uniform(0.75, 1.25))
             case HandleChange():
                 self.run.handler(self, need, answer)
             case HandleChanges(changes):
                 self._handle_one_of(changes, 0, answer)
             case JudgeError():
+                self.retry_due = self.settings.retry.wait(need.attempt)
+                self.run.retries += 1
                 answer(self.run.judge(need), None)
             case RenewLease(lease):
                 change = self.run.left_out[-1]

@@ -8,6 +8,7 @@ one run again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -18,6 +19,7 @@ from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
 from tailrace.consumer.rules.need import Decision, JudgeError
 from tailrace.consumer.rules.position import StreamPosition
+from tailrace.consumer.rules.retry_schedule import RetrySchedule
 from tests.simulation.faults import NONE, Faults
 from tests.simulation.process import Process, fenced_handler, transactional_handler
 from tests.simulation.recorded import STREAMS, RecordedEvent, recorded
@@ -29,6 +31,8 @@ from tests.simulation.stream import History
 FAULTY_S = 300.0
 LIMIT_S = 6000.0
 RESOURCE = "orders"
+#: When a handler that raised is called again. The longest waits outlast a lease.
+RETRIES = (RetrySchedule(), RetrySchedule(), RetrySchedule(0, 1.0, 3.0, 40.0), RetrySchedule(0, 0.0, 1.0, 0.0))
 
 
 class Simulation:
@@ -61,11 +65,14 @@ class Simulation:
             on_invalidate="resume",
             commits=CommitPolicy(every, random.choice((None, 2.0)), random.choice((3.0, 30.0))),
             batch=random.choice((0, every)),
+            retry=Random(f"retry {seed}").choice(RETRIES),  # apart: seeds play the runs that they played before
         )
         self.must_handle: int | None = None
         #: Changes that an error policy has left out, with their fencing tokens; they are handled later.
         self.skips = self.schedule.skip_random.random() < 0.8
         self.left_out: list[RecordedEvent] = []
+        #: How often the error policy was asked.
+        self.retries = 0
         count = random.randint(1, 4)
         self.processes = [Process(self, f"p{number}", self.settings, new_logic) for number in range(count)]
 

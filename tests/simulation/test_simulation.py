@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tailrace.consumer.rules.errors import LeaseLost
+from tailrace.consumer.rules.retry_schedule import RetrySchedule
 from tests.amounts import amount
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.process import Process
@@ -29,6 +30,7 @@ def test_every_promise_holds_whatever_goes_wrong() -> None:
         seen["changes of owner"] += sum(record.version - 1 for record in run.servers.records.values())
         seen["effects twice"] += sum(count > 1 for count in run.servers.handled.values())
         seen["fenced writes"] += run.servers.fenced_writes
+        seen["retries with waits of their own"] += run.retries if run.settings.retry != RetrySchedule() else 0
         seen["late requests"] += run.servers.late
         seen["dead letters replayed"] += run.servers.replayed
         seen["dead letters that came too late"] += run.servers.fenced_letters

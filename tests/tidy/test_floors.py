@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "design" / "architecture.md"
 #: From the ground up. Rooms in one tuple share a floor. ``tailrace`` itself is the front door: it loads nothing.
 FLOORS = (
     ("errors", "version", "printable"),
-    ("metrics_server", "threads"),
+    ("health", "metrics_server", "service_manager", "threads"),
     ("raw_bson",),
     ("oplog",),
     ("event",),

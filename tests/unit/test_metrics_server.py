@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tailrace.errors import SinkError
+from tailrace.health import Health
 from tailrace.metrics_server import serve_metrics
 
 
@@ -40,3 +42,37 @@ def test_a_port_that_is_taken_is_an_error_with_the_address() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SinkError, match=f"127.0.0.1:{port}"), serve_metrics(Counting(), "127.0.0.1", port):
             pass
+
+
+def asked(address: str, method: str = "GET") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=300) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("health", "live", "ready"),
+    [
+        (Health("all is well"), (200, "all is well\n"), (200, "all is well\n")),
+        (Health("it works", unready="behind"), (200, "it works\n"), (503, "behind\n")),
+        (Health("it works", dead="hung", unready="behind"), (503, "hung\n"), (503, "hung\n")),
+        (Health("it begins", begun=False), (200, "it begins\n"), (503, "it begins\n")),
+    ],
+)
+def test_health_is_answered_beside_the_statistics(
+    health: Health, live: tuple[int, str], ready: tuple[int, str]
+) -> None:
+    """Whoever asked for anything was given the statistics, with 200, whatever was wrong."""
+    with serve_metrics(Counting(), "127.0.0.1", 0, health=lambda: health) as address:
+        base = address.removesuffix("/metrics")
+        assert (asked(f"{base}/livez"), asked(f"{base}/readyz")) == (live, ready)
+        assert asked(f"{base}/livez", "HEAD") == (live[0], "")
+        assert "asked 1.0" in asked(address)[1]
+
+
+def test_a_process_that_says_nothing_of_its_health_lives_while_it_answers() -> None:
+    with serve_metrics(Counting(), "127.0.0.1", 0) as address:
+        assert asked(address.replace("metrics", "livez"))[0] == asked(address.replace("metrics", "readyz"))[0] == 200

@@ -71,7 +71,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--segment-seconds", metavar="N", type=float, default=60.0, help="or after so long (default: 60)"
     )
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
+    )
     parser.add_argument("--no-pre-images", action="store_true", help="leave out config.system.preimages")
     parser.set_defaults(run=run, positionals=("uri", "directory"))
 

@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,7 @@ from tailrace.cli.output import tell
 from tailrace.cli.sampled import add_compare_arguments, check_compare, collectors, sampled
 from tailrace.cli.stream_arguments import address_of
 from tailrace.errors import UsageError
+from tailrace.service_manager import notifying
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
@@ -85,7 +87,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="processes that compute stages; each user has one of them (default: 16)",
     )
     parser.add_argument("--window-mb", type=int, default=32, metavar="N", help="MB of oplog in memory (default: 32)")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: gateway)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: gateway)"
+    )
     parser.add_argument(
         "--log",
         choices=("warnings", "text", "json"),
@@ -166,6 +170,7 @@ async def _serve(
     uri: ConnectionString, options: GatewayOptions, metrics: str | None, comparison: SampledComparison | None
 ) -> int:
     from tailrace.gateway.process import raise_file_limit, settle  # noqa: PLC0415
+    from tailrace.gateway.pulse import Pulse  # noqa: PLC0415
     from tailrace.gateway.server import Gateway  # noqa: PLC0415
 
     raise_file_limit()
@@ -179,18 +184,20 @@ async def _serve(
     tell(f"tailrace: listening at {gateway.address}")
     if options.host in _ALL and options.tls is None:
         tell("tailrace: everyone who reaches this machine can connect, and nothing is encrypted")
+    pulse = Pulse(gateway.engine.tail_statistics)
     try:
-        if metrics is None:
-            await stopped.wait()
-        else:
-            from tailrace.gateway.collector import GatewayCollector  # noqa: PLC0415
-            from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+        with ExitStack() as stack:
+            if metrics is not None:
+                from tailrace.gateway.collector import GatewayCollector  # noqa: PLC0415
+                from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
 
-            collector = GatewayCollector(gateway.metrics, gateway.engine.tail_statistics)
-            beside = collectors(comparison)
-            with serve_metrics(collector, *address_of(metrics, "--metrics"), beside=beside) as url:
+                collector = GatewayCollector(gateway.metrics, gateway.engine.tail_statistics)
+                beside = collectors(comparison)
+                address = address_of(metrics, "--metrics")
+                url = stack.enter_context(serve_metrics(collector, *address, beside=beside, health=pulse.health))
                 tell(f"tailrace: statistics at {url}")
-                await stopped.wait()
+            stack.enter_context(notifying(pulse.health))
+            await pulse.beat_until(stopped)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

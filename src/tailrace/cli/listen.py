@@ -8,18 +8,17 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 from tailrace.cli.output import tell
+from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import address_of, pipeline_of
 from tailrace.errors import UsageError
 from tailrace.oplog.namespace import Scope
 from tailrace.source.uri import find_uri
-
-if TYPE_CHECKING:
-    from tailrace.consumer import Listener
 
 _DESCRIPTION: Final = """\
 Call a handler with every change of a cluster, a database or a collection: in order, in one process at a time, from the
@@ -63,8 +62,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
-        help="serve statistics to Prometheus (extra: metrics); with --processes the second one serves at PORT + 1, ...",
+        help="serve statistics to Prometheus, /livez and /readyz (extra: metrics); with --processes the second one "
+        "serves at PORT + 1, ...",
     )
+    add_health_arguments(parser)
     parser.set_defaults(run=run, is_part=False)
 
 
@@ -106,7 +107,7 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit-interval", type=float, metavar="S", help="commit after S seconds too")
     parser.add_argument("--lease-seconds", type=float, default=30.0, metavar="S", help="default: 30")
     parser.add_argument("--handler-timeout", type=float, metavar="S", help="give the lease to others after S seconds")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+    add_retry_arguments(parser)
     parser.add_argument(
         "--dead-letters",
         metavar="DB.COLL",
@@ -164,11 +165,12 @@ def run_here(args: argparse.Namespace) -> int:
         for name in (scope.database, scope.collection):
             watched = watched[name] if name else watched
         database, collection = store_namespace(args.store)
+        store = MongoLeaseStore(keeper[database][collection])
         listener = kind(
             watched,
             handler,
             resource=args.resource,
-            store=MongoLeaseStore(keeper[database][collection]),
+            store=store,
             partitions=args.partitions,
             lane_key=args.lane_key,
             commit_every=args.commit_every,
@@ -176,7 +178,7 @@ def run_here(args: argparse.Namespace) -> int:
             start=args.start,
             on_history_lost=args.on_history_lost,
             on_invalidate=args.on_invalidate,
-            **error_policy(args.retries, args.dead_letters, keeper, then=args.after_dead_letter),
+            **error_policy(args, keeper, then=args.after_dead_letter),
             handler_timeout=args.handler_timeout,
             lease_seconds=args.lease_seconds,
             pipeline=pipeline_of(args),
@@ -184,7 +186,10 @@ def run_here(args: argparse.Namespace) -> int:
             full_document_before_change=args.full_document_before_change,
             show_expanded_events=args.show_expanded_events or None,
         )
-        with _metrics(args.metrics, listener), _stopping_on_signals(listener.stop, args.is_part):
+        with (
+            watched_over([listener], client, store, args) as told,
+            _stopping_on_signals([told, listener.stop], args.is_part),
+        ):
             tell(f"tailrace: listening as {listener.owner} on {args.resource}")
             tell_unknown(client, scope)
             if isinstance(listener, AsyncListener):
@@ -194,16 +199,25 @@ def run_here(args: argparse.Namespace) -> int:
     return 0
 
 
-def error_policy(retries: int, letters: str | None, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
-    """The options of a listener for ``--retries`` and ``--dead-letters``, which ``keeper`` keeps. Raises UsageError."""
-    if letters is None:
-        return {"retries": retries}
-    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+def add_retry_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add when a change that a handler has failed at is tried again."""
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="call a handler that raises N more times")
+    parser.add_argument("--retry-first", type=float, default=0.05, metavar="S", help="first after S seconds (0.05)")
+    parser.add_argument("--retry-factor", type=float, default=2.0, metavar="F", help="then after F times as long (2)")
+    parser.add_argument("--retry-longest", type=float, default=5.0, metavar="S", help="S seconds at most (5)")
 
-    database, collection = store_namespace(letters)
-    if retries < 0:
-        raise UsageError(f"--retries must be 0 or more, not {retries}")
-    return {"on_error": DeadLetters(keeper[database][collection], tries=retries + 1, then=then)}
+
+def error_policy(args: argparse.Namespace, keeper: Any, *, then: Literal["skip", "stop"] = "skip") -> Any:
+    """The options of a listener for ``--retries`` and ``--dead-letters``, which ``keeper`` keeps. Raises UsageError."""
+    from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
+    from tailrace.consumer.rules.retry_schedule import RetrySchedule  # noqa: PLC0415
+
+    retry = RetrySchedule(args.retries, args.retry_first, args.retry_factor, args.retry_longest)
+    if args.dead_letters is None:
+        return {"retries": retry}
+    database, collection = store_namespace(args.dead_letters)
+    letters = DeadLetters(keeper[database][collection], tries=args.retries + 1, then=then)
+    return {"on_error": letters, "retries": replace(retry, retries=0)}
 
 
 def load_handler(name: str) -> Callable[..., Any]:
@@ -240,7 +254,7 @@ def store_namespace(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[None]:
+def _stopping_on_signals(calls: Sequence[Callable[[], None]], is_part: bool) -> Iterator[None]:
     """SIGTERM and Ctrl-C stop the listener; a second signal ends it at once.
 
     A process of ``--processes`` (``is_part``) ignores further signals: the command tells it to stop, and a supervisor
@@ -251,7 +265,8 @@ def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[No
         # Not SIG_IGN, which programs that the handler starts would inherit.
         signal.signal(number, (lambda *_: None) if is_part else before[signal.Signals(number)])
         tell("tailrace: stopping: the change in hand is finished first")
-        stop()
+        for call in calls:
+            call()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -260,16 +275,3 @@ def _stopping_on_signals(stop: Callable[[], None], is_part: bool) -> Iterator[No
         for number, handler in before.items():
             if not is_part:
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _metrics(address: str | None, listener: Listener) -> Iterator[None]:
-    if address is None:
-        yield
-        return
-    from tailrace.consumer.metrics import ListenerCollector  # noqa: PLC0415
-    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
-
-    with serve_metrics(ListenerCollector([listener]), *address_of(address, "--metrics")) as url:
-        tell(f"tailrace: statistics at {url}")
-        yield

@@ -8,16 +8,57 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
-from typing import Final
+from typing import Any, Final
 
 from tailrace.cli.output import tell
+from tailrace.health import Health
+from tailrace.service_manager import ServiceManager, notifying
 
 #: The exit status of a process that signal n ended is this plus n.
 _SIGNALLED: Final = 128
+
+
+class Beat:
+    """By what a process of several tells the one that started it that it has begun, and lives: that one tells systemd,
+    which listens to nobody else. Two numbers in shared memory."""
+
+    def __init__(self, shared: Any, watchdog_s: float | None) -> None:
+        self._shared = shared
+        self._shared[1] = time.monotonic()
+        self.watchdog_s = watchdog_s
+        self.is_there = True
+
+    def tell(self, *lines: str) -> None:
+        """See ``service_manager.Told``."""
+        if "READY=1" in lines:
+            self._shared[0] = 1.0
+        if "WATCHDOG=1" in lines:
+            self._shared[1] = time.monotonic()
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._shared[0])
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has said so within the watchdog's time. It may take longer to begin."""
+        return not self.has_begun or self.watchdog_s is None or time.monotonic() - self._shared[1] < self.watchdog_s
+
+
+def _health(beats: Sequence[Beat]) -> Health:
+    dead = [number for number, beat in enumerate(beats, 1) if not beat.is_alive]
+    begun = sum(beat.has_begun for beat in beats)
+    return Health(
+        f"{begun} of {len(beats)} processes have begun",
+        f"process {dead[0]} of {len(beats)} does not live" if dead else None,
+        begun=begun == len(beats),
+    )
 
 
 def run_processes(parts: Sequence[argparse.Namespace]) -> int:
@@ -28,9 +69,18 @@ def run_processes(parts: Sequence[argparse.Namespace]) -> int:
     are stopped too; and all of them stop when this process dies.
     """
     context = multiprocessing.get_context("spawn")
-    group = _ProcessGroup([context.Process(target=_work, args=(part,)) for part in parts])
-    with _on_signals(group.on_signal):
-        first = group.run()
+    manager = ServiceManager(os.environ)
+    beats = [Beat(context.Array("d", 2, lock=False), manager.watchdog_s) for _ in parts] if manager.is_there else []
+    with_beats = zip_longest(parts, beats)
+    group = _ProcessGroup([context.Process(target=_work, args=arguments) for arguments in with_beats])
+    with notifying(lambda: _health(beats), manager) as tell_stopping:
+
+        def on_signal() -> None:
+            tell_stopping()
+            group.on_signal()
+
+        with _on_signals(on_signal):
+            first = group.run()
     if group.times_told:
         codes = [process.exitcode or 0 for process in group.processes]
         return max(_status_when_told(code, group.times_told) for code in codes)
@@ -94,11 +144,12 @@ class _ProcessGroup:
                 process.terminate()
 
 
-def _work(args: argparse.Namespace) -> None:
+def _work(args: argparse.Namespace, beat: Beat | None) -> None:
     from tailrace.cli.main import carry_out  # noqa: PLC0415  it imports this module's callers
 
     os.setpgrp()  # a terminal's Ctrl-C is for the process that started this one
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    args.beat = beat
     sys.exit(carry_out(args))
 
 

@@ -25,6 +25,7 @@ from tailrace.cli.sampled import add_compare_arguments, check_compare, collector
 from tailrace.cli.stream_arguments import address_of
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import TailraceError, UsageError
+from tailrace.service_manager import ServiceManager, notifying
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -73,7 +74,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="day,hour,collection",
         help="what a new lake's files are divided by, whatever the file says (default: day, always among them)",
     )
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus (extra: metrics)")
+    parser.add_argument(
+        "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
+    )
     add_compare_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="print Spark's own log too")
     parser.set_defaults(run=run)
@@ -333,8 +336,8 @@ def _metrics(
     comparison: SampledComparison | None,
 ) -> Iterator[None]:
     """Serve the statistics of the query, of tables, of an archive and of what is compared while the body runs, if an
-    address was given."""
-    if address is None:
+    address was given, and tell systemd of the query, if that is there."""
+    if address is None and not ServiceManager(os.environ).is_there:
         yield
         return
     from tailrace.spark.monitoring import MetricsListener  # noqa: PLC0415
@@ -350,7 +353,10 @@ def _metrics(
         beside.append(ArchiveCollector(archive))
     listener = MetricsListener()
     spark.streams.addListener(listener)
-    with listener.serve(*address_of(address, "--metrics"), beside=beside):
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            stack.enter_context(listener.serve(*address_of(address, "--metrics"), beside=beside))
+        stack.enter_context(notifying(listener.health))
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,10 @@ from tailrace.cli.stream_arguments import address_of, parse_duration
 from tailrace.cli.uri_arguments import is_uri
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import SinkError, UsageError
+from tailrace.health import Health
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
+from tailrace.service_manager import notifying
 from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("words", nargs="*", metavar="...", help="what the action needs, in the order above")
     parser.add_argument("--once", action="store_true", help="with write: end when the tables are up to date")
     parser.add_argument(
-        "--metrics", metavar="HOST:PORT", help="with write: serve statistics to Prometheus (extra: metrics)"
+        "--metrics",
+        metavar="HOST:PORT",
+        help="with write: serve statistics to Prometheus, /livez and /readyz (extra: metrics)",
     )
     add_compare_arguments(parser, "with write: ")
     parser.add_argument("--sample", type=int, metavar="N", help="with verify: compare N documents of each collection")
@@ -171,17 +175,27 @@ def _comparable() -> tuple[Streams, list[str]]:
 
 @contextmanager
 def _served(writer: TablesWriter, metrics: str | None, comparison: SampledComparison | None) -> Iterator[None]:
-    if metrics is None:
-        yield
-        return
-    from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
-    from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
+    with ExitStack() as stack:
+        if metrics is not None:
+            from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+            from tailrace.tables.metrics import TablesCollector  # noqa: PLC0415
 
-    with serve_metrics(
-        TablesCollector(writer), *address_of(metrics, "--metrics"), beside=collectors(comparison)
-    ) as url:
-        tell(f"tailrace: statistics at {url}")
+            address = address_of(metrics, "--metrics")
+            served = serve_metrics(
+                TablesCollector(writer), *address, beside=collectors(comparison), health=lambda: _health(writer)
+            )
+            tell(f"tailrace: statistics at {stack.enter_context(served)}")
+        stack.enter_context(notifying(lambda: _health(writer)))
         yield
+
+
+def _health(writer: TablesWriter) -> Health:
+    """Ready once the tables equal their collections at some time, all of them."""
+    time, again = writer.progress.time, writer.resyncing
+    unready = None if time is not None else _stated(None)
+    if unready is None and again:
+        unready = f"collections that are being copied again: {len(again):,}"
+    return Health(_stated(time), unready=unready)
 
 
 def _told(progress: TablesProgress, unmatched: list[str], resyncing: list[str]) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps
 
 import tailrace
-from tailrace.cli.listen import error_policy
+from tailrace.cli.listen import add_retry_arguments, error_policy
 from tailrace.cli.output import say, tell
+from tailrace.cli.standing import add_health_arguments, watched_over
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.consumer import MongoLeaseStore
 from tailrace.consumer.views import MISSING, View, ViewDifference, ViewKeeper, ViewUpkeep
@@ -44,12 +45,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--name", default="", help="of the view; default: made of --on")
     parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help="verify: look again after (5)")
     parser.add_argument("--leases", default="tailrace.leases", metavar="DB.COLL", help="run: where leases are kept")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="run: try a change that fails N more times")
+    add_retry_arguments(parser)
     parser.add_argument(
         "--dead-letters",
         metavar="DB.COLL",
         help="run: write a change that has failed at every try to this collection and go on; without it, end",
     )
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="run: serve statistics, /livez and /readyz")
+    add_health_arguments(parser)
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
     parser.set_defaults(run=run, positionals=("action", "uri"))
 
@@ -116,10 +119,17 @@ def _keep(client: Any, view: View, args: argparse.Namespace) -> int:
     database, dot, name = args.leases.partition(".")
     if not (database and dot and name):
         raise UsageError(f"--leases {args.leases} is not DATABASE.COLLECTION")
-    policy = error_policy(args.retries, args.dead_letters, client)
-    keeper = ViewKeeper(client, view, store=MongoLeaseStore(client[database][name]), **policy)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: keeper.stop())
-    say(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
-    keeper.run()
+    policy = error_policy(args, client)
+    store = MongoLeaseStore(client[database][name])
+    keeper = ViewKeeper(client, view, store=store, **policy)
+    with watched_over(keeper.listeners, client, store, args) as told:
+
+        def stop(*_: object) -> None:
+            told()
+            keeper.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        say(f"keeping {view.name} of {view.target} from {view.source}", flush=True)
+        keeper.run()
     return 0

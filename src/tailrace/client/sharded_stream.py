@@ -20,11 +20,13 @@ from tailrace.client.request import WatchRequest
 from tailrace.client.session import StreamSession, known_clock
 from tailrace.client.shard_failures import ShardFailures
 from tailrace.client.statistics import StreamStatistics
-from tailrace.client.stream_errors import named_version
+from tailrace.client.stream_errors import in_execution, named_version
 from tailrace.errors import (
     ChangeStreamHistoryLost,
     LaterEntryError,
+    NonResumableError,
     OtherVersionError,
+    ServerError,
     SourceError,
     TailraceError,
     on_shard,
@@ -240,6 +242,9 @@ class ShardedChangeStream(BlockChangeStream):
                 check_time_limit("the cluster")
                 self._go_over()
                 continue
+            except (ServerError, NonResumableError) as error:
+                # Shards are asked for a first batch of no events: what fails at one fails a getMore.
+                raise in_execution(error, self._profile, is_opening=False) from error.__cause__
             if block is not None:
                 return block
             self._forget_closed()

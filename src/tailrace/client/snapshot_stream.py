@@ -16,13 +16,15 @@ from tailrace.client.change_stream import ChangeStream
 from tailrace.client.checked import checked_options
 from tailrace.client.request import SNAPSHOT, WatchRequest
 from tailrace.client.statistics import StreamStatistics
+from tailrace.client.stream_errors import in_execution
 from tailrace.client.turn import Turn
+from tailrace.errors import NonResumableError, ServerError
 from tailrace.expression.stages.pipeline import CompiledPipeline
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import ServerProfile
+from tailrace.plan.profile import ServerProfile, profile_for
 from tailrace.snapshot.events import SnapshotEvents, place_of
 from tailrace.snapshot.reader import CHUNK_DOCUMENTS, SnapshotReader, begin
-from tailrace.snapshot.stages import compiled_for
+from tailrace.snapshot.stages import compiled_for, version_of
 from tailrace.source.driver_error import at_the_border
 from tailrace.source.mongod import AWAIT_MS
 from tailrace.source.time_limit import TimeLimitError, check_time_limit
@@ -61,6 +63,7 @@ class SnapshotChangeStream(ChangeStream):
         stages = _stages(request, deployment, profile)
         place = _place_in(request)
         state, chunk = (begin(deployment, request.scope), 0) if place is None else place_of(place)
+        self._deployment, self._profile = deployment, profile
         self._open_stream = open_stream
         self._follows = _request_behind(request, state.start)
         self._stream: ChangeStream | None = None
@@ -116,11 +119,19 @@ class SnapshotChangeStream(ChangeStream):
             check_time_limit("the deployment")
             if time.monotonic() - self._looked > _LOOK_S and not self._copy.at_hand:
                 self._check_history()
-            event = self._copy.next()
+            event = self._copied_event()
             if event is None and self._copy.is_complete:
                 self._stream = self._open_stream(self._follows)
             if event is not None or self._stream is not None or self._turn.ended or time.monotonic() >= until:
                 return event
+
+    def _copied_event(self) -> bytes | None:
+        """The copy's next event. What a stage says of one is said as of any other event."""
+        try:
+            return self._copy.next()
+        except (ServerError, NonResumableError) as error:
+            profile = self._profile or profile_for(version_of(self._deployment))
+            raise in_execution(error, profile, is_opening=False) from error.__cause__
 
     @property
     def resume_token(self) -> Any:

@@ -30,8 +30,14 @@ def undecodable(error: Exception) -> Exception:
 
 
 def in_execution(error: TailraceError, profile: ServerProfile, *, is_opening: bool) -> TailraceError:
-    """The error of a stage in the server's words: where it was met comes before the message, from 5.0 on."""
-    if profile.series >= (5, 0):
-        error.message = f"{IN_AGGREGATE if is_opening else IN_GET_MORE}{error.message}"
-        error.args = (error.message,)
+    """The error of a stage in the server's words: where it was met comes before the message, from 5.0 on. Of a shard's
+    stage the shard comes before that: it is the shard's own command that fails."""
+    prefix = IN_AGGREGATE if is_opening else IN_GET_MORE
+    if profile.series < (5, 0) or prefix in error.message:
+        return error
+    of_shard = error.__cause__
+    said = of_shard.message if isinstance(of_shard, TailraceError) else error.message
+    head = error.message.removesuffix(said)
+    error.message = f"{head}{prefix}{said}" if head != error.message else f"{prefix}{error.message}"
+    error.args = (error.message,)
     return error

@@ -19,6 +19,8 @@ from tailrace.consumer.rules.errors import (
     LeaseStoreUnavailable,
     OwnerNotUnique,
 )
+from tailrace.consumer.rules.retry_schedule import RetrySchedule
+from tailrace.consumer.seen_changes import SeenChanges
 
 __all__ = [
     "AsyncChange",
@@ -40,4 +42,6 @@ __all__ = [
     "MemoryLeaseStore",
     "MongoLeaseStore",
     "OwnerNotUnique",
+    "RetrySchedule",
+    "SeenChanges",
 ]

@@ -33,7 +33,7 @@ from tailrace.consumer.rules.keeper import keep
 from tailrace.consumer.rules.lane_key import LaneKeyChoice, lane_keys
 from tailrace.consumer.rules.lane_turn import BarrierReached
 from tailrace.consumer.rules.lanes import LanePlan, check_lanes
-from tailrace.consumer.rules.listener import ListenerLogic
+from tailrace.consumer.rules.listener import TRANSIENT_LABEL, ListenerLogic
 from tailrace.consumer.rules.need import (
     AcquireLease,
     CommitPosition,
@@ -53,9 +53,9 @@ from tailrace.consumer.rules.need import (
     TellGap,
 )
 from tailrace.consumer.rules.ownership import Ownership
+from tailrace.consumer.rules.retry_schedule import RetrySchedule
 from tailrace.consumer.rules.settings import (
     ListenerSettings,
-    ListenerStatistics,
     OnHistoryLost,
     OnInvalidate,
     together,
@@ -68,7 +68,6 @@ Handler = Callable[[Change], Any]
 OnError = Literal["stop"] | Callable[[Change, Exception, int], Decision]
 
 _log = logging.getLogger("tailrace.consumer")
-_TRANSIENT: Final = "TransientTransactionError"
 #: A transaction that another writer got in the way of is tried again so often before the error policy hears of it.
 _TRANSIENT_TRIES: Final = 100
 
@@ -110,7 +109,8 @@ class Listener:
     ``on_invalidate``    when what is watched is dropped or renamed: "fail", or "resume" and watch its name again
     ``on_error``         "stop" when the handler raises; or a function of change, error and attempt (from 1) that
                          returns "retry", "skip" (it has written the change down elsewhere) or "stop"
-    ``retries``          how often a change is tried again before ``on_error`` is asked
+    ``retries``          how often a change is tried again before ``on_error`` is asked; with a ``RetrySchedule`` also
+                         after how long, whoever asks for it
     ``handler_timeout``  seconds after which a handler is taken to hang and the lease is given to others; ``None``: the
                          lease is kept however long it takes
     ``lease_seconds``    how long after a crash others wait before they take over
@@ -135,7 +135,7 @@ class Listener:
         on_history_lost: OnHistoryLost = "fail",
         on_invalidate: OnInvalidate = "fail",
         on_error: OnError = "stop",
-        retries: int = 0,
+        retries: int | RetrySchedule = 0,
         handler_timeout: float | None = None,
         lease_seconds: float = 30.0,
         owner: str | None = None,
@@ -147,8 +147,6 @@ class Listener:
         check_lanes(partitions)
         if on_error != "stop" and not callable(on_error):
             raise UsageError(f'on_error must be "stop" or a function, not {on_error!r}')
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise UsageError(f"retries must be a whole number, 0 or more, not {retries!r}")
         if not callable(handler):
             raise UsageError(f"the handler must be a function of one change, not {type(handler).__name__}")
         self._check_runs(handler)
@@ -165,6 +163,7 @@ class Listener:
                 on_invalidate=on_invalidate,
                 commits=CommitPolicy(commit_every, commit_interval),
                 batch=commit_every if self._takes_batches(handler) else 0,
+                retry=RetrySchedule.of(retries),
             )
         )
         watch = {"pipeline": pipeline, "full_document": full_document, **watch}
@@ -174,14 +173,14 @@ class Listener:
         self._partitions = partitions
         self._lane_keys = lane_keys(getattr(handler, "lane_key", None) if lane_key is None else lane_key)
         self._lanes: Lanes | None = None
-        self._lane_statistics: list[ListenerStatistics] = []
+        self._lane_logics: list[ListenerLogic] = []
         #: Tokens that targets are marked with beside the lease's own version: those of a lane's resource.
         self._fence_above: Mapping[str, int] = {}
         self._handler = handler
         self._store = store
         self._commits_together = commits_together(store)
         self._on_error = on_error
-        self._retries, self._handler_timeout = retries, handler_timeout
+        self._handler_timeout = handler_timeout
         self._lease_seconds = lease_seconds
         self._fence_field = fence_field
         self._hands: Hands | None = None
@@ -195,7 +194,18 @@ class Listener:
     def statistics(self) -> Any:
         """What was counted so far (``rules.listener.ListenerStatistics``). With partitions: over all lanes that this
         process has worked on; ``position_time`` is the least of them."""
-        return together(self._lane_statistics) if self._lane_statistics else self._logic.statistics
+        parts = [logic.statistics for logic in self._lane_logics]
+        return together(parts) if parts else self._logic.statistics
+
+    @property
+    def logics(self) -> Sequence[ListenerLogic]:
+        """What this process works on: the whole, or the lanes that it has had."""
+        return tuple(self._lane_logics) or (self._logic,)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has had the lease, or knows that others have it."""
+        return self._logic.begun or (self._lanes is not None and self._lanes.plan is not None)
 
     def run(self) -> None:
         """Listen in this thread until ``stop()``. Raises what ends it: HandlerFailed, StreamInvalidated,
@@ -254,7 +264,7 @@ class Listener:
             "on_history_lost": settings.on_history_lost,
             "on_invalidate": settings.on_invalidate,
             "on_error": self._on_error,
-            "retries": self._retries,
+            "retries": settings.retry,
             "handler_timeout": self._handler_timeout,
             "lease_seconds": self._lease_seconds,
             "owner": self.owner,
@@ -265,7 +275,7 @@ class Listener:
             return self._part(watchable, resource=resource, store=store, start=start, **options, **self._watch)
         listener = self._part(watchable, resource=resource, store=store, **options)
         listener._fence_above = {self.resource: plan.fencing_token(0)}
-        self._lane_statistics.append(listener.statistics)
+        self._lane_logics.append(listener._logic)
         return listener
 
     def _part(self, watchable: Any, **options: Any) -> Listener:
@@ -421,10 +431,10 @@ class Listener:
             self._stopped.wait(seconds)
 
     def _judge(self, need: JudgeError) -> Decision:
-        if isinstance(need.error, PyMongoError) and need.error.has_error_label(_TRANSIENT):
+        if isinstance(need.error, PyMongoError) and need.error.has_error_label(TRANSIENT_LABEL):
             if need.attempt <= _TRANSIENT_TRIES:
                 return "retry"
-        elif need.attempt <= self._retries:
+        elif need.attempt <= self._logic.settings.retry.retries:
             return "retry"
         if self._hands is None or not callable(self._on_error):
             return "stop"

@@ -160,7 +160,7 @@ class Watching:
         check_witness(
             Witness(nobody, position.entries),
             nobody,
-            {name: source for name, source in _oplogs(deployment).items() if name in position.entries},
+            {name: source for name, source in oplogs_of(deployment).items() if name in position.entries},
             what="the changes before the committed position",
             hint="The effects of changes that the restore has undone are still there. Put the targets right, and give "
             "the listener a resource of its own",
@@ -173,7 +173,7 @@ class Watching:
             return None
         until = need.position.cluster_time
         try:
-            found = {name: _newest_mark(source, need.after, until) for name, source in _oplogs(deployment).items()}
+            found = {name: _newest_mark(source, need.after, until) for name, source in oplogs_of(deployment).items()}
         except SourceError as error:
             if error.code != _UNAUTHORIZED:
                 raise
@@ -228,7 +228,7 @@ def _newest_mark(source: MongodSource, after: ClusterTime, until: ClusterTime) -
     return source.mark_between(after, until)
 
 
-def _oplogs(deployment: MongoClient[Any] | Cluster) -> dict[str, MongodSource]:
+def oplogs_of(deployment: MongoClient[Any] | Cluster) -> dict[str, MongodSource]:
     """The deployment's oplogs by name. A member that is away is not waited for: the listener tries again by itself."""
     if isinstance(deployment, Cluster):
         clients = {shard.name: deployment.client(shard.name) for shard in deployment.shards()}

@@ -35,12 +35,13 @@ def compiled_for(
     """
     order = None if collation is None else parse_collation(collation)
     if profile is None and deployment is not None and stages:
-        profile = profile_for(_version_of(deployment))
+        profile = profile_for(version_of(deployment))
     version = USUAL if profile is None else profile.version
     return compile_stages(stages, collation=order, show_expanded_events=show_expanded_events, version=version)
 
 
-def _version_of(deployment: MongoClient[Any] | Cluster) -> str:
+def version_of(deployment: MongoClient[Any] | Cluster) -> str:
+    """The version whose language streams of the deployment speak."""
     if isinstance(deployment, Cluster):
         return deployment.server_version()
     return MongodSource(deployment).server_version

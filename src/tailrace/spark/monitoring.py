@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tailrace.event.event_block import OPERATION_TYPES
+from tailrace.health import Health
 from tailrace.spark.planning.backlog import Backlog, backlog_in, worst
 from tailrace.spark.query_numbers import QueryNumbers
 
@@ -104,7 +105,18 @@ class MetricsListener(StreamingQueryListener):
         from tailrace.metrics_server import serve_metrics  # noqa: PLC0415  not without prometheus_client
         from tailrace.spark.query_collector import QueryCollector  # noqa: PLC0415
 
-        return serve_metrics(QueryCollector(self.snapshot), host, port, beside=beside)
+        return serve_metrics(QueryCollector(self.snapshot), host, port, beside=beside, health=self.health)
+
+    def health(self) -> Health:
+        """Ready while all queries run, and none is nearer to the oplog's old end than to its new one."""
+        known = list(self.snapshot())
+        begun = bool(known)
+        for one in known:
+            if not one.active:
+                return Health("", unready=f"the query {one.name} has ended")
+            if one.backlog is not None and one.backlog.in_danger:
+                return Health("", unready=f"{one.name}: {one.backlog.warning()}")
+        return Health(f"{len(known)} queries run" if begun else "no query has begun yet", begun=begun)
 
     def snapshot(self) -> Iterable[QueryNumbers]:
         """The present numbers."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tailrace.consumer.messages.publisher import Message, MessageRefused, PublisherAway
+from tailrace.consumer.messages.publisher import Message as ToPublish
+from tailrace.consumer.messages.publisher import MessageRefused, PublisherAway
 from tailrace.errors import SinkError, UsageError
 
 #: The producer itself tries for so long to deliver a message, then gives it back.
@@ -71,7 +73,7 @@ class KafkaPublisher:
                     raise UsageError(f"the settings of Kafka cannot be used: {error.args[0].str()}") from None
             return self._producer
 
-    def publish(self, messages: Sequence[Message]) -> int:
+    def publish(self, messages: Sequence[ToPublish]) -> int:
         """See ``Publisher``."""
         producer = self._open()
         reports: dict[int, KafkaError | None] = {}
@@ -94,7 +96,9 @@ class KafkaPublisher:
             return failed
         raise judged
 
-    def _produce(self, producer: Producer, message: Message, reports: dict[int, KafkaError | None], index: int) -> None:
+    def _produce(
+        self, producer: Producer, message: ToPublish, reports: dict[int, KafkaError | None], index: int
+    ) -> None:
         def delivered(error: KafkaError | None, _message: Any) -> None:
             reports[index] = error
 
@@ -113,7 +117,7 @@ class KafkaPublisher:
             else:
                 return
 
-    def _judged(self, error: KafkaError | None, message: Message) -> SinkError:
+    def _judged(self, error: KafkaError | None, message: ToPublish) -> SinkError:
         assert error is not None
         if error.fatal():
             with self._lock:
@@ -128,3 +132,58 @@ class KafkaPublisher:
             producer, self._producer = self._producer, None
         if producer is not None:
             producer.flush(_CLOSE_S)
+
+
+class SeenRecords:
+    """Which records of Kafka a consumer has seen before, by the header ``tailrace-id``.
+
+    A publisher that ends between the brokers' acknowledgement and the commit of its position publishes its last
+    messages again, to the same partitions, and no broker notices. ``is_new(record)`` says so of each record in turn: of
+    a partition the last ``size`` ids are remembered. They are read back from the topic when a partition is assigned:
+
+        consumer = Consumer({..., "enable.auto.commit": False})
+        consumer.subscribe(["orders"], on_assign=seen.assigned)
+
+    So a record of before the committed offset comes again, and is not new. Commit after new records only: an offset
+    must not go back. What is done with a record and the commit of its offset are two steps: an effect that must be
+    carried out once, though the consumer ends between the two, belongs into one transaction with a mark
+    (``SeenChanges``, ``SeenMessages``) or with the offset (Kafka's own transactions).
+    """
+
+    def __init__(self, size: int = 100_000) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"size must be a whole number, 1 or more, not {size!r}")
+        self._size = size
+        self._ids: dict[tuple[str, int], OrderedDict[bytes, None]] = {}
+        #: Where each partition's records begin that were not consumed before.
+        self._begin: dict[tuple[str, int], int] = {}
+
+    def assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        """For ``on_assign``: let the consumer read ``size`` records before its committed offsets too."""
+        begins = []
+        for committed in consumer.committed(partitions):
+            place = (committed.topic, committed.partition)
+            self._ids.pop(place, None)
+            self._begin.pop(place, None)
+            if committed.offset >= 0:
+                self._begin[place] = committed.offset
+                oldest, _ = consumer.get_watermark_offsets(TopicPartition(*place))
+                committed.offset = max(oldest, committed.offset - self._size)
+            begins.append(committed)
+        consumer.assign(begins)
+
+    def is_new(self, record: Message) -> bool:
+        """Whether the record is to be acted on. A record without an id, which is none of ours, is new each time."""
+        place = (str(record.topic()), int(record.partition() or 0))
+        headers: Any = record.headers() or ()
+        identity = next((value for name, value in headers if name == ID_HEADER), None)
+        before = (record.offset() or 0) < self._begin.get(place, 0)
+        if identity is None:
+            return not before
+        ids = self._ids.setdefault(place, OrderedDict())
+        key = identity.encode() if isinstance(identity, str) else bytes(identity or b"")
+        known = key in ids
+        ids[key] = None
+        if len(ids) > self._size:
+            ids.popitem(last=False)
+        return not known and not before

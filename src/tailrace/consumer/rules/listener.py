@@ -65,6 +65,8 @@ from tailrace.oplog.witness import EntryMark
 #: A source that cannot be read is tried again for so long; then the listener ends with its error.
 _SOURCE_RETRY_S: Final = 300.0
 _BACKOFF_S: Final = (0.05, 5.0)
+#: The label of an error of the driver for a transaction that may be tried again as a whole.
+TRANSIENT_LABEL: Final = "TransientTransactionError"
 #: About how many bytes of changes are handled together.
 _BATCH_BYTES: Final = 16 << 20
 
@@ -78,6 +80,8 @@ class ListenerLogic:
     def __init__(self, settings: ListenerSettings) -> None:
         self.settings = settings
         self.stopping = False
+        #: The lease was had, or somebody else had it.
+        self.begun = False
         self.statistics = ListenerStatistics()
         self.ownership: Ownership | None = None
         self._position: StreamPosition | None = None
@@ -142,6 +146,7 @@ class ListenerLogic:
                 failures += 1
                 yield Pause(_backoff(failures), error.message)
                 continue
+            self.begun = True
             if lease is not None:
                 owned = Ownership(lease, self._asked + self.settings.lease_seconds)
                 self.ownership = owned
@@ -157,7 +162,7 @@ class ListenerLogic:
         owned.ended = True
         self.ownership = None
         self.statistics.leases_lost += 1
-        self.statistics.lease_version = 0
+        self.statistics.lease_version = self.statistics.position_time = 0
         self._position = self._committed = self._held = None
         self._uncommitted = 0
         yield CloseStream()
@@ -227,7 +232,9 @@ class ListenerLogic:
         position = None if stored is None else StreamPosition.from_document(stored, self.settings.resource)
         self._position = self._committed = position
         self._committed_at, self._uncommitted = self._now, 0
-        self._marked_at, self._marked_to = self._now, ZERO if position is None else position.cluster_time
+        begin = ZERO if position is None else position.cluster_time
+        self.statistics.position_time = begin.seconds
+        self._marked_at, self._marked_to = self._now, begin
         if position is None:
             yield from self._begin(owned)
         else:
@@ -322,7 +329,12 @@ class ListenerLogic:
 
     def _moved(self, position: StreamPosition) -> None:
         self._position = position
-        self.statistics.position_time = position.cluster_time.seconds
+        self._came_to(position)
+
+    def _came_to(self, position: StreamPosition) -> None:
+        """Everything before it is handled, whether it is written down or not."""
+        statistics = self.statistics
+        statistics.position_time = max(statistics.position_time, position.cluster_time.seconds)
 
     # Change after change
 
@@ -389,6 +401,8 @@ class ListenerLogic:
         """Nothing to give: commit what is left, and now and then how far the stream has come, so that a quiet one does
         not fall off the oplog."""
         position = self._position
+        if position is not None and pulled.token is not None:
+            self._came_to(position.moved_to(pulled.token))
         if position is None or not self.settings.commits.is_due_when_quiet(
             self._uncommitted, self._committed_at, self._now
         ):
@@ -471,7 +485,8 @@ class ListenerLogic:
                 if decision == "stop":
                     raise handler_failed(self.settings.resource, batch[-len(changes)], error) from error
                 if decision == "retry":
-                    yield from self._pause(_backoff(attempt), f"the handler raised {type(error).__name__}")
+                    wait = self._wait_after(error, attempt)
+                    yield from self._pause(wait, f"the handler raised {type(error).__name__}")
                     if self.stopping:
                         return False
                     continue
@@ -482,6 +497,14 @@ class ListenerLogic:
             self._done(owned, changes[done.count - 1].position, done)
             changes, attempt = [replace(left, lease=owned.lease) for left in changes[done.count :]], 0
         return True
+
+    def _wait_after(self, error: Exception, attempt: int) -> float:
+        """By the schedule. A transaction that another writer got in the way of is no fault of its change: it is tried
+        again soon."""
+        labelled = getattr(error, "has_error_label", None)
+        if labelled is not None and labelled(TRANSIENT_LABEL):
+            return _backoff(attempt)
+        return self.settings.retry.wait(attempt)
 
     def _pass_over(self, owned: Ownership, pulled: Pulled, error: TailraceError) -> Steps:
         """The stream has ended at a change that it cannot give. The error policy is asked, as for a handler's error:
@@ -495,7 +518,7 @@ class ListenerLogic:
         if decision == "stop":
             raise error
         if decision == "retry":
-            yield from self._pause(_backoff(self._refused[1]), error.message)
+            yield from self._pause(self._wait_after(error, self._refused[1]), error.message)
             if self.stopping:
                 return
         else:

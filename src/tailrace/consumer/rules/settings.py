@@ -8,6 +8,7 @@ from typing import Literal
 
 from tailrace.consumer.rules.commit_policy import CommitPolicy
 from tailrace.consumer.rules.need import Start
+from tailrace.consumer.rules.retry_schedule import RetrySchedule
 from tailrace.errors import UsageError
 
 OnHistoryLost = Literal["fail", "snapshot", "gap"]
@@ -26,6 +27,7 @@ class ListenerSettings:
     commits: CommitPolicy = field(default_factory=CommitPolicy)
     #: How many changes the handler is given at a time at most; 0: it takes one.
     batch: int = 0
+    retry: RetrySchedule = field(default_factory=RetrySchedule)
 
     def __post_init__(self) -> None:
         for name, allowed in (

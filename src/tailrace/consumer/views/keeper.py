@@ -89,10 +89,18 @@ class ViewKeeper:
         )
         self._stopped = threading.Event()
 
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """That of the source and that of the target."""
+        return (self._source, self._target)
+
     def start(self) -> Self:
         """Keep the view in threads of their own. Returns when both listeners have begun, or others hold the leases.
-        Raises UsageError if the view cannot be written."""
+        Raises UsageError if the view cannot be written, and at the first start if a target names several sources."""
         self.upkeep.check_deployment()
+        before = self._store.read(self._target.resource)
+        if before is None or before.position is None:
+            self.upkeep.check_targets()
         if not self.upkeep.has_index():
             view = self.upkeep.view
             _log.warning("%s has no index on %r: each change of %s reads all of it", view.target, view.on, view.source)

@@ -74,6 +74,7 @@ class ViewUpkeep:
         self._client = client
         self._batch = batch
         self._is_sharded = True
+        self._told_array = False
         self._clock: Mapping[str, Any] | None = None
         self._target = self._collection(view.target)
         self._source = self._collection(view.source).with_options(read_concern=ReadConcern("majority"))
@@ -114,6 +115,31 @@ class ViewUpkeep:
                         f"the view writes {field!r} of {self.view.target}, and {path!r} is part of its shard key",
                         hint="Carry the field under another name",
                     )
+
+    def check_targets(self) -> None:
+        """Raises UsageError if a target has an array in the field that names its source: which of several sources it
+        would get the fields of is not said. Reads the targets until it has found one."""
+        found = self._retried(lambda: self._target.find_one(self.view.with_array, {"_id": 1}))
+        if found is not None:
+            identity = id_of(raw_bson.bytes_of(found)).shown
+            raise UsageError(
+                f"the document with _id {identity!r} of {self.view.target} has an array in {self.view.on!r}, and a "
+                "view carries the fields of one source",
+                hint="Let each document name one, or keep such documents in another collection",
+            )
+
+    def _tell_array(self, document: bytes) -> None:
+        """Once: a document that has come later is no reason to stop for the others."""
+        if self._told_array or not self.view.has_array(document):
+            return
+        self._told_array = True
+        _log.warning(
+            "the document with _id %r of %s has an array in %r: it names no source of the view %s, and gets no fields",
+            id_of(document).shown,
+            self.view.target,
+            self.view.on,
+            self.view.name,
+        )
 
     # The two directions
 
@@ -257,6 +283,7 @@ class ViewUpkeep:
         whole, identity = value_at(change.raw, "fullDocument"), value_at(change.raw, "documentKey")
         if whole is None or whole.is_null or identity is None:
             return None  # it is gone, and its deletion needs nothing
+        self._tell_array(whole.data)
         return identity.data, whole.data, event["clusterTime"]
 
     def _one(

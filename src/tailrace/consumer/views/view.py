@@ -28,8 +28,8 @@ class View:
 
     ``target``  "shop.orders", or the collection
     ``source``  "shop.customers", or the collection
-    ``on``      the field of the target with the ``_id`` of a source document: one value, no array; it may have dots,
-                and may be ``_id``
+    ``on``      the field of the target with the ``_id`` of a source document: one value, no array (``ViewKeeper``
+                refuses one at its first start); it may have dots, and may be ``_id``
     ``fields``  the field of the target by the field of the source: ``{"customer.name": "name"}``. The view owns the
                 fields of the target: nobody else writes them. Where the source, or its field, is missing, they are too
     ``name``    of the view; its version stands in ``_views.<name>`` of each target. By default made of ``on``
@@ -103,8 +103,18 @@ class View:
         return {"$and": [self._names(key), older]}
 
     def _names(self, key: RawValue | None) -> dict[str, Any]:
-        arrays = [{path: {"$type": "array"}} for path in (*parents(self.on), self.on)]
+        arrays = self.with_array["$or"]
         return {"$or": [{self.on: None}, *arrays]} if key is None else {self.on: key.condition(), "$nor": arrays}
+
+    @property
+    def with_array(self) -> dict[str, Any]:
+        """The filter of the targets with an array in ``on``, or on the path to it: they name no source."""
+        return {"$or": [{path: {"$type": "array"}} for path in (*parents(self.on), self.on)]}
+
+    def has_array(self, target: bytes) -> bool:
+        """Whether a target is one of those."""
+        found = (value_at(target, path) for path in (*parents(self.on), self.on))
+        return any(value is not None and value.type == raw_bson.ARRAY for value in found)
 
     def version_of(self, target: bytes) -> Timestamp | None:
         """The version of a target; ``None`` if it has none, or a value that is not a version."""

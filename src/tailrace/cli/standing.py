@@ -1,0 +1,73 @@
+"""What listeners tell whoever keeps them running: statistics and health over HTTP, and systemd."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tailrace.cli.output import tell
+from tailrace.cli.stream_arguments import address_of
+from tailrace.errors import UsageError
+from tailrace.health import HUNG_AFTER_S
+from tailrace.service_manager import ServiceManager, notifying
+
+if TYPE_CHECKING:
+    from tailrace.cli.processes import Beat
+    from tailrace.consumer import LeaseStore, Listener
+
+
+def add_health_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is said of health."""
+    parser.add_argument(
+        "--hung-after",
+        type=float,
+        default=HUNG_AFTER_S,
+        metavar="S",
+        help="/livez answers 503, and systemd's watchdog is not fed, when the handler has been at work on one "
+        f"change for S seconds (default: {HUNG_AFTER_S:.0f})",
+    )
+    parser.add_argument(
+        "--behind-after",
+        type=float,
+        metavar="S",
+        help="/readyz answers 503 when the lag is above S seconds (default: only when the position is older "
+        "than the oplog)",
+    )
+
+
+@contextmanager
+def watched_over(
+    listeners: Sequence[Listener], client: Any, store: LeaseStore, args: argparse.Namespace
+) -> Iterator[Callable[[], None]]:
+    """Serve statistics and health, and tell systemd, while the body runs, as far as that is asked for. What is yielded
+    is to be called when the process is told to stop. Raises UsageError."""
+    from tailrace.consumer.rules.health import HealthLimits  # noqa: PLC0415
+
+    for name in ("hung_after", "behind_after"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be a number of seconds above 0, not {value:g}")
+    beat: Beat | None = getattr(args, "beat", None)
+    manager = ServiceManager(os.environ) if beat is None else beat
+    if args.metrics is None and not manager.is_there:
+        yield lambda: None
+        return
+    from tailrace.consumer.standing import Standing  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        limits = HealthLimits(args.hung_after, args.behind_after)
+        standing = stack.enter_context(Standing(listeners, client, store, limits=limits))
+        if args.metrics is not None:
+            from tailrace.consumer.metrics import ListenerCollector  # noqa: PLC0415
+            from tailrace.metrics_server import serve_metrics  # noqa: PLC0415
+
+            served = serve_metrics(
+                ListenerCollector(listeners, standing.lag),
+                *address_of(args.metrics, "--metrics"),
+                health=standing.health,
+            )
+            tell(f"tailrace: statistics at {stack.enter_context(served)}")
+        yield stack.enter_context(notifying(standing.health, manager))
