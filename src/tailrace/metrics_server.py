@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from tailrace.errors import SinkError
 
 #: What every room says of the same number (``tailrace.oplog.entry_kinds``).
-UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside of entries, of unknown kinds, which give no event"
+UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside entries, of unknown kinds, which give no event"
 
 
 @contextmanager
