@@ -140,7 +140,7 @@ def test_what_differs_is_named_while_a_writer_runs(
     capsys.readouterr()
     assert main(["tables", "verify", replica_set.uri, str(root), f"{database.name}.things"]) == 1
     out, err = capsys.readouterr()
-    assert f"{database.name}.things: _id 3 is missing in the table" in out
+    assert f"{database.name}.things: _id 3 is missing from the table" in out
     assert f"{database.name}.things: _id 4 is a different document in the table" in out
     assert "2 of 51 documents differ" in out
     assert "1 table differs from what MongoDB holds" in err
