@@ -157,8 +157,8 @@ DAMAGED = [
     (prelude() + END, "the beginning of a block is missing"),
     (prelude() + b"\x04\0\0\0", "a document cannot have 4 bytes"),
     (prelude() + header("", "oplog") + b"\x06\0\0\0\x02\0" + END, "damaged: corrupt BSON"),
-    (prelude() + b"\x06\0\0\0\x02\0" + END, "the beginning of a block is no document"),
-    (MAGIC + b"\x06\0\0\0\x02\0" + END, "the header is no document"),
+    (prelude() + b"\x06\0\0\0\x02\0" + END, "the beginning of a block is not a document"),
+    (MAGIC + b"\x06\0\0\0\x02\0" + END, "the header is not a document"),
     (MAGIC + END, "the header is missing"),
     (LATER_END, "a collection goes on after its end"),
 ]
