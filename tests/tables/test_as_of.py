@@ -96,7 +96,7 @@ def test_as_of_equals_what_was_recorded(replica_set: ReplicaSet, tmp_path: Path)
         as_of(tmp_path / "t", "tables_as_of.things", ClusterTime(before - (100 << 32)))
     # By the deployment's clock: other tests have set the shared one forward by hours.
     later = datetime.fromtimestamp(end >> 32, UTC) + timedelta(hours=1)
-    with pytest.raises(UsageError, match="has come to"):
+    with pytest.raises(UsageError, match="reaches only to"):
         as_of(tmp_path / "t", "tables_as_of.things", later)
     with pytest.raises(UsageError, match="no time zone"):
         as_of(tmp_path / "t", "tables_as_of.things", datetime.now())
