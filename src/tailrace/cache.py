@@ -35,7 +35,7 @@ def cached_directory(name: str, fill: Callable[[Path], None], *, usable: Callabl
     except OSError as error:
         raise UsageError(
             f"The cache directory {final.parent} cannot be written: {error.strerror}",
-            hint="Set XDG_CACHE_HOME to a directory that can be",
+            hint="Set XDG_CACHE_HOME to a directory that can be written",
         ) from error
     try:
         fill(work)

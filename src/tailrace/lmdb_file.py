@@ -162,7 +162,7 @@ class _PagesOfFile:
         metas = [self._meta(number) for number in range(2)]
         (_, first), (_, second) = metas
         if abs(first - second) > 1:
-            raise _Damage("its two metas are not of successive transactions")
+            raise _Damage("its two meta pages are not from successive transactions")
         roots, _ = metas[second > first]
         self._used = bytearray(self._last + 1)
         self._used[0:2] = b"\1\1"
@@ -171,7 +171,7 @@ class _PagesOfFile:
         for record in list(self._walk(names, is_names=True)):
             database = _Root(*_DATABASE.unpack(record))
             if database.flags or database.padding:
-                raise _Damage("a database has flags that none of ours has")
+                raise _Damage("a database has unknown flags")
             for _ in self._walk(database):
                 pass
         for record in listed:
@@ -183,7 +183,7 @@ class _PagesOfFile:
             start = os.pread(self._file, _META_AT + _HEAD.size + _DATABASE.size, 0)
             self._page_size = _DATABASE.unpack_from(start, _META_AT + _HEAD.size)[0]
         if self._page_size not in _PAGE_SIZES:
-            raise _Damage("its pages have no size that pages have")
+            raise _Damage("its page size is not a possible one")
         page = os.pread(self._file, self._page_size, number * self._page_size)
         own, padding, flags, _, _ = _PAGE.unpack_from(page)
         magic, version, address, map_size = _HEAD.unpack_from(page, _META_AT)
@@ -208,7 +208,7 @@ class _PagesOfFile:
         entries = 0
         if root.page == _EMPTY:
             if any(root[2:7]):
-                raise _Damage("an empty database says that it holds something")
+                raise _Damage("an empty database claims to hold something")
             return
         left: list[tuple[int, int, bytes | None, bytes | None]] = [(root.page, root.depth, None, None)]
         while left:
@@ -231,7 +231,7 @@ class _PagesOfFile:
                 data = at + _NODE.size + size
                 wanted = _IS_DATABASE if is_names else flags & _IN_OVERFLOW
                 if flags != wanted or (is_free and size != _NUMBER.size):
-                    raise _Damage("a record is not of its database's kind")
+                    raise _Damage("a record is of another kind than its database")
                 if flags & _IN_OVERFLOW:
                     first = _NUMBER.unpack_from(page, data)[0]
                     counts[_OVERFLOW] += self._overflow(first, data_size)
@@ -240,7 +240,7 @@ class _PagesOfFile:
                 elif is_free or is_names:
                     yield page[data : data + data_size]
         if (counts[_BRANCH], counts[_LEAF], counts[_OVERFLOW], entries) != root[3:7]:
-            raise _Damage("a database holds another number of records or pages than it says")
+            raise _Damage("a database does not hold the number of records or pages that it claims")
 
     def _page(self, number: int, kind: int) -> bytes:
         """A page of a tree, which nothing else refers to."""
@@ -259,7 +259,7 @@ class _PagesOfFile:
         """Check the pages of a large value. Returns how many there are: more than it needs, where a larger one was
         there before."""
         if (number + 1) * self._page_size > self._size:
-            raise _Damage("the file is shorter than what it says it holds")
+            raise _Damage("the file is shorter than what it claims to hold")
         head = os.pread(self._file, _PAGE.size, number * self._page_size)
         own, padding, flags, _, _ = _PAGE.unpack_from(head)
         count: int = _OVERFLOW_PAGES.unpack_from(head, _PAGE.size - 4)[0]
@@ -271,9 +271,9 @@ class _PagesOfFile:
     def _take(self, number: int, count: int) -> None:
         """Pages that are in use: each at one place, and inside the file."""
         if number + count > self._last + 1:
-            raise _Damage("a page is referred to that the file does not have")
+            raise _Damage("a place refers to a page that the file does not have")
         if (number + count) * self._page_size > self._size:
-            raise _Damage("the file is shorter than what it says it holds")
+            raise _Damage("the file is shorter than what it claims to hold")
         if self._used.count(0, number, number + count) != count:
             raise _Damage("two places refer to one page")
         self._used[number : number + count] = b"\1" * count
@@ -285,7 +285,7 @@ class _PagesOfFile:
         before = self._last + 1
         for number in numbers:
             if not 1 < number < before or self._used[number]:
-                raise _Damage("a page is called free that is none")
+                raise _Damage("a page that is in use is listed as free")
             self._used[number] = 1
             before = number
 
@@ -318,7 +318,7 @@ def _check_order(keys: list[bytes], low: bytes | None, high: bytes | None) -> No
     if any(one >= other for one, other in pairwise(keys)):
         raise _Damage("the keys of a page do not ascend")
     if (low is not None and keys[0] < low) or (high is not None and keys[-1] >= high):
-        raise _Damage("a page holds keys of another place")
+        raise _Damage("a page holds keys that belong elsewhere")
 
 
 def is_whole(path: Path) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 #: What every room says of the same number (``tailrace.oplog.entry_kinds``).
-UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside of entries, of unknown kinds, which give no event"
+UNKNOWN_ENTRIES: Final = "Oplog entries, and operations inside entries, of unknown kinds, which give no event"
 
 
 @contextmanager

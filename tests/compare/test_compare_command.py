@@ -264,7 +264,7 @@ def test_where_nothing_was_written_it_says_so(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--duration", "soon"], 1, "--duration soon is no duration"),
+        (["--duration", "soon"], 1, "--duration soon is not a duration"),
         (["--report", "/no/such/directory/report"], 2, "no file can be written there"),
         (["--events", "0"], 2, "--events"),
         (["--events-per-second", "nan"], 2, "--events-per-second"),

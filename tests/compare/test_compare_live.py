@@ -148,7 +148,7 @@ def test_events_just_before_one_that_is_too_large_are_compared(replica_set: Repl
         client.drop_database(database)
     assert (compared.events, compared.total) == (before, 0)
     # The comparison goes on where both ended in it, or is at its end.
-    assert set(compared.gaps) <= {"both streams ended in error 10334"}
+    assert set(compared.gaps) <= {"both streams ended with error 10334"}
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_where_both_end_in_one_error_both_begin_anew_and_it_is_told() -> None:
     failing = {"items": [*EVENTS, error]}
     found = compared(Scripts(failing, QUIET), Scripts(failing, QUIET), duration_s=0.3)
     assert (found.events, found.total) == (6, 0)
-    assert found.gaps == {"both streams ended in error 10334": 1}
+    assert found.gaps == {"both streams ended with error 10334": 1}
 
 
 def test_what_a_failing_reply_of_the_server_hides_is_asked_for_again() -> None:
@@ -236,7 +236,7 @@ def test_an_oplog_that_has_moved_on_is_no_difference() -> None:
 
 def test_streams_that_end_as_soon_as_they_begin_are_an_error_in_the_end() -> None:
     failing = {"items": [ServerError("not master", code=10107)]}
-    with pytest.raises(SourceError, match=r"as soon as they begin: both streams ended in error 10107"):
+    with pytest.raises(SourceError, match=r"as soon as they begin: both streams ended with error 10107"):
         compared(Scripts(failing), Scripts(failing), duration_s=60)
 
 
@@ -246,7 +246,7 @@ def test_a_stream_that_cannot_be_opened_to_begin_with_is_an_error() -> None:
 
 
 def test_a_side_that_does_not_come_to_the_end_is_an_error_and_no_success() -> None:
-    with pytest.raises(SourceError, match=r"could not be brought to an end: ours did not come to"):
+    with pytest.raises(SourceError, match=r"could not be completed: ours did not reach"):
         compared(Scripts({"items": EVENTS}), Scripts({"items": EVENTS[:2], "hangs": True}))
 
 

@@ -383,7 +383,7 @@ def test_without_the_right_to_open_the_servers_stream_nothing_starts(
         (["watch", "--compare", "1%", "--explain"], "--explain gives no events"),
         (["watch", "--compare-report", "x.json"], "--compare is not given"),
         (["watch", "--compare", "1%", "--compare-report", "/no/such/directory/x"], "no file can be written there"),
-        (["gateway", "--compare", "many"], "'many' is no share"),
+        (["gateway", "--compare", "many"], "'many' is not a share"),
         (["tables", "write", "DIR", "shop.*", "--compare", "200%"], "cannot be kept as a share"),
         (["tables", "status", "DIR", "--compare", "1%"], "--compare belongs to write"),
         (["run", "FILE", "--verify", "--compare", "1%"], "--verify follows no stream"),

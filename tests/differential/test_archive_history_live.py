@@ -188,4 +188,4 @@ def test_an_archive_is_for_its_owner_alone(
         shared.mkdir(mode=0o755)
         archive_now(replica_set.uri, shared)
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755
-    assert [message for message in caplog.messages if "others than its owner" in message] == caplog.messages[:1]
+    assert [message for message in caplog.messages if "users other than its owner" in message] == caplog.messages[:1]

@@ -91,9 +91,9 @@ def _answering(greeting: bytes) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("greeting", "said"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "another program than MongoDB answers there"),
-        (b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", "another program than MongoDB answers there"),
-        (b"J\0\0\0\n8.0.36\0\x08\0\0\0abcdefgh\0\xff\xf7", "another program than MongoDB answers there"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "a program other than MongoDB answers there"),
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", "a program other than MongoDB answers there"),
+        (b"J\0\0\0\n8.0.36\0\x08\0\0\0abcdefgh\0\xff\xf7", "a program other than MongoDB answers there"),
         (b"", "no answer so far"),
     ],
 )

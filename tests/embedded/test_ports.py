@@ -87,5 +87,5 @@ def test_what_ended_a_member_is_told_when_its_replica_set_does_not_become_ready(
 ) -> None:
     started = start_replica_set()
     started.kill()
-    with pytest.raises(mongod.EmbeddedError, match=r"within 0\.1 s; member 0 does not run \(see .*mongod\.log\)$"):
+    with pytest.raises(mongod.EmbeddedError, match=r"within 0\.1 s; member 0 is not running \(see .*mongod\.log\)$"):
         started.wait_until_ready(timeout_s=0.1)

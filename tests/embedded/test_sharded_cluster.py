@@ -395,5 +395,5 @@ def test_nothing_is_left_when_the_block_is_left() -> None:
     assert [pid for pid in pids if pid is None or is_alive(pid)] == []
     assert not cluster.data_dir.exists()
     cluster.close()
-    with pytest.raises(UsageError, match="there is at least one shard"):
+    with pytest.raises(UsageError, match="at least one shard"):
         ShardedCluster(0)

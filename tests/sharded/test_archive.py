@@ -145,7 +145,7 @@ def test_what_an_archive_cannot_tell_is_refused(
         name = min(known["sharded"])
         known["sharded"][name]["after"] = f"{end:016x}"
         write_record(folder / DESCRIPTION, known)
-        with pytest.raises(SourceError, match=f"the shard {name} came or went"):
+        with pytest.raises(SourceError, match=f"the shard {name} was added or removed"):
             both[DATABASE].watch(start_at_operation_time=start.to_timestamp())
         # Another cluster with shards of the same names: no test had asked for more than a cluster.
         known["sharded"][name]["after"] = f"{0:016x}"
@@ -199,7 +199,7 @@ def test_a_start_before_a_shards_removal_is_refused_with_the_way_to_the_archive(
     archive_now(cluster.uri, folder)
     begins = ClusterTime.from_timestamp(cluster.router.fence())
     monkeypatch.setattr(MongodSource, "oldest", lambda self: (begins, False))
-    said = rf"the shard {gone} came or went at .* \(tailrace replay\)"
+    said = rf"the shard {gone} was added or removed at .* \(tailrace replay\)"
     with (
         tailrace.connect(cluster.uri, archive=folder) as both,
         pytest.raises(SourceError, match=said),

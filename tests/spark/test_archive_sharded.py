@@ -140,5 +140,5 @@ def test_what_the_archive_cannot_tell_is_refused(spark: SparkSession, overtaken:
     known["sharded"][min(known["sharded"])]["after"] = f"{int(overtaken.start) + (1 << 32):016x}"
     assert known is not None
     write_record(description, known)
-    with pytest.raises(Exception, match="came or went"):
+    with pytest.raises(Exception, match="was added or removed"):
         available_now(spark, overtaken.options(archive=str(overtaken.short)), tmp_path / "members")

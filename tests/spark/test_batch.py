@@ -109,5 +109,5 @@ def test_a_plan_hides_the_uri(spark: SparkSession, capsys: pytest.CaptureFixture
 
 def test_a_schema_of_ones_own_is_refused(spark: SparkSession, replica_set: ReplicaSet) -> None:
     reader = spark.read.format("tailrace").option("uri", replica_set.uri).schema("event string")
-    with pytest.raises(Exception, match="makes its own schema"):
+    with pytest.raises(Exception, match="has its own schema"):
         reader.load().count()

@@ -101,7 +101,7 @@ def child_processes(parent: int, name: str) -> list[int]:
         (("--compact", "--verify"), "--compact and --verify exclude each other"),
         (("--verify", "--available-now"), "--verify and --available-now exclude each other"),
         (("--compact", "--accept-gap"), "--compact and --accept-gap exclude each other"),
-        (("--full",), "--full says how --verify works, and --verify is not given"),
+        (("--full",), "--full says how --verify works, but --verify is not given"),
     ],
 )
 def test_flags_that_say_different_things_are_told_before_anything_is_read(

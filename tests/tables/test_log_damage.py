@@ -98,7 +98,7 @@ def test_a_commit_of_the_same_table_in_another_history_is_found(
     other = delta_commit.content_of(LAST - 2, lines, log_chain.previous(root, LAST - 2))
     path_of(tmp_path / "t", LAST - 2).write_bytes(other)
     found = log_chain.harm(tmp_path / "t", LAST, checkpoints, digest)
-    assert found == f"has another version {LAST - 2} than the one that version {LAST - 1} was written after"
+    assert found == f"has a version {LAST - 2} that is not the one that version {LAST - 1} was written after"
     path_of(tmp_path / "t", LAST - 2).unlink()
     assert log_chain.harm(tmp_path / "t", LAST, checkpoints, digest) == f"lacks version {LAST - 2} of its log"
 
@@ -152,7 +152,7 @@ def test_what_other_programs_write_is_taken_and_then_compared(tmp_path: Path) ->
     assert [one["n"] for one in rows(root)] == [0, 1, 2, 3, 4]
     change(path_of(root, version), b'"timestamp":1', b'"timestamp":2')
     assert log_chain.harm(root, number, {}) == (
-        f"has another version {version} than the one that version {number} was written after"
+        f"has a version {version} that is not the one that version {number} was written after"
     )
 
 
@@ -197,13 +197,11 @@ def test_a_bit_of_the_log_lets_the_table_be_written_anew(
     with pytest.raises(AssertionError, match="a row is there twice"):
         in_table(root, collection.full_name)
     assert main(["tables", "verify", replica_set.uri, str(root)]) == 1
-    with pytest.raises(SinkError, match=r"is not as its state knows it: it has a log that is not what was written"):
+    with pytest.raises(SinkError, match=r"does not match its state: it has a log that is not what was written"):
         as_of(root, collection.full_name, between, uri=replica_set.uri)
     caplog.clear()
     brought_up(replica_set.uri, root, collection)
-    assert (
-        "has a log that is not what was written: the file of version 2 was changed: it is written anew" in caplog.text
-    )
+    assert "has a log that is not what was written: the file of version 2 was changed: it is rewritten" in caplog.text
     assert in_table(root, collection.full_name) == in_collection(collection)
     assert main(["tables", "verify", replica_set.uri, str(root)]) == 0
     # The versions of the log before it are not told any more; from now on there is nothing to say.
@@ -239,5 +237,5 @@ def test_a_bit_of_a_checkpoint_lets_the_table_be_written_anew(
         shutil.rmtree(folder)
         brought_up(replica_set.uri, root, collection)
     else:
-        assert f"has another checkpoint of version {number} than the one that was written" in caplog.text
+        assert f"has a checkpoint of version {number} that is not the one that was written" in caplog.text
     assert in_table(root, collection.full_name) == in_collection(collection)

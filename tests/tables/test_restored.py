@@ -152,7 +152,7 @@ def test_a_table_of_another_collection_or_directory_is_refused(
     ):
         brought_up(replica_set.uri, root, collection)
     put_back(folder, tmp_path / "second" / folder.name)
-    with pytest.raises(SinkError, match=r"holds another table of .* than the one that its state knows.*or remove"):
+    with pytest.raises(SinkError, match=r"holds a table of .* that is not the one that its state knows.*or remove"):
         brought_up(replica_set.uri, root, collection)
     shutil.rmtree(folder)
     brought_up(replica_set.uri, root, collection)
@@ -201,7 +201,7 @@ def test_the_state_of_other_tables_is_refused(replica_set: ReplicaSet, collectio
     made(replica_set.uri, root, collection)
     brought_up(replica_set.uri, tmp_path / "second", collection)
     put_back(root / "_tailrace", tmp_path / "second" / "_tailrace")
-    with pytest.raises(SinkError, match=r"another table of .* than the one that its state knows"):
+    with pytest.raises(SinkError, match=r"a table of .* that is not the one that its state knows"):
         brought_up(replica_set.uri, root, collection)
 
 
@@ -540,5 +540,5 @@ def test_as_of_refuses_a_table_that_was_set_back_and_an_archive_of_another_histo
         with pytest.raises(OtherHistoryError, match=r"another history than the tables: at .* has another entry"):
             as_of(root, collection.full_name, between, archive=tmp_path / "own")
     put_back(folder, root.with_name("backup") / folder.name)
-    with pytest.raises(SinkError, match="is not as its state knows it"):
+    with pytest.raises(SinkError, match="does not match its state"):
         as_of(root, collection.full_name, between, uri=replica_set.uri)

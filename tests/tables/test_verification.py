@@ -140,8 +140,8 @@ def test_what_differs_is_named_while_a_writer_runs(
     capsys.readouterr()
     assert main(["tables", "verify", replica_set.uri, str(root), f"{database.name}.things"]) == 1
     out, err = capsys.readouterr()
-    assert f"{database.name}.things: _id 3 is missing in the table" in out
-    assert f"{database.name}.things: _id 4 is another document in the table" in out
+    assert f"{database.name}.things: _id 3 is missing from the table" in out
+    assert f"{database.name}.things: _id 4 is a different document in the table" in out
     assert "2 of 51 documents differ" in out
     assert "1 table differs from what MongoDB holds" in err
     assert main(["tables", "verify", replica_set.uri, str(root), "no.such"]) == 1
@@ -249,7 +249,7 @@ def test_a_request_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("orders", "orderz"))
     with pytest.raises(SinkError, match="is damaged") as raised:
         take_requests(tmp_path)
-    assert "ask again with tailrace tables resync" in str(raised.value.hint)
+    assert "run tailrace tables resync again" in str(raised.value.hint)
     path.write_text('{"namespace": "shop.orders"}')  # as earlier versions left it
     assert take_requests(tmp_path) == {"shop.orders": path}
 

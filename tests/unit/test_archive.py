@@ -223,7 +223,7 @@ def test_a_start_before_the_archive_is_history_lost(root: Path) -> None:
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="no archive"):
+    with pytest.raises(UsageError, match="is not an archive"):
         describe(tmp_path)
     with pytest.raises(UsageError, match="there is no archive"):
         ArchiveSource(tmp_path / "nowhere")

@@ -356,7 +356,7 @@ def test_verify_compares_what_stands_beside_the_entries(
         (PreImageKey(UUID, ClusterTime(at(1) + 1), 0), "belongs to no entry of the segment"),
         (PreImageKey(bytes(16), at(1), 0), "belongs to no entry of the segment"),
         (PreImageKey(UUID, at(3), 0), "belongs to no entry of the segment"),  # an insert
-        (PreImageKey(UUID, at(1), 0), "is no document"),
+        (PreImageKey(UUID, at(1), 0), "is not a document"),
     ],
     ids=str,
 )

@@ -118,8 +118,8 @@ def test_replay_takes_the_dump_from_standard_input(tmp_path: Path) -> None:
     [
         ("[\n" * 5000, "nested too deeply"),
         ("a: " + "1" * 5000, "digits"),
-        ("source: {uri: 'mongodb://h'}\nlake: {path: a, path: b}", "'path' stands there twice"),
-        ("source: {uri: 'mongodb://h'}\nlake: {path: a}\nsource: {}", "'source' stands there twice"),
+        ("source: {uri: 'mongodb://h'}\nlake: {path: a, path: b}", "'path' is given twice"),
+        ("source: {uri: 'mongodb://h'}\nlake: {path: a}\nsource: {}", "'source' is given twice"),
     ],
 )
 def test_yaml_that_python_cannot_hold_or_that_contradicts_itself(tmp_path: Path, text: str, says: str) -> None:

@@ -66,7 +66,7 @@ def test_wrong_usage_is_refused(lake: Path, tmp_path: Path, capsys: pytest.Captu
         (["status", str(tmp_path)], "not a lake", 1),
         (["expire", str(tmp_path)], "is not a lake", 1),
         (["expire", str(lake), "--keep", "60d"], "30 days", 1),
-        (["expire", str(lake), "--keep", "soon"], "no duration", 1),
+        (["expire", str(lake), "--keep", "soon"], "not a duration", 1),
         (["status", str(lake), "--full"], "belongs to tailrace lake verify", 2),
         (["verify", str(lake), "--format", "json"], "belongs to tailrace lake status", 2),
         (["verify", str(lake), "--keep", "1d"], "belongs to tailrace lake compact and expire", 2),

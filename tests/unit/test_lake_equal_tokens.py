@@ -198,7 +198,7 @@ def test_an_event_that_is_there_once_more_than_the_footer_says_is_found(
         patch.setattr(part_writer, "count_equal", lambda tokens, before: 1)  # as if a row were doubled after it
         files = staged(root, [*ROWS[7:8], *ROWS[8:], (10, 11)])
     put(root, claim, 1, files)
-    assert verify(root).problems == [f"{files[0].name}: 2 of its tokens are there again, and its footer says 1"]
+    assert verify(root).problems == [f"{files[0].name}: 2 of its tokens are repeated, but its footer says 1"]
     with pytest.raises(SinkError, match="do not hold the rows that the log says"):
         compact(root)
 

@@ -283,7 +283,7 @@ def test_the_command_line_erases_and_says_what_went(tmp_path: Path, capsys: pyte
         (["status", str(root), "--dry-run"], "--dry-run belongs to tailrace lake erase", 2),
         (["compact", str(root), "--all"], "--all belongs to tailrace lake erase", 2),
         (["verify", str(root), "--match", "{}"], "belongs to tailrace lake erase", 2),
-        (["expire", str(root), "--older-than", "soon"], "no duration", 1),
+        (["expire", str(root), "--older-than", "soon"], "not a duration", 1),
         (["expire", str(root), "--vacuum"], "belongs to tailrace lake erase", 2),
     ):
         assert main(["lake", *arguments]) == status

@@ -102,7 +102,7 @@ def test_a_file_is_whole_if_lmdb_can_read_it(tmp_path: Path, seed: int) -> None:
             break
     assert not whole
     for _ in range(2):
-        with pytest.raises(ImageStateError, match="shorter than what it says"):
+        with pytest.raises(ImageStateError, match="shorter than what it claims"):
             ImageBucket(cut(data, copy, pages * page))
         with pytest.raises(SinkError, match="is damaged: the file is shorter"):
             TableState(cut(data, copy, pages * page))

@@ -51,7 +51,7 @@ def test_exact_images_are_planned_as_the_server_s_for_any_version() -> None:
         ({}, "'uri' is missing"),
         ({"fullDocumnet": "updateLookup"}, "Did you mean 'fullDocument'"),
         ({"maxOffsetsPerTrigger": "1"}, "Did you mean 'maxEventsPerTrigger'"),
-        ({"xyzzy": "1"}, "Known are: uri, database"),
+        ({"xyzzy": "1"}, "The known ones are uri, database"),
         ({"fullDocument": "exact"}, "exact images need the option 'images'"),
         ({"fullDocumentBeforeChange": "exactWhenAvailable"}, "exact images need the option 'images'"),
         ({"images": "/i"}, "option 'images' is the directory for exact images, and none are requested"),

@@ -94,7 +94,7 @@ class _Data(io.RawIOBase):
         tail = self._read(self._size - _TAIL, _TAIL) if self._size >= len(_MAGIC) + _TAIL else b""
         length = int.from_bytes(tail[:4], "little") + _TAIL
         if tail[4:] != _MAGIC or length > self._size - len(_MAGIC):
-            raise ValueError("it is cut short or no Parquet file")
+            raise ValueError("it is cut short or is not a Parquet file")
         self.end = self._size - length
         return self._read(self.end, length)
 
@@ -177,11 +177,11 @@ def _check_whole(path: Path, digest: str) -> None:
     if digest:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest()[:_DIGEST_DIGITS] != digest:
-                raise ValueError("it is not what was written: its digest is another")
+                raise ValueError("it is not what was written: its digest differs")
     else:
         reader = subprocess.run([sys.executable, "-c", _READ_ALL, path], capture_output=True, check=False)
         if reader.returncode:
-            raise ValueError("it cannot be read, and an earlier version has not said what was written")
+            raise ValueError("it cannot be read, and the earlier version that wrote it recorded no digest")
     _whole.add(key)
 
 
@@ -211,5 +211,5 @@ def damaged(path: Path, error: Exception) -> SourceError:
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     return SourceError(
         f"the archive's file {path} is damaged or cannot be read: {words}",
-        hint="'tailrace archive verify' lists all that is wrong; bring the file back from a copy",
+        hint="'tailrace archive verify' lists everything that is wrong; restore the file from a copy",
     )

@@ -62,14 +62,14 @@ class ArchivedCluster:
             lacking = unfinished(name, shard, archived_until(oplog_folder(self._folder, name)))
             if lacking is not None:
                 raise SourceError(
-                    f"{lacking}: no later event can be given", hint="Let 'tailrace archive' read its rest"
+                    f"{lacking}: no later event can be given", hint="Let 'tailrace archive' read the rest of it"
                 )
 
     def check(self, plan: Plan) -> None:
         """Raises UsageError where an archive does not hold what the plan's stream would need."""
         if plan.profile.version < _KEYS_SINCE:
             raise UsageError(
-                f"a cluster's archive of {plan.profile.name} cannot be replayed: inserts do not say their shard key",
+                f"an archive of a cluster of {plan.profile.name} cannot be replayed: inserts name no shard key",
                 hint="From 5.3 on they do",
             )
 

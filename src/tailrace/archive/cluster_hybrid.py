@@ -91,6 +91,7 @@ class ArchivedShards:
             changed = max(shard.after, shard.until or ClusterTime(0))
             if changed > after:
                 raise SourceError(
-                    f"the shard {name} came or went at {changed}, after the stream's start, which lies in the archive",
+                    f"the shard {name} was added or removed at {changed}, after the stream's start, which lies in the "
+                    "archive",
                     hint="Read the archive up to there by itself (tailrace replay), and start the stream after it",
                 )

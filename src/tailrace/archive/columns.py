@@ -84,7 +84,7 @@ def _plain(raw: bytes) -> pa.RecordBatch:
 def _text(entry: bytes, name: bytes) -> str:
     element = raw_bson.find(entry, name)
     if element is None or element.type != raw_bson.STRING:
-        raise OplogFormatError(f"an oplog entry without the string {name.decode()}", position=str(entry_time(entry)))
+        raise OplogFormatError(f"an oplog entry has no string '{name.decode()}'", position=str(entry_time(entry)))
     return entry[element.value_start + 4 : element.end - 1].decode("utf-8", "replace")
 
 

@@ -40,7 +40,7 @@ class HybridSource:
         self._is_checked = False
         if not of_shard and live.name != archive.name:
             raise SourceError(
-                f"the archive is that of {archive.name}, and the deployment is {live.name}",
+                f"the archive is of {archive.name}, but the deployment is {live.name}",
                 hint=_ITS_OWN,
             )
 
@@ -89,7 +89,7 @@ class HybridSource:
                 except ChangeStreamHistoryLost:
                     if source is self._archive or not self._archive_goes_behind(position):
                         raise
-                    _log.warning("the oplog has gone over position %s: reading on from the archive", position)
+                    _log.warning("the oplog no longer reaches back to %s: reading on from the archive", position)
                     break
                 if position >= until or source is self._live:
                     return
@@ -107,7 +107,7 @@ class HybridSource:
                 except ChangeStreamHistoryLost:
                     if source is self._archive or not self._archive_goes_behind(position):
                         raise
-                    _log.warning("the oplog has gone over position %s: reading on from the archive", position)
+                    _log.warning("the oplog no longer reaches back to %s: reading on from the archive", position)
                     break
                 if source is self._live:
                     return
@@ -131,7 +131,7 @@ class HybridSource:
         if hole is not None:
             raise history_lost(
                 f"The archive ends at {hole[0]} and the oplog of {self._live.name} begins at {hole[1]}: what lies "
-                "between is lost. Start behind it, and let 'tailrace archive' run without such pauses"
+                "between is lost. Start after that, and let 'tailrace archive' run without such pauses"
             )
 
     def _parts(self, after: ClusterTime) -> Iterator[tuple[Any, ClusterTime]]:
@@ -155,7 +155,7 @@ class HybridSource:
         if not reaches_back(end, oldest, complete):
             raise history_lost(
                 f"The archive ends at {end} and the oplog of {self._live.name} begins at {oldest}: what lies between "
-                "is lost. Start behind it, and let 'tailrace archive' run without such pauses"
+                "is lost. Start after that, and let 'tailrace archive' run without such pauses"
             )
         # An oplog that is complete from its first entry on must hold all of them.
         archived = [entry for entry in self._archive.last_entries() if complete or oldest <= entry_time(entry)]
@@ -175,7 +175,7 @@ class HybridSource:
     def _refuse_seam(self, time: ClusterTime) -> None:
         raise SourceError(
             f"the archive and the oplog of {self._live.name} differ at {time}",
-            hint="The archive is that of another deployment, or a part of this one's history was rolled back",
+            hint="The archive is of another deployment, or part of this one's history was rolled back",
         )
 
     def entries(self, times: Sequence[ClusterTime]) -> list[bytes | None]:

@@ -37,7 +37,7 @@ CONFIG_OPLOG: Final = "config.shards"
 _SEGMENT: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})\.parquet")
 IMAGES: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.images\.parquet")
 _TRIES: Final = 5
-_BRING_BACK: Final = "Bring the missing file back. If it is lost, archive anew into another directory"
+_BRING_BACK: Final = "Restore the missing file. If it is lost, start a new archive in another directory"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -175,11 +175,11 @@ def describe(folder: Path) -> Description | None:
         if found is None:
             if folder.is_dir() and any(folder.iterdir()):
                 raise UsageError(
-                    f"{folder} is no archive: it holds files, but no {DESCRIPTION}",
+                    f"{folder} is not an archive: it holds files, but no {DESCRIPTION}",
                     hint="Name an archive that 'tailrace archive' made, or a new directory",
                 )
             if folder.exists() and not folder.is_dir():
-                raise UsageError(f"{folder} is no directory")
+                raise UsageError(f"{folder} is not a directory")
             return None
         if found.get("format") != FORMAT or found.get("version") != VERSION:
             raise UsageError(
@@ -281,14 +281,14 @@ def unfinished(name: str, shard: Membership, until: ClusterTime | None) -> str |
     """
     if shard.until is None or (until is not None and until >= shard.until):
         return None
-    there = "nothing of it is archived" if until is None else f"its oplog is archived up to {until} only"
+    there = "nothing of it is archived" if until is None else f"its oplog is archived only up to {until}"
     return f"the shard {name} was removed from the cluster at {shard.until}, and {there}"
 
 
 def missing(folder: Path, after: ClusterTime, until: ClusterTime) -> SourceError:
     """The entries of a range are not in the archive, though they were."""
     return SourceError(
-        f"the archive {folder} has a hole: the entries after {after} up to {until} are not there",
+        f"the archive {folder} has a hole: the entries after {after} up to {until} are missing",
         hint=_BRING_BACK,
     )
 

@@ -19,7 +19,7 @@ _KEYS: Final = (
 #: An earlier version's digest.
 _DIGEST: Final = "digest"
 _DIGITS: Final = 16
-_HINT: Final = "Bring the file back from a copy of the archive"
+_HINT: Final = "Restore the file from a copy of the archive"
 
 
 def write_record(path: Path, document: Mapping[str, Any]) -> None:

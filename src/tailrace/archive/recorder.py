@@ -139,7 +139,7 @@ class Recorder:
         view = cluster.open_view()
         if view.config_after is None:
             raise UsageError(
-                "a list of shards cannot be archived: nothing tells of shards that come and go",
+                "a list of shards cannot be archived: it does not show when shards are added or removed",
                 hint="Give the URI of the config server or of the mongos",
             )
         self._cluster_id = cluster_id(Connection(cluster.config_client()))
@@ -184,8 +184,8 @@ class Recorder:
         if lacking is None:
             return
         hint = (
-            "Start its servers again until its rest is archived. If they are gone for good, archive into another "
-            "directory from here on: this one can be replayed up to there"
+            "Start its servers again until the rest of its oplog is archived. If they are gone for good, archive into "
+            "another directory from now on: this one can be replayed up to that time"
         )
         host = remembered_host(Connection(cluster.config_client()), name)
         if host is None:
@@ -207,7 +207,7 @@ class Recorder:
         if known is not None and known.name != found.name:
             known_name, found_name = known.name or "a cluster", found.name or "a cluster"
             raise UsageError(
-                f"{self._folder} is the archive of {known_name}, and this is {found_name}",
+                f"{self._folder} is the archive of {known_name}, but this is {found_name}",
                 hint=_OWN_DIRECTORY,
             )
         if known is not None and known.identity is not None and found.identity is not None:
@@ -257,7 +257,7 @@ class Recorder:
             else:
                 since = source.newest() if cluster is None else cluster.open_view().time
         except SourceError as error:
-            _log.debug("the servers' version is asked again later: %s", error)
+            _log.debug("the servers' version could not be read, and is asked for again later: %s", error)
             return description
         if since is None:
             return description
@@ -297,8 +297,8 @@ class Recorder:
             elif change.host is not None and shard is not None:
                 raise SourceError(
                     f"shard {change.name} was removed from the cluster and added again at {change.time}: an "
-                    "archive holds one oplog of a name",
-                    hint="What was archived before stays readable; archive into another directory from here on",
+                    "archive holds only one oplog for each name",
+                    hint="What was archived before stays readable; archive into another directory from now on",
                 )
             elif change.host is not None:
                 shards[change.name] = Membership(change.time)
@@ -360,7 +360,7 @@ class Recorder:
 def _warn_of_others(folder: Path) -> None:
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:
         _log.warning(
-            "others than its owner may get into %s: it holds every document that is written, and the password hashes "
+            "users other than its owner can enter %s: it holds every document that is written, and the password hashes "
             "of users that are made or changed",
             folder,
         )

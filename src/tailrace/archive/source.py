@@ -74,7 +74,7 @@ class ArchiveSource:
         if difference is not None:
             raise SourceError(
                 f"{self._folder} is a part of another archive: {difference}",
-                hint="Bring back the folder that belongs here from a copy of the archive",
+                hint="Restore the folder that belongs here from a copy of the archive",
             )
 
     @property
@@ -85,7 +85,7 @@ class ArchiveSource:
     def _some_segments(self) -> list[ArchiveSegment]:
         if not self._segments:
             raise SourceError(
-                f"the archive {self._root} holds no entry of {self._name} yet", hint="Let 'tailrace archive' run first"
+                f"the archive {self._root} holds no entry of {self._name} yet", hint="Run 'tailrace archive' first"
             )
         return self._segments
 

@@ -72,7 +72,7 @@ def _reports(folder: Path, on_segment: Callable[[Path], None] | None) -> list[Op
             until = max([until, *(segment.until for segment in listed(oplog_folder(folder, name)))])
         lacking = None if shard is None else unfinished(name, shard, until)
         if lacking is not None:
-            report.faults.append(f"{lacking}: let 'tailrace archive' read its rest")
+            report.faults.append(f"{lacking}: let 'tailrace archive' read the rest of it")
         reports.append(report)
     return reports
 
@@ -180,7 +180,7 @@ def _image_faults(reader: SegmentReader, images: pq.ParquetFile) -> Iterator[str
             try:
                 raw_bson.check_structure(document)
             except OplogFormatError as error:
-                yield f"{path}: the pre-image at {at} is no document: {error.message}"
+                yield f"{path}: the pre-image at {at} is not a document: {error.message}"
                 return
 
 
@@ -216,4 +216,4 @@ def _add_strangers(report: OplogReport, folder: Path, found: list[ArchiveSegment
     known = {segment.path.name for segment in listed(folder)} | {segment.images_path.name for segment in found}
     for path in sorted(folder.iterdir()):
         if path.name not in known and path.suffix == ".parquet" and not IMAGES.fullmatch(path.name):
-            report.faults.append(f"{path} is no file of the archive")
+            report.faults.append(f"{path} is not a file of the archive")

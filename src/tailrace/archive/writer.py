@@ -123,7 +123,8 @@ class OplogWriter:
         with locked(self._folder / LOCK, wait=False) as alone:
             if not alone:
                 raise SinkError(
-                    f"another process archives into {self._folder}", hint="One writer an archive: stop the other one"
+                    f"another process archives into {self._folder}",
+                    hint="An archive has one writer: stop the other one",
                 )
             after = self._position()
             self._unknown = UnknownEntries(self._source.server_version)

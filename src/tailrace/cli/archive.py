@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Keep a deployment's oplog for longer than the deployment does. Every oplog entry goes to DIR as it is, once, with the
 stored pre-images, in compressed Parquet files: a replica set's, or those of all shards and of the config server. Run it
-again to go on where it stopped. Change streams are read from it with "tailrace replay DIR", and with --archive DIR (or
-connect(uri, archive=DIR)) one that starts before the oplog begins.
+again to go on where it stopped. "tailrace replay DIR" reads change streams from it. With --archive DIR, or
+connect(uri, archive=DIR), a stream of the deployment may start before its oplog begins.
 
   tailrace archive URI DIR         archive until Ctrl-C or SIGTERM
   tailrace archive status DIR      how far an archive reaches
@@ -53,7 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(default: the environment variable TAILRACE_URI); or status, or verify",
     )
     parser.add_argument("directory", nargs="?", metavar="DIR", help="the archive; a new directory begins one")
-    parser.add_argument("--once", action="store_true", help="stop when all that was there at the beginning is archived")
+    parser.add_argument(
+        "--once", action="store_true", help="stop once everything that was there at the start is archived"
+    )
     parser.add_argument(
         "--from",
         dest="begin",
@@ -216,5 +218,5 @@ def _bytes(count: int) -> str:
 def _size(text: str, flag: str) -> int:
     number, unit = text.rstrip("kKmMgGtT"), text[len(text.rstrip("kKmMgGtT")) :].lower()
     if not number.isdigit() or unit not in _UNITS or int(number) == 0:
-        raise UsageError(f"{flag} {text} is no size", hint="Such as 256m or 2g")
+        raise UsageError(f"{flag} {text} is not a size", hint="Such as 256m or 2g")
     return int(number) * _UNITS[unit]

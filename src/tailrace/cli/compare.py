@@ -28,7 +28,7 @@ _DESCRIPTION = """\
 Read the server's own change stream and Tailrace's side by side, on your deployment and with your writes, and compare
 them byte for byte: events, resume tokens, their order, and what follows after resumes at random tokens. It only reads.
 
-The exit status is 0 where nothing differs, 3 where something does, 1 where the comparison could not be made. A
+The exit status is 0 if nothing differs, 3 if something does, and 1 if the comparison could not be made. A
 difference is shown once for each kind, with its oplog entries; all values in it are masked, and names too."""
 _EXAMPLES = """\
 examples:
@@ -75,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--show-names", action="store_true", help="leave field names and namespaces in the report; values stay masked"
     )
     parser.add_argument(
-        "--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON, or @FILE with it"
+        "--pipeline", metavar="JSON", help="stages after $changeStream, as an array in extended JSON, or @FILE with it"
     )
     group = parser.add_argument_group("options of the change stream")
     group.add_argument("--full-document", choices=FULL_DOCUMENT_MODES)
@@ -173,14 +173,14 @@ def _say_begun(comparison: DeploymentComparison, args: argparse.Namespace) -> No
     known = {
         "measured": "measured",
         "derived": "derived, and not measured yet",
-        "unknown": "those of the newest version that it knows: nothing is known of this one",
+        "unknown": "those of the newest version that it knows: nothing is known about this one",
     }[comparison.knowledge]
     tell(
         f"tailrace: comparing {args.namespace or 'everything'} on MongoDB {comparison.server_version}, {kind}. "
         f"Tailrace's rules for this version are {known}."
     )
     if args.duration is None and args.events is None and sys.stderr is not None and sys.stderr.isatty():
-        tell("tailrace: Ctrl-C ends, with the result")
+        tell("tailrace: Ctrl-C ends the comparison and shows its result")
 
 
 def _tell_progress(compared: Compared) -> None:
@@ -233,16 +233,16 @@ def _remarks(compared: Compared) -> Iterator[str]:
         yield "not every difference is shown with its events: together they would take too much memory"
     if compared.behind_s:
         yield (
-            f"the last {compared.behind_s:,} s of writes were not compared: more is written than the limits of events "
-            "and bytes a second let through"
+            f"the last {compared.behind_s:,} s of writes were not compared: more is written than the limits on events "
+            "and bytes per second let through"
         )
     if compared.looked_up_apart:
         yield (
             f"the documents of {compared.looked_up_apart:,} updates were looked up at different moments, and were not "
-            "compared; everything else of these events was"
+            "compared; everything else in these events was"
         )
     for reason, count in compared.gaps.items():
-        yield f"{reason}: both began anew, {count} times; what was written in between was not compared"
+        yield f"{reason}: both started again, {count} times; what was written in between was not compared"
     if compared.left:
         yield f"{compared.left:,} events at the very end were not compared"
     if compared.unknown_operations:

@@ -161,9 +161,9 @@ def _unusual(hello: Mapping[str, Any]) -> Finding | None:
     known = hello.get("$clusterTime", {}).get("clusterTime")
     lag = "" if applied is None or known is None else f", {max(0, known.time - applied.time)} s behind the others now"
     kind = f"a delayed member ({delay} s)" if delay else "a hidden member"
-    advice = "Everything that reads works here, and asks nothing of the members that applications use"
+    advice = "Everything that reads works here, and puts no load on the members that applications use"
     if delay:
-        advice += f"; all of it comes {delay} s late"
+        advice += f"; every event comes {delay} s late"
     return Finding("member", "warn" if delay else "ok", f"{kind}{lag}", advice)
 
 

@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is said of the stream."""
-    parser.add_argument("--pipeline", metavar="JSON", help="stages behind $changeStream, as an array, or @FILE with it")
+    parser.add_argument("--pipeline", metavar="JSON", help="stages after $changeStream, as an array, or @FILE with it")
     parser.add_argument("--full-document", metavar="MODE", help="updateLookup, whenAvailable or required")
     parser.add_argument("--full-document-before-change", metavar="MODE", help="whenAvailable or required")
     parser.add_argument("--show-expanded-events", action="store_true", help="definitions too, such as createIndexes")

@@ -62,9 +62,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--server-version",
         metavar="V",
-        help=f"give the events of this version, from {PROFILES[0].name} on (default: of an archive, for each entry the "
-        "version that the servers had then; what a dump's prelude.json or header says; what its entries prove; or 6.0. "
-        "Standard error says which, and why)",
+        help=f"give the events of this version, {PROFILES[0].name} or later (default: for an archive, the version that "
+        "the servers had at each entry; for a dump, the one that its prelude.json or header names, or that its entries "
+        "prove, or 6.0; standard error says which, and why)",
     )
     parser.set_defaults(run=run, positionals=("dump", "namespace"))
 

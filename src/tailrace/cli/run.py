@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--partition-by",
         metavar="day,hour,collection",
-        help="what a new lake's files are divided by, whatever the file says (default: day, always among them)",
+        help="what a new lake's files are divided by, whatever the file says (default: day, which is always included)",
     )
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", help="serve statistics to Prometheus, /livez and /readyz (extra: metrics)"
@@ -117,7 +117,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if args.metrics is not None:
         address_of(args.metrics, "--metrics")  # checked first: Spark takes seconds to start
     if args.full and not args.verify:
-        raise WrongUsageError("--full says how --verify works, and --verify is not given")
+        raise WrongUsageError("--full says how --verify works, but --verify is not given")
 
 
 def _stream(settings: PipelineSettings, args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def check_compare(args: argparse.Namespace) -> None:
     """Raises WrongUsageError where the arguments cannot be followed: before anything begins."""
     if args.compare is None:
         if args.compare_report is not None:
-            raise WrongUsageError("--compare-report says where --compare writes, and --compare is not given")
+            raise WrongUsageError("--compare-report says where --compare writes, but --compare is not given")
         return
     _share_of(args)
     if args.compare_report is not None:

@@ -33,7 +33,7 @@ _SWITCHES: Final = (
     (
         "--match-collection-uuid-for-update-lookup",
         "matchCollectionUUIDForUpdateLookup",
-        "look current documents up in the same collection only, not in a new one of its name",
+        "look current documents up in the same collection only, not in a new one with its name",
     ),
     (
         "--ignore-removed-shards",
@@ -67,7 +67,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser, *, more_modes: tuple[s
     )
     parser.add_argument("--format", choices=FORMATS, help="default: pretty on a terminal, json elsewhere")
     parser.add_argument(
-        "--pipeline", metavar="JSON", help="stages behind $changeStream, as an array in extended JSON, or @FILE with it"
+        "--pipeline", metavar="JSON", help="stages after $changeStream, as an array in extended JSON, or @FILE with it"
     )
     parser.add_argument(
         "--collation",
@@ -200,7 +200,7 @@ def parse_duration(flag: str, text: str) -> int:
     """The seconds that a duration such as 30s, 5m, 12h or 7d means."""
     seconds = _seconds(text)
     if seconds is None:
-        raise UsageError(f"{flag} {text} is no duration", hint="Such as 30s, 5m, 12h or 7d")
+        raise UsageError(f"{flag} {text} is not a duration", hint="Such as 30s, 5m, 12h or 7d")
     return seconds
 
 

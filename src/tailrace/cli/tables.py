@@ -202,7 +202,7 @@ def _told(progress: TablesProgress, unmatched: list[str], resyncing: list[str]) 
     """What a run ends with. ``unmatched``: the patterns that no collection matches."""
     if progress.time is not None and not progress.tables:
         return f"No collection matches {', '.join(unmatched)}: there is no table yet"
-    text = _stated(progress.time) + (f", but for {', '.join(resyncing)}: to be copied again" if resyncing else "")
+    text = _stated(progress.time) + (f", except {', '.join(resyncing)}, to be copied again" if resyncing else "")
     return text + (f". No collection matches {', '.join(unmatched)}" if unmatched else "")
 
 
@@ -267,7 +267,7 @@ def _status(root: Path, words: list[str]) -> int:
         if namespace in resyncing:
             say(f"{namespace}: is being copied again")
         elif marks[namespace].collection == UNKNOWN or harm_of(table.root, marks[namespace]) is not None:
-            say(f"{namespace}: is not as the state knows it; the next run writes it anew")
+            say(f"{namespace}: does not match the state; the next run rewrites it")
         disk = disk_use(table.root)
         say(
             f"  {table.live_bytes:,} bytes; with older versions {disk.bytes:,} bytes in {disk.files:,} files, "

@@ -43,7 +43,7 @@ def _where(command: argparse.ArgumentParser) -> str:
     )
     if _takes_first(command):
         words = " ".join(str(one.metavar or one.dest.upper()) for one in _positionals(command))
-        return f"the connection URI stands without a flag, as in: {name} {words}"
+        return f"the connection URI is given without a flag, as in: {name} {words}"
     if option is not None:
         return f"the connection URI is given with {option}"
     instead = _INSTEAD.get(name.rpartition(" ")[2])

@@ -115,7 +115,7 @@ class ChangeStream(ABC, _PyMongoStream):
         """The stream's plan: its stages, what the query of the oplog asks, and where each part of the ``$match`` is
         asked (``tailrace.pipeline.explain``). ``oplogQuerySent`` says whether the read of the oplog carries the query
         at present, or takes every entry since that costs less; null where there is none. Reads nothing."""
-        raise UsageError("the server does not say here how it runs its own stream", hint='Use engine="oplog"')
+        raise UsageError("the plan of the server's own stream is not known here", hint='Use engine="oplog"')
 
     @abstractmethod
     def close(self) -> None:

@@ -96,9 +96,7 @@ class ExactShards:
         deadline = time.monotonic() + _RELEASE_S
         for directory, source in self._sources.items():
             if source.reads and not source.ended.wait(max(0.0, deadline - time.monotonic())):
-                _log.warning(
-                    "the images in %s are in use for longer: their reader still waits for its server", directory
-                )
+                _log.warning("the images in %s stay in use: their reader still waits for its server", directory)
 
 
 class ExactShardedStream(ShardedChangeStream):

@@ -95,7 +95,7 @@ class WatchRequest:
             raise refused(
                 f"max_await_time_ms ({self.max_await_time_ms}) must be less than timeout_ms ({self.timeout_ms})",
                 ConfigurationError,
-                "Let one look wait for less than a call may take",
+                "A single wait must be shorter than the time that a call may take",
             )
         if self.options is not None and not isinstance(self.options, Mapping):
             raise refused(f"the options must be a mapping, not {type(self.options).__name__}", TypeError)

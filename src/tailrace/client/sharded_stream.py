@@ -334,7 +334,7 @@ class ShardedChangeStream(BlockChangeStream):
             for name in self._merged.leaving:
                 # Of others the words above say enough.
                 _log.warning(
-                    "shard %s was removed from the cluster, and this stream has read it up to %s only: let its servers "
+                    "shard %s was removed from the cluster, and this stream has read it only up to %s: let its servers "
                     "run until the stream has read the rest",
                     name,
                     self._merged.promised(name),

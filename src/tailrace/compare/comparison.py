@@ -444,9 +444,9 @@ class _Leg:
             )
             trouble = next((str(reader.error) for reader in self._readers if reader.error is not None), None)
             raise SourceError(
-                f"the comparison could not be brought to an end: {late} did not come to {self._until} within "
+                f"the comparison could not be completed: {late} did not reach {self._until} within "
                 f"{self._limits.patience_s:.0f} s" + (f" ({trouble})" if trouble else ""),
-                hint="Compare again when the deployment is well, or with a larger --events-per-second",
+                hint="Compare again when the deployment is healthy, or with a larger --events-per-second",
             )
         return True
 
@@ -493,7 +493,7 @@ class _Leg:
             self._whole.forget()
             return None if self._whole.ends else {"start_after": bson.decode(self._whole.invalidated)}
         if None not in errors and errors[0].code == errors[1].code:  # type: ignore[union-attr]
-            return self._anew(f"both streams ended in error {errors[0].code}")  # type: ignore[union-attr]
+            return self._anew(f"both streams ended with error {errors[0].code}")  # type: ignore[union-attr]
         return self._after_one_ended()
 
     def _may_get_further(self) -> bool:

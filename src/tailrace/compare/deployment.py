@@ -117,7 +117,8 @@ class DeploymentComparison:
         has none for the whole cluster."""
         if self.is_cluster and not self._server.is_mongos:
             raise UsageError(
-                "a cluster's own stream is its mongos'", hint="Give the URI of a mongos, not that of a config server"
+                "a cluster's own change stream comes from its mongos",
+                hint="Give the URI of a mongos, not that of a config server",
             )
 
         def opened(start: Mapping[str, Any]) -> ChangeStream:

@@ -27,9 +27,9 @@ class ComparisonCollector(Collector):
         families = Families(_PREFIX)
         counters = (
             ("events", "Events of the server's own stream that were compared with ours", found.events),
-            ("comparisons", "Comparisons of a few seconds that came to their end", found.comparisons),
-            ("failures", "Comparisons that could not be made, or did not come to their end", found.failures),
-            ("gaps", "Moments at which both streams began anew; writes in between were not compared", found.gaps),
+            ("comparisons", "Comparisons of a few seconds that were completed", found.comparisons),
+            ("failures", "Comparisons that could not be made or completed", found.failures),
+            ("gaps", "Moments at which both streams started again; writes in between were not compared", found.gaps),
             ("seconds", "How long the comparisons took", found.seconds),
         )
         for name, text, value in counters:
@@ -37,4 +37,4 @@ class ComparisonCollector(Collector):
         # Every kind from the start, so that a first difference is an increase and not a new series.
         differences = [(kind, found.differences.get(kind, 0)) for kind in sorted(KINDS)]
         yield Families(_PREFIX, "kind").counter("differences", "Differences that were found", *differences)
-        yield families.gauge("share", "The share of the time in which is compared", self._sampled.share)
+        yield families.gauge("share", "The share of the time that is compared", self._sampled.share)

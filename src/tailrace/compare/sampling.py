@@ -51,10 +51,10 @@ def parse_share(text: str) -> float:
     found = _SHARE.fullmatch(text.strip())
     hint = "Such as 1% or 0.01: of the time, from 0.01% to 100%"
     if found is None:
-        raise UsageError(f"'{text}' is no share", hint=hint)
+        raise UsageError(f"'{text}' is not a share of the time", hint=hint)
     share = float(found[1]) / (100 if found[2] else 1)
     if not found[2] and share >= 1:
-        raise UsageError(f"'{text}' is no share: does it mean {text.strip()}%?", hint=hint)
+        raise UsageError(f"'{text}' is not a share of the time: does it mean {text.strip()}%?", hint=hint)
     if not _SHARE_MIN <= share <= 1:
         raise UsageError(f"'{text}' cannot be kept as a share", hint=hint)
     return share

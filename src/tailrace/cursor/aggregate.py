@@ -179,7 +179,7 @@ def _stream_stage(stages: list[bytes]) -> bytes:
     if not names or names[0].name != _CHANGE_STREAM:
         if any(element.name == _CHANGE_STREAM for element in names):
             raise _not_first()
-        raise UsageError("an aggregation that is no change stream is not carried out here", code=_COMMAND_NOT_SUPPORTED)
+        raise UsageError("an aggregation without $changeStream cannot be run here", code=_COMMAND_NOT_SUPPORTED)
     if names[0].type != OBJECT:
         found = document_text(stages[0])[1:-1]
         raise UsageError(f"$changeStream must take a nested object but found: {found}", code=6188500)
@@ -217,7 +217,7 @@ def _check_other_fields(fields: Fields) -> None:
     if explain is not None and explain.type != BOOL:
         raise UsageError("explain must be a boolean", code=14)
     if fields.boolean(b"explain") or fields.given(b"exchange") is not None:
-        raise UsageError("explain and exchange are not carried out here", code=_COMMAND_NOT_SUPPORTED)
+        raise UsageError("explain and exchange are not supported here", code=_COMMAND_NOT_SUPPORTED)
     autocommit = fields.get(b"autocommit")
     if autocommit is not None:
         raise UsageError(

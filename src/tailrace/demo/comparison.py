@@ -51,7 +51,7 @@ def native_events(uri: str, database: str, *, since: Timestamp, until: Timestamp
                     yield raw_bson.bytes_of(event)
                     if event["clusterTime"] >= until:
                         return
-    raise SourceError(f"the server's change stream did not come to {until} within {_SILENT_MAX} seconds")
+    raise SourceError(f"the server's change stream did not reach {until} within {_SILENT_MAX} seconds")
 
 
 def lake_events(path: Path) -> Iterator[bytes]:

@@ -142,7 +142,7 @@ class Demo:
             wait_for_tables(self._tables, until, _PATIENCE_S, running.check)
             self._say("Stopping the pipeline")
             if running.stop() != 0:
-                raise TailraceError("the pipeline did not end well", hint=f"See {self._directory / 'pipeline.log'}")
+                raise TailraceError("the pipeline did not end cleanly", hint=f"See {self._directory / 'pipeline.log'}")
             seconds = time.monotonic() - began
             self._say("Comparing the lake with the server's own change stream")
             native = native_events(members.uri, DATABASE, since=since, until=until)

@@ -103,7 +103,7 @@ def _find(version: str | None, given: str | None, variable: str | None, search: 
         return on_path
     if wheel is None:
         raise EmbeddedError(
-            f"No mongod {wanted} was found: it is neither $TAILRACE_MONGOD nor mongod on PATH",
+            f"No mongod {wanted} was found: neither $TAILRACE_MONGOD nor the mongod on PATH is of this version",
             hint=f"The versions that can be fetched are {', '.join(VERSIONS)}",
         )
     try:
@@ -112,7 +112,7 @@ def _find(version: str | None, given: str | None, variable: str | None, search: 
         if version is None and on_path is not None:
             return on_path
         raise EmbeddedError(
-            f"No mongod {wanted} can be had on this machine: {error.message}",
+            f"No mongod {wanted} is available on this machine: {error.message}",
             hint=error.hint or "Install tailrace[embedded], or set TAILRACE_MONGOD to a mongod program",
         ) from error
 

@@ -137,7 +137,7 @@ class Mongod:
                 return None
             if time.monotonic() > deadline:
                 self.kill()
-                raise EmbeddedError(f"mongod {self.binary.version} took no connection in time: {self.last_words()}")
+                raise EmbeddedError(f"mongod {self.binary.version} accepted no connection in time: {self.last_words()}")
             time.sleep(_STEP_S)
         return self._ended()
 

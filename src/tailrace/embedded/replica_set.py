@@ -179,7 +179,7 @@ class ReplicaSet:
             self._client(self.primary).admin.command(command)
             return True
 
-        self._await(done, f"did not take the feature compatibility version {version}", timeout_s=timeout_s)
+        self._await(done, f"did not accept the feature compatibility version {version}", timeout_s=timeout_s)
 
     def step_down(self, *, seconds: int = 5, timeout_s: float = 300.0) -> int:
         """Make the primary step down for ``seconds`` (2 or more), and wait until there is a primary again: another one
@@ -356,7 +356,9 @@ class ReplicaSet:
                     return found
             if time.monotonic() > deadline:
                 down = {number: member for number, member in enumerate(self._members) if not member.is_running}
-                reason = "".join(f"; member {number} does not run ({one.last_words()})" for number, one in down.items())
+                reason = "".join(
+                    f"; member {number} is not running ({one.last_words()})" for number, one in down.items()
+                )
                 raise EmbeddedError(f"The replica set {self.name} {failing} within {timeout_s:g} s{reason}")
             time.sleep(_STEP_S)
 

@@ -65,7 +65,9 @@ class ShardedCluster:
     ) -> None:
         sizes = [members] * shards if isinstance(members, int) else list(members)
         if shards < 1 or len(sizes) != shards:
-            raise UsageError(f"{shards} shards with {len(sizes)} numbers of members: there is at least one shard")
+            raise UsageError(
+                f"A cluster has at least one shard, each with its number of members, not {shards} and {len(sizes)}"
+            )
         self.binary = find_mongod(version, mongod=mongod)
         self.version = self.binary.version
         self._temporary = data_dir is None

@@ -34,7 +34,7 @@ def describe_update(o: bytes, *, disambiguated_paths: bool = False) -> bytes:
     """
     version = raw_bson.find(o, b"$v")
     if version is not None and version.type != INT32:
-        raise OplogFormatError("the field '$v' of an update entry is no 32-bit integer", code=8)
+        raise OplogFormatError("the field '$v' of an update entry is not a 32-bit integer", code=8)
     if version is None or raw_bson.read_int32(o, version.value_start) != 2:
         return _describe_modifiers(o)
     diff = raw_bson.find(o, b"diff")

@@ -96,7 +96,7 @@ class ImageBucket:
             size = -1
         if size <= 0:
             what = "is missing" if size < 0 else "is empty"
-            raise ImageStateError(f"the file {path} {what}, which holds images of this state", hint=AGAIN)
+            raise ImageStateError(f"the file {path}, which holds images of this state, {what}", hint=AGAIN)
 
     def _identify(self, identity: bytes | None, *, begun: bool) -> None:
         if identity is None:

@@ -108,8 +108,8 @@ def _beginning(
             return time, found
         found = again
     raise SourceError(
-        f"collections were made, dropped or renamed at each of {_LOOKS} looks, so there is no time to copy them at",
-        hint="Open the stream again when that is done, or on fewer collections",
+        f"collections were created, dropped or renamed during each of {_LOOKS} attempts to find a time to copy them at",
+        hint="Open the stream again when that is over, or on fewer collections",
     )
 
 

@@ -125,7 +125,7 @@ class ExactSource:
             found = durable.read_sealed(path, self._stream.keys())
             if found is None and state.position is not None:
                 raise ImageStateError(
-                    f"the file {path} is missing, which says whose images are in {self._directory}", hint=AGAIN
+                    f"the file {path}, which says whose images are in {self._directory}, is missing", hint=AGAIN
                 )
             if found is None:
                 durable.write_sealed(path, self._stream)

@@ -295,9 +295,9 @@ def _hole(commit: Commit, reached: ClusterTime | None) -> str | None:
     if commit.planned is None or commit.follows is None:
         return None
     if reached is not None and commit.follows < reached:
-        return f"follows {commit.follows} by its own word, and the commits before it had come to {reached}"
+        return f"says that it follows {commit.follows}, but the commits before it had already reached {reached}"
     if commit.planned.after > commit.follows:
-        return f"adds what came after {commit.planned.after}, and the lake had been read to {commit.follows} only"
+        return f"adds what came after {commit.planned.after}, but the lake had been read only up to {commit.follows}"
     return None
 
 

@@ -114,8 +114,8 @@ def _require_no_hole(root: Path, head: Head, batch: int, planned: PlannedRange) 
     """A range that begins after all that the lake has been read to comes from a newer checkpoint than the lake."""
     if head.reached is not None and planned.after > head.reached:
         raise SinkError(
-            f"the lake {root} is older than its checkpoint: micro-batch {batch} is planned for {planned}, and the lake "
-            f"reaches to {head.reached} only. Perhaps an old copy of the lake was put in its place",
+            f"the lake {root} is older than its checkpoint: micro-batch {batch} is planned for {planned}, but the lake "
+            f"reaches only to {head.reached}. Perhaps an old copy of the lake was put in its place",
             hint=WAY_OUT,
         )
 
@@ -151,13 +151,13 @@ def _is_replay(head: Head, claim: str, batch: int, planned: PlannedRange) -> boo
         return True
     if batch <= newest.batch:
         raise SinkError(
-            f"the checkpoint is behind the lake: it gives micro-batch {batch} again for the range {planned}, and the "
+            f"the checkpoint is behind the lake: it gives micro-batch {batch} again for the range {planned}, but the "
             f"lake holds micro-batch {newest.batch} of {newest.planned}",
             hint=_FRESH,
         )
     if planned.after < newest.planned.until:
         raise SinkError(
-            f"the checkpoint is behind the lake: micro-batch {batch} is planned for {planned}, and the lake holds "
+            f"the checkpoint is behind the lake: micro-batch {batch} is planned for {planned}, but the lake holds "
             f"micro-batch {newest.batch} of {newest.planned}",
             hint=_FRESH,
         )

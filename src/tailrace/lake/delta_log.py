@@ -413,7 +413,7 @@ def time_to_json(time: ClusterTime) -> list[int]:
 def time_from_json(value: Sequence[Any]) -> ClusterTime:
     seconds, increment = (_whole(part) for part in value)
     if max(seconds, increment) > 0xFFFFFFFF:
-        raise ValueError(f"{value} is no cluster time")
+        raise ValueError(f"{value} is not a cluster time")
     return ClusterTime.of(seconds, increment)
 
 
@@ -423,7 +423,7 @@ def _millis(moment: datetime) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 

@@ -179,7 +179,7 @@ def check_claim(root: Path, claim: str) -> dict[str, Any]:
     the content of ``lake.json``."""
     known = read_identity(root)
     if known is None:
-        raise SinkError(f"{root} is no lake any more: lake.json has gone")
+        raise SinkError(f"{root} is no longer a lake: lake.json has gone")
     if known["claim"] != claim:
         raise SinkError(
             f"another checkpoint has taken over the lake {root}",

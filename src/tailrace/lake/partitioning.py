@@ -50,7 +50,7 @@ class Partitioning:
         """Raises UsageError where a lake of these columns cannot be divided so."""
         if self.collection and COLLECTION not in columns:
             raise UsageError(
-                "the lake is to be partitioned by collection, and its columns have no 'collection'",
+                "the lake is to be partitioned by collection, but its columns have no 'collection'",
                 hint="Add it to the columns, or partition by day or hour",
             )
 

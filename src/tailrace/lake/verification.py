@@ -160,7 +160,7 @@ def _check_file(root: Path, entry: FileEntry, report: LakeReport, lanes: dict[tu
                 rows += len(tokens)
             if equal != footer_equal_tokens(file.metadata.metadata):
                 says = footer_equal_tokens(file.metadata.metadata)
-                report.add(f"{entry.name}: {equal} of its tokens are there again, and its footer says {says}")
+                report.add(f"{entry.name}: {equal} of its tokens are repeated, but its footer says {says}")
     except (OSError, pa.ArrowException) as error:
         report.add(f"{entry.name} cannot be read: {error}")
         return

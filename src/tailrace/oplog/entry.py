@@ -242,5 +242,5 @@ def apply_ops(entry: OplogEntry) -> Iterator[bytes]:
         return
     for element in raw_bson.elements(entry.o, array.value_start):
         if element.type != OBJECT:
-            raise OplogFormatError("an element of applyOps is no document", position=entry.position)
+            raise OplogFormatError("an element of applyOps is not a document", position=entry.position)
         yield raw_bson.value(entry.o, element)

@@ -39,8 +39,8 @@ def beginning(
             return start, found
         before = found
     raise SourceError(
-        f"collections were renamed at each of {_TRIES} looks, so there is no time to begin a copy at",
-        hint="Begin it later, or copy collections that are not renamed meanwhile",
+        f"collections were renamed during each of {_TRIES} attempts to find a time to begin the copy at",
+        hint="Begin it later, or copy collections that are not being renamed",
     )
 
 

@@ -195,8 +195,8 @@ class ClusterPlaces:
                 self._table = made, version
                 return made
         raise SourceError(
-            f"the chunks of a collection of {database} moved at each of {_TABLE_TRIES} looks at them",
-            hint="Go on with the snapshot when the balancer is done",
+            f"the chunks of a collection of {database} moved during each of {_TABLE_TRIES} attempts to find them",
+            hint="Continue the snapshot when the balancer has finished",
         )
 
     def named(self, namespace: str) -> Found | None:
@@ -261,7 +261,7 @@ class ClusterPlaces:
     def _connection(self, shard: str) -> Connection:
         client = self._cluster.current_client(shard)
         if client is None:
-            raise SourceError(f"the cluster has no shard {shard}", hint="Go on with the snapshot: chunks have moved")
+            raise SourceError(f"the cluster has no shard {shard}", hint="Continue the snapshot: chunks have moved")
         known = self._to.get(shard)
         if known is None or known.client is not client:
             known = self._to[shard] = Connection(client, retry_seconds=self._retry_seconds)

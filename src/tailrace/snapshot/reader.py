@@ -113,7 +113,7 @@ class SnapshotReader:
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         if parallel < 1 or chunk_documents < 1 or (documents_per_second is not None and documents_per_second <= 0):
-            raise UsageError("parallel, chunk_documents and documents_per_second are larger than 0")
+            raise UsageError("parallel, chunk_documents and documents_per_second must be larger than 0")
         self._client = client
         self._retry_seconds = retry_seconds
         self._parallel = parallel
@@ -127,7 +127,7 @@ class SnapshotReader:
         self._state = state or begin(client, scope, ranges=ranges or parallel, retry_seconds=retry_seconds)
         if self._state.scope != scope:
             raise UsageError(
-                f"the state is of a snapshot of {self._state.scope}, not of {scope}", hint="Begin a snapshot of its own"
+                f"the state is of a snapshot of {self._state.scope}, not of {scope}", hint="Begin a new snapshot"
             )
         if state is not None:
             check_origin(client, state)
@@ -214,7 +214,7 @@ class SnapshotReader:
             if copy.restarts >= _TRIES:
                 raise SourceError(
                     f"{copy.namespace} was replaced by another collection {copy.restarts} times while it was copied",
-                    hint="Begin a snapshot when the collection stays",
+                    hint="Begin a snapshot when the collection is no longer being replaced",
                 )
             _log.warning("%s is another collection now: it is copied from its beginning", copy.namespace)
             self._replace(index, replace(copy, uuid=successor.uuid, ranges=key_ranges(()), restarts=copy.restarts + 1))
@@ -388,7 +388,7 @@ class _Worker:
             time.sleep(min(_PAUSE_S * attempt, _PAUSE_MAX_S))
         raise SourceError(
             f"{copy.namespace} moved whenever a chunk of it was copied, for {self._retry_seconds:.0f} s",
-            hint="Go on with the snapshot when the balancer is done",
+            hint="Continue the snapshot when the balancer has finished",
         )
 
 

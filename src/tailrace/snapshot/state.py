@@ -133,7 +133,7 @@ class SnapshotState:
                 raise ValueError(f"its format is {document['format']!r}")
             start = document["startAt"]
             if not isinstance(start, Timestamp):
-                raise ValueError("startAt is no timestamp")
+                raise ValueError("startAt is not a timestamp")
             collections = tuple(_collection(one) for one in document["collections"])
             witness = Witness.from_document(document["witness"]) if "witness" in document else None
             return cls(Scope.parse(document["scope"]), ClusterTime.from_timestamp(start), collections, witness)
@@ -192,7 +192,7 @@ def _uuid(found: Any) -> bytes:
     """The bytes of a UUID, however a driver gives it back; not in the order of one of the old drivers (subtype 3)."""
     uuid = getattr(found, "bytes", found)
     if not isinstance(uuid, bytes) or len(uuid) != 16 or getattr(uuid, "subtype", 4) == 3:
-        raise ValueError(f"{found!r} is no uuid")
+        raise ValueError(f"{found!r} is not a UUID")
     return uuid if type(uuid) is bytes else bytes(uuid)
 
 

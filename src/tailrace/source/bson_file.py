@@ -39,10 +39,10 @@ def documents(path: Path, *, start: int = 0) -> Iterator[Document]:
     """
     try:
         if not path.is_file():
-            kind = "a directory" if path.is_dir() else "no regular file"
+            kind = "a directory" if path.is_dir() else "not a regular file"
             path.stat()
             raise SourceError(
-                f"{path} is {kind}, which cannot be read twice", hint="Give a file, or - and the dump on standard input"
+                f"{path} is {kind}, so it cannot be read twice", hint="Give a file, or - and the dump on standard input"
             )
         with path.open("rb") as file:
             yield from _split(path, _chunks(path, file, start), start)
@@ -61,7 +61,7 @@ class DamagedGzipError(Exception):
 def _chunks(path: Path, file: IO[bytes], start: int) -> Iterator[bytes]:
     magic = file.read(4)
     if starts_archive(magic):
-        raise SourceError(f"{path} is a mongodump archive", hint="It is to be unpacked first, as tailrace replay does")
+        raise SourceError(f"{path} is a mongodump archive", hint="Unpack it first, as tailrace replay does")
     if not magic.startswith(_GZIP_MAGIC):
         file.seek(start)
         while chunk := file.read(_CHUNK):

@@ -125,7 +125,7 @@ class _Reader:
             raw_bson.check_structure(raw)
             return bson.decode(raw, _ANY_VALUE)
         except (OplogFormatError, bson.errors.BSONError) as error:
-            raise self.damaged(f"{what} is no document: {error}") from None
+            raise self.damaged(f"{what} is not a document: {error}") from None
 
     def _refill(self) -> bool:
         try:
@@ -161,7 +161,7 @@ class _Unpacking:
         found = header.get("version")
         if found != FORMAT:
             raise reader.refused(
-                f"is an archive of the format {found!r}, and {FORMAT!r} is the one that is known",
+                f"is an archive of the format {found!r}, but only {FORMAT!r} is known",
                 "Dump without --archive, into a directory",
             )
         while reader.document() is not None:
@@ -205,7 +205,7 @@ class _Unpacking:
             return
         crc = header.get("CRC")
         if not isinstance(crc, int) or not self._file(name)[1].equals(crc):
-            raise self._reader.damaged(f"the documents of {name.removesuffix('.bson')} do not have their checksum")
+            raise self._reader.damaged(f"the documents of {name.removesuffix('.bson')} do not match their checksum")
         self._ended.add(name)
 
     def end(self) -> None:

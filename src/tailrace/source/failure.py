@@ -50,7 +50,7 @@ _RIGHTS: Final[dict[tuple[str, str | None], tuple[str, str]]] = {
     ),
     ("config", "system.preimages"): (
         "pre-images (config.system.preimages)",
-        "No built-in role but root may: make one with db.adminCommand({createRole: 'readPreImages', roles: [], "
+        "Of the built-in roles only root may: make one with db.adminCommand({createRole: 'readPreImages', roles: [], "
         "privileges: [{resource: {db: 'config', collection: 'system.preimages'}, actions: ['find']}]}) and grant it",
     ),
     ("config", None): (
@@ -208,7 +208,7 @@ _NO_REPLY: Final = ("Got response id", "Message length (", "Got opcode", "Unknow
 def _reason(error: Exception) -> str:
     text = str(error)
     for known, words in (
-        *((said, "another program than MongoDB answers there") for said in _NO_REPLY),
+        *((said, "a program other than MongoDB answers there") for said in _NO_REPLY),
         ("Connection refused", "connection refused"),
         ("Name or service not known", "unknown host name"),
         ("nodename nor servname", "unknown host name"),

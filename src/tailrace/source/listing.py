@@ -66,7 +66,7 @@ def database_names(connection: Connection) -> list[str]:
             raise
         if not _may_find_everywhere(connection):
             raise SourceError(
-                "this user may not know which databases there are, so a copy of all of them could be a part",
+                "this user may not list all databases, so a copy of all of them could be incomplete",
                 code=_UNAUTHORIZED,
                 hint="Grant it the action listDatabases on the cluster (the roles readAnyDatabase, clusterMonitor and "
                 "backup hold it), or name the databases or collections to copy",

@@ -229,8 +229,8 @@ def _by_uuid(connection: Connection, lookups: CollectionLookups) -> Sequence[byt
             return documents
         target = now
     raise SourceError(
-        f"a collection of {lookups.database} was renamed at each of {_RENAMES_MAX} attempts to look up a document",
-        hint="Resume the stream when it keeps its name",
+        f"a collection of {lookups.database} was renamed during each of {_RENAMES_MAX} attempts to look up a document",
+        hint="Resume the stream when it is no longer being renamed",
     )
 
 

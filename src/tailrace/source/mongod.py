@@ -397,7 +397,7 @@ class MongodSource:
 
     def _check_interrupted(self) -> None:
         if self.interrupted:
-            raise SourceError(f"the reading of {self.name} was ended", hint="Open the stream again")
+            raise SourceError(f"the read of {self.name} was stopped", hint="Open the stream again")
 
     @contextmanager
     def _opened(

@@ -148,8 +148,8 @@ class OwnerLookup:
             moved += 1
             if moved == _TRIES:
                 raise SourceError(
-                    f"the chunks of {namespace} moved at each of {_TRIES} attempts to look up a document",
-                    hint="Resume the stream when the balancer is done",
+                    f"the chunks of {namespace} moved during each of {_TRIES} attempts to look up a document",
+                    hint="Resume the stream when the balancer has finished",
                     labels=(RESUMABLE_LABEL,),
                 )
             _log.debug("%s: chunks have moved while documents were looked up; once more", namespace)

@@ -181,7 +181,7 @@ class ShardReader:
         trouble = self._source.trouble
         if (trouble is None) != (self._reported is None):
             if trouble is None:
-                _log.warning("shard %s is read again, behind %s", self.name, self._read_up_to)
+                _log.warning("shard %s is read again, after %s", self.name, self._read_up_to)
             else:
                 _log.warning("shard %s cannot be read (%s): the stream waits for it", self.name, trouble)
         self._reported = trouble

@@ -175,4 +175,4 @@ def _ask(requester: PromiseRequester, until: ClusterTime, document: Mapping[str,
         requester.ask(until, document)
     except PyMongoError as error:
         # The reader meets the same trouble and says so; the stream asks again as long as it waits.
-        _log.debug("a promise was asked for in vain: %s", type(error).__name__)
+        _log.debug("a shard could not be asked for a promise: %s", type(error).__name__)

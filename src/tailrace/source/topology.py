@@ -252,7 +252,7 @@ class Cluster:
                 except PyMongoError as error:
                     raise on_shard(source_error(error, client), name) from None
                 if not host:
-                    raise SourceError(f"the replica set {name} is no shard of a cluster")
+                    raise SourceError(f"the replica set {name} is not a shard of a cluster")
                 self._found_config = self._opened(str(host))
             return self._found_config
 

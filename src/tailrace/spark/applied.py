@@ -56,8 +56,8 @@ class AppliedBatches:
             raise UsageError(f"{table!r} cannot be the name of a table", hint="Take letters, digits and _")
         if getattr(connection, "autocommit", False) is True:
             raise UsageError(
-                "the connection commits each statement by itself (autocommit), and a batch needs one transaction",
-                hint="Leave autocommit off",
+                "the connection commits each statement by itself (autocommit), but a batch needs one transaction",
+                hint="Turn autocommit off",
             )
         self._connection = connection
         self._sink = sink

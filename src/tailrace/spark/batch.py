@@ -69,7 +69,7 @@ class MicroBatch:
     def __init__(self, query: str, number: int, frame: DataFrame) -> None:
         if _TOKEN not in frame.columns:
             raise UsageError(
-                "foreach_batch needs the column 'token': order and repetition are told by it",
+                "foreach_batch needs the column 'token', which shows the order and what is repeated",
                 hint="Keep it among the source's columns and in every select",
             )
         self.query = query

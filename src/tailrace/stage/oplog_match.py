@@ -192,7 +192,7 @@ class OplogMatch:
         proof = None if is_known else version_proof(entry, fields)
         if proof is not None and self._any_inner_matches(entry):
             raise LaterEntryError(
-                f"{proof.found}, as only MongoDB {proof.version} and later write it, and the events are to be those of "
+                f"{proof.found}, as only MongoDB {proof.version} and later write it, but the events are to be those of "
                 f"{profile.name}",
                 hint="Resume the stream: it then makes the events of the version that it reads. Where a version was "
                 f"named (server_version, --server-version), name {proof.version} or the deployment's own",

@@ -486,7 +486,7 @@ def is_replacement(body: bytes, *, by_id: bool = False) -> bool:
     version = None if by_id else raw_bson.find(body, b"$v")
     if version is not None:
         if version.type != INT32:
-            raise OplogFormatError("the field '$v' of an update entry is no 32-bit integer")
+            raise OplogFormatError("the field '$v' of an update entry is not a 32-bit integer")
         if raw_bson.read_int32(body, version.value_start) == 2:
             return False
     return raw_bson.find(body, b"_id") is not None

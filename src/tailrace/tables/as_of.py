@@ -94,21 +94,21 @@ def as_of(
     reached = known.reached
     if known.mark is not None and (harm := harm_of(folder, known.mark)) is not None:
         raise SinkError(
-            f"the table of {namespace} is not as its state knows it: it {harm}",
-            hint="`tailrace tables write` writes it anew",
+            f"the table of {namespace} does not match its state: it {harm}",
+            hint="`tailrace tables write` rewrites it",
         )
     found, following = versions.around(folder, time)
     if found is None:
         raise UsageError(
-            f"the table of {namespace} knows nothing of {delta_commit.time_text(time)}: {_first(folder)}",
+            f"the table of {namespace} does not reach back to {delta_commit.time_text(time)}: {_first(folder)}",
             hint="Ask for a later time; tables.retention says how long old versions are kept",
         )
     last = max(found.time, reached or ZERO)
     if following is None and time > last:
         raise UsageError(
-            f"the table of {namespace} has come to {delta_commit.time_text(last)} only, but "
+            f"the table of {namespace} reaches only to {delta_commit.time_text(last)}, but "
             f"{delta_commit.time_text(time)} was asked for",
-            hint=None if reached is not None else "Nobody follows the collection: tables has no rule for it",
+            hint=None if reached is not None else "The collection is not followed: no rule of the tables selects it",
         )
     check_log(folder, found if following is None else following, known.mark)
     table = _load(folder, found)
@@ -159,9 +159,9 @@ def _rows(table: DeltaTable, wanted: Stated) -> pa.Table:
         return table.to_pyarrow_table()
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise SinkError(
-            f"version {wanted.version} of the table cannot be read, which stands at "
-            f"{delta_commit.time_text(wanted.time)}: {error}",
-            hint="Files that were replaced are kept for tables.retention, or what `tailrace tables expire` leaves",
+            f"version {wanted.version} of the table, which is that of "
+            f"{delta_commit.time_text(wanted.time)}, cannot be read: {error}",
+            hint="Replaced files are kept for tables.retention, or until `tailrace tables expire` removes them",
         ) from error
 
 
@@ -210,14 +210,14 @@ def _check_archive(archive: Path, sources: Mapping[str, ArchiveSource], witness:
         [entry] = source.entries([mark.time])
         if entry is None or EntryMark.of(mark.time, entry) != mark:
             raise OtherHistoryError(
-                f"the archive {archive} is of another history than the tables: at {mark.time} its oplog {name} has "
+                f"the archive {archive} has another history than the tables: at {mark.time} its oplog {name} has "
                 + ("no entry" if entry is None else "another entry"),
                 hint="Give the archive of the deployment that the tables were read from",
             )
     known = witness.identity.replica_sets
     if len(known) == 1 and not witness.identity.cluster and not known.keys() & sources.keys():
         raise OtherHistoryError(
-            f"the archive {archive} is that of {', '.join(sources)}, and the tables were read from {', '.join(known)}",
+            f"the archive {archive} is of {', '.join(sources)}, but the tables were read from {', '.join(known)}",
             hint="Give the archive of the deployment that the tables were read from",
         )
     archived = existing(archive).identity

@@ -273,7 +273,7 @@ def actions_of(root: Path, number: int) -> list[dict[str, Any]]:
 
 def actions_in(path: Path, number: int, content: bytes) -> list[dict[str, Any]]:
     """The actions of a version whose file at ``path`` has ``content``."""
-    hint = "The next run of the tables' writer compares their logs, and writes such a table anew"
+    hint = "The next run of the tables' writer compares their logs, and rewrites such a table"
     try:
         found = [json.loads(line) for line in content.decode().split("\n") if line]
     except ValueError as error:

@@ -81,7 +81,7 @@ def harm(root: Path, version: int, checkpoints: Mapping[int, str], digest: str |
     for number in checkpoints.keys() & there.keys():
         with contextlib.suppress(FileNotFoundError):
             if digest_of(there[number]) != checkpoints[number]:
-                return f"has another checkpoint of version {number} than the one that was written"
+                return f"has a checkpoint of version {number} that is not the one that was written"
     base = max((number for number in checkpoints if number in there and number <= version), default=-1)
     newest = max((number for number in there if number <= version), default=-1)
     try:
@@ -89,11 +89,11 @@ def harm(root: Path, version: int, checkpoints: Mapping[int, str], digest: str |
     except _Harm as found_harm:
         return str(found_harm)
     if digest is not None and version in found and found[version][0] != digest:
-        return f"has another version {version} than the one that was written"
+        return f"has a version {version} that is not the one that was written"
     for number, (_, actions) in found.items():
         for before, known in json.loads(delta_commit.info_of(actions).get(PREVIOUS, "{}")).items():
             if int(before) in found and found[int(before)][0] != known:
-                return f"has another version {before} than the one that version {number} was written after"
+                return f"has a version {before} that is not the one that version {number} was written after"
     if newest > base and len(found) == version - base and not _agrees(root, base, there, version, found):
         return f"has a checkpoint of version {newest} that does not agree with its log"
     return None

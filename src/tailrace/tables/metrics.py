@@ -29,7 +29,7 @@ class TablesCollector(Collector):
             ("batches", "Micro-batches that were written", found.batches),
             ("changes", "Changes of documents that were applied", found.changes),
             ("documents_copied", "Documents that were copied", found.copied),
-            ("written_anew", "Tables that were not as the state knew them, and were written anew", found.anew),
+            ("written_anew", "Tables that did not match the state and were rewritten", found.anew),
         )
         for name, text, value in counters:
             yield families.counter(name, text, value)

@@ -65,7 +65,7 @@ def take_requests(root: Path) -> dict[str, Path]:
         try:
             document = durable.read_sealed(path, ("namespace",))
         except SinkError as error:
-            raise SinkError(error.message, hint="Remove the file, and ask again with tailrace tables resync") from None
+            raise SinkError(error.message, hint="Remove the file, and run tailrace tables resync again") from None
         if document is not None:
             found[str(document.get("namespace", ""))] = path
     return found

@@ -70,7 +70,7 @@ def _rule(pattern: str, given: object, policy: Policy | None) -> TableRule:
         raise UsageError(f"{where} must be a mapping of {', '.join(_RULE_KEYS)}")
     unknown = next((name for name in given if name not in _RULE_KEYS), None)
     if unknown is not None:
-        raise UsageError(f"unknown key '{unknown}' in {where}. Known are: {', '.join(_RULE_KEYS)}")
+        raise UsageError(f"unknown key '{unknown}' in {where}. The known keys are {', '.join(_RULE_KEYS)}")
     own = _policy(given.get("onMismatch"), f"{where}.onMismatch") or policy
     columns = given.get("columns")
     if columns is None:

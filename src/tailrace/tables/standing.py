@@ -68,9 +68,9 @@ def check_owner(table: CollectionTable, mark: TableMark) -> None:
         )
     if mark.table and table.id != mark.table:
         raise SinkError(
-            f"{table.root} holds another table of {mark.namespace} than the one that its state knows: its id was "
+            f"{table.root} holds a table of {mark.namespace} that is not the one that its state knows: its id was "
             f"{mark.table} and is {table.id}",
-            hint=f"Bring the table back, or remove {table.root}: then the next run writes it from its state",
+            hint=f"Restore the table, or remove {table.root}: then the next run writes it from its state",
         )
 
 
@@ -97,7 +97,7 @@ def check_log(root: Path, version: Stated, mark: TableMark | None) -> None:
     harm = log_chain.harm(root, version.version, {} if mark is None else _checkpoints(mark))
     if harm is not None:
         raise SinkError(
-            f"what the table {root} held at {delta_commit.time_text(version.time)} cannot be told: it {harm}",
+            f"what the table {root} held at {delta_commit.time_text(version.time)} cannot be determined: it {harm}",
             hint="Ask for a later time: since a table was written anew, its versions do not need the log before",
         )
 

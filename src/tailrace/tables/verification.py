@@ -154,9 +154,9 @@ class _Verification:
         mark = marks[self._namespace]
         stated = position.stated
         if mark.collection == UNKNOWN:
-            return TableReport(self._namespace, stated, 0, faults=["it is to be written anew by the next run"])
+            return TableReport(self._namespace, stated, 0, faults=["the next run will rewrite it"])
         if (harm := harm_of(self._folder, mark)) is not None:
-            fault = f"it is not the table that its state knows: it {harm}"
+            fault = f"it does not match its state: it {harm}"
             return TableReport(self._namespace, stated, 0, faults=[fault])
         oplogs = Oplogs(
             self._client,
@@ -300,7 +300,8 @@ class _Verification:
                     differences.append(Difference(_text(one.element), _how(one.held, now.get(key))))
             time.sleep(_PAUSE_S * min(turn, 10))
         differences += [
-            Difference(_text(one.element), "changes all the time, and never agreed") for one in left.values()
+            Difference(_text(one.element), "changed all the time, and table and collection never agreed")
+            for one in left.values()
         ]
         return differences
 
@@ -353,8 +354,8 @@ def _apply(one: _Candidate, collection: TabledCollection, key: bytes, changes: l
 
 def _how(held: bytes | None, now: bytes | None) -> str:
     if held is None:
-        return "is missing in the table"
-    return "is in the table, and not in the collection" if now is None else "is another document in the table"
+        return "is missing from the table"
+    return "is in the table, but not in the collection" if now is None else "is a different document in the table"
 
 
 def _digest(document: bytes) -> bytes:

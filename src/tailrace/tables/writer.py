@@ -449,10 +449,10 @@ class TablesWriter:
         try:
             table.change(batch, rows, keys, rows.batches(self._state.waiting(collection.number)))
         except RetypedError as error:
-            _log.info("%s: a column becomes wider, all rows are rewritten", collection.namespace)
+            _log.info("%s: a column becomes wider; all rows are rewritten", collection.namespace)
             self._write_whole(table, collection, batch, error.schema)
         except TableDamageError as error:
-            _log.warning("%s: %s. It is written anew", collection.namespace, error.message)
+            _log.warning("%s: %s. It is rewritten", collection.namespace, error.message)
             self._write_whole(table, collection, batch)
 
     def _write_whole(
@@ -553,7 +553,7 @@ class TablesWriter:
         self._written_anew += len(faults)
         for fault in faults:
             namespace = fault.mark.namespace
-            _log.warning("the table of %s %s: it is written anew", namespace, fault.reason)
+            _log.warning("the table of %s %s: it is rewritten", namespace, fault.reason)
             table = self._table(namespace)
             batch, hold = max(batch, table.batch), max(hold, table.stated or ZERO)
         position = replace(position, batch=batch + 1, hold=hold)

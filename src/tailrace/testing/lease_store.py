@@ -179,18 +179,18 @@ def _commits_together(new_store: Callable[[], Any], resource: str) -> None:
     _require(are(early, _POSITION), "commits together are all done")
     other.revoke(first.resource)
     lost, done = committed(_POSITION, _FURTHER)
-    _require(isinstance(lost, LeaseLost), "of commits together, who has lost its lease hears of it")
+    _require(isinstance(lost, LeaseLost), "of commits together, an owner that has lost its lease is told so")
     _require(done is None, "of commits together, one that is refused does not hinder the others")
     _require(are(early, _FURTHER), "of commits together, what is refused changes nothing")
 
 
 def _stale(store: Any, lease: Lease, other: Any) -> None:
     before = other.read(lease.resource)
-    with _refused("who has lost a lease cannot commit"):
+    with _refused("an owner that has lost its lease cannot commit"):
         store.commit(lease, {"token": {"_data": "stale"}}, _LONG)
-    with _refused("who has lost a lease cannot refresh it"):
+    with _refused("an owner that has lost its lease cannot refresh it"):
         store.refresh(lease, _LONG)
-    _require(store.release(lease) is False, "who has lost a lease cannot release it")
+    _require(store.release(lease) is False, "an owner that has lost its lease cannot release it")
     _require(other.read(lease.resource) == before, "what is refused changes nothing")
 
 
@@ -278,7 +278,10 @@ def _transactions(new_store: Callable[[], Any], resource: str) -> None:
     _require(_same(store.read(resource).position, _FURTHER), "a transaction commits the position")
     store.revoke(resource)
     entered = False
-    with _refused("who has lost a lease cannot commit in a transaction"), store.transaction(lease, _POSITION, _LONG):
+    with (
+        _refused("an owner that has lost its lease cannot commit in a transaction"),
+        store.transaction(lease, _POSITION, _LONG),
+    ):
         entered = True
     _require(not entered, "a transaction does not begin on a lease that is lost")
     _require(_same(store.read(resource).position, _FURTHER), "what is refused changes nothing")

@@ -70,7 +70,7 @@ class AsyncChangeStream(ABC, _PyMongoAsyncStream):
 
     def explain(self) -> dict[str, Any]:
         """The stream's plan, as ``ChangeStream.explain`` gives it. Reads nothing."""
-        raise UsageError("the server does not say here how it runs its own stream", hint='Use engine="oplog"')
+        raise UsageError("the plan of the server's own stream is not known here", hint='Use engine="oplog"')
 
     @abstractmethod
     async def close(self) -> None:

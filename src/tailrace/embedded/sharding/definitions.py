@@ -198,7 +198,7 @@ class Definitions:
         bounds: tuple[Mapping[str, Any], Mapping[str, Any]] | None,
     ) -> Chunk:
         if (find is None) == (bounds is None):
-            raise UsageError("A chunk is named by a document or by its bounds, one of the two")
+            raise UsageError("Name a chunk either by a document or by its bounds")
         if find is not None:
             return table.chunk(filled(table.key, key_values({p: k for p, k in table.key.items() if p in find}, find)))
         for chunk in table.chunks:

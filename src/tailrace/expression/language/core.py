@@ -235,7 +235,7 @@ _BUILT_IN: Final = {"IS_MR": "5.0", "JS_SCOPE": "5.0", "SEARCH_META": "5.0", "US
 def _not_available(variable: str, bindings: Bindings) -> Expression:
     """Two of them fail when they are read, the third as soon as everything is parsed. The roles are the server's."""
     if variable == "USER_ROLES":
-        raise registry.unsupported("$$USER_ROLES", "the roles of who asks are known to the server alone")
+        raise registry.unsupported("$$USER_ROLES", "only the server knows the roles of the user")
     if variable == "SEARCH_META" and not bindings.knows("6.0"):
         return constant(None)
     if variable == "SEARCH_META":

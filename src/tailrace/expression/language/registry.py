@@ -101,7 +101,7 @@ def refused_expression(name: str, version: Version) -> Refusal | None:
 
 def unmeasured(version: Version) -> str:
     """Why a name that is not known here is refused, where the server may know it."""
-    return f"nothing was measured of what the language of MongoDB {'.'.join(map(str, version))} adds to that of 7.0"
+    return f"what the language of MongoDB {'.'.join(map(str, version))} adds to that of 7.0 has not been measured"
 
 
 def unsupported(what: str, reason: str) -> UsageError:

@@ -261,7 +261,7 @@ def _collator(collation: Collation) -> Any:
     except ImportError as error:
         raise UsageError(
             f"the collation '{collation.locale}' needs ICU, which cannot be imported ({error}); only the simple "
-            "collation does without",
+            "collation works without it",
             code=115,
             hint=INSTALL,
         ) from None

@@ -59,9 +59,9 @@ def find_gap(root: Path, checkpoint: Path, source: Mapping[str, str]) -> Gap | N
             return None
         if copied is not None and not copied.state.is_complete:
             raise UsageError(
-                "the oplog has lost what came after the time of the lake's copy, and the copy had not ended: it cannot "
+                "the oplog has lost what came after the time of the lake's copy, but the copy had not ended: it cannot "
                 "be completed",
-                hint="Begin a new lake, with an oplog (or an archive) that holds as long as the copy takes",
+                hint="Begin a new lake, with an oplog (or an archive) that reaches back for as long as the copy takes",
             )
         return Gap(last_token, after, deployment.oldest())
     finally:

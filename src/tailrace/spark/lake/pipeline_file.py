@@ -118,7 +118,8 @@ def _refuse_aliases(file: Path, text: str) -> None:
         if isinstance(token, yaml.AliasToken):
             where = f"line {token.start_mark.line + 1}, column {token.start_mark.column + 1}"
             raise UsageError(
-                f"{file} has the alias *{token.value} at {where}, which is not taken", hint="Write its value out"
+                f"{file} has the alias *{token.value} at {where}, but aliases are not supported",
+                hint="Write its value out",
             )
 
 
@@ -132,7 +133,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key '{key.value}' stands there twice", key.start_mark
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -225,10 +226,10 @@ def _check_keys(given: Iterable[str], known: Iterable[str], prefix: str) -> None
         if key in names:
             continue
         if prefix == "source." and key in _ELSEWHERE:
-            raise UsageError(f"unknown key '{prefix}{key}'", hint=f"Its place is '{_ELSEWHERE[key]}.{key}'")
+            raise UsageError(f"unknown key '{prefix}{key}'", hint=f"It belongs in '{_ELSEWHERE[key]}.{key}'")
         close = difflib.get_close_matches(key.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
         nearest = next((name for name in names if close and name.lower() == close[0]), None)
-        hint = f"Did you mean '{prefix}{nearest}'?" if nearest else f"Known are: {', '.join(names)}"
+        hint = f"Did you mean '{prefix}{nearest}'?" if nearest else f"The known keys are {', '.join(names)}"
         raise UsageError(f"unknown key '{prefix}{key}'", hint=hint)
 
 
@@ -264,12 +265,12 @@ def _option(name: str, value: object) -> str:
         return json_util.dumps(value, json_options=json_util.CANONICAL_JSON_OPTIONS)
     if hasattr(value, "isoformat"):
         return str(value.isoformat())  # YAML reads 2026-11-21T10:00:00Z as a moment
-    raise UsageError(f"'{name}' has no value that can be used: {_shown(value)}")
+    raise UsageError(f"'{name}' does not have a usable value: {_shown(value)}")
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{name} must be a text, not {_shown(value)}")
+        raise UsageError(f"{name} must be text, not {_shown(value)}")
     return value
 
 

@@ -50,7 +50,7 @@ class LakeStreamWriter(DataSourceStreamArrowWriter):
         self.policy = CompactionPolicy.from_options(options)
         if schema.fieldNames() != STAGED_SCHEMA.fieldNames():
             raise UsageError(
-                "the lake takes the rows of its own source only",
+                "the lake takes only the rows of its own source",
                 hint="Start the stream with tailrace.spark.lake.write_stream",
             )
 
@@ -86,7 +86,7 @@ class LakeSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LakeStreamWriter:  # noqa: N802
         if overwrite:
-            raise UsageError("a lake holds every event: it can be appended to only", hint='Use outputMode("append")')
+            raise UsageError("a lake holds every event: it can only be appended to", hint='Use outputMode("append")')
         return LakeStreamWriter(schema, self.options)
 
 

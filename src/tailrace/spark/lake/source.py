@@ -108,9 +108,9 @@ class LakeStreamReader(TailraceStreamReader):
         states = self.deployment.states
         if states is not None and states.are_lost and (self._place.after or self._place.copied):
             raise UsageError(
-                f"the lake has events, and in {self._options.images} there is nothing to compute the next images from",
-                hint="Give the directory that the lake was written with, or the option 'archive', of which the images "
-                "are made again; otherwise begin a new lake",
+                f"the lake has events, but nothing in {self._options.images} to compute the next images from",
+                hint="Give the directory that the lake was written with, or the option 'archive', from which the "
+                "images are made again; otherwise begin a new lake",
             )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger("tailrace.spark")
 _OTHER_HISTORY: Final = (
-    "The deployment was restored from an older backup, or a rollback took entries away, and what was read has no place "
-    "in its history any more. Begin again: a new checkpointLocation and a new sink; of a lake, a new lake"
+    "The deployment was restored from an older backup, or a rollback took entries away, so what was read is no longer "
+    "part of its history. Begin again with a new checkpointLocation and a new sink; for a lake, with a new lake"
 )
 #: How often it is looked whether a time is majority-committed.
 _LOOK_S: Final = 0.01

@@ -120,6 +120,6 @@ class ExactStates:
         raise UsageError(
             f"the images in {self._folder} are not those of this checkpoint: "
             + ("there are none" if mark is None else "they belong to another stream"),
-            hint="Give the checkpoint's own directory back, or begin with a new checkpointLocation and a new "
-            "directory. With the option 'archive' a directory that was lost is made again",
+            hint="Put the checkpoint's own directory back, or begin with a new checkpointLocation and a new "
+            "directory. With the option 'archive' a lost directory is rebuilt",
         )

@@ -147,7 +147,7 @@ class SnapshotPlanner:
         if copy.restarts >= _TRIES:
             raise SourceError(
                 f"{copy.namespace} was replaced by another collection {copy.restarts} times while it was copied",
-                hint="Begin a snapshot when the collection stays",
+                hint="Begin a snapshot when the collection is no longer being replaced",
             )
         _log.warning("%s is another collection now: it is copied from its beginning", copy.namespace)
         return replace(

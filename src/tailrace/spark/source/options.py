@@ -250,7 +250,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     if close:
         return f"Did you mean '{by_lower[close[0]]}'?"
-    return f"Known are: {', '.join(by_lower.values())}"
+    return f"The known ones are {', '.join(by_lower.values())}"
 
 
 def _read(given: Mapping[str, str], name: str, reader: Callable[[str], Value]) -> Value | None:
