@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from tailrace.expression.language.registry import NOT_SUPPORTED, parse_failure, refuse
+from tailrace.expression.language.registry import NOT_SUPPORTED, parse_failure, refuse, unsupported
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Value
 
@@ -70,6 +71,16 @@ _TEXT_OPTIONS: Final = {
     b"$caseSensitive": v.BOOL,
     b"$diacriticSensitive": v.BOOL,
 }
+
+
+def refuse_paths(keyword: str, names: Iterable[bytes]) -> None:
+    """Of the names of fields in a ``$jsonSchema``: one with a dot is a path to the server (measured on 4.4.2 to 7.0.28), which JSON Schema does not know."""
+    for name in names:
+        if b"." in name:
+            shown = name.decode("utf-8", "backslashreplace")
+            raise unsupported(
+                f"$jsonSchema keyword '{keyword}' with the name '{shown}'", "the server takes its dot for a path"
+            )
 
 
 def _check_text(value: Value) -> None:

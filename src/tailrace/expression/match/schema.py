@@ -13,9 +13,10 @@ from math import fmod
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from tailrace.expression.language import pattern as regular
-from tailrace.expression.language.registry import parse_failure, unsupported
+from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.match import encrypted, tree
-from tailrace.expression.match.types import ALIASES, SchemaTypes
+from tailrace.expression.match.refused import refuse_paths
+from tailrace.expression.match.types import ALIASES, SchemaPattern, SchemaTypes
 from tailrace.expression.values import value as v
 from tailrace.expression.values.compare import compare, identity
 from tailrace.expression.values.value import Maybe, Value
@@ -143,16 +144,6 @@ class _SchemaPlace(NamedTuple):
     later_patterns: bool
 
 
-class SchemaPattern(NamedTuple):
-    """A regular expression of a schema, and whether it is read as servers from 7.0 on read it."""
-
-    pattern: bytes
-    later: bool
-
-    def matcher(self) -> Callable[[bytes], bool]:
-        return regular.compile_pattern(self.pattern, b"", later=self.later).matches
-
-
 class _Keywords(dict[str, Value]):
     place: _SchemaPlace
 
@@ -237,18 +228,8 @@ def _names(keyword: str, value: Value) -> tuple[bytes, ...]:
         names.append(v.bytes_of(item))
     if not names:
         raise parse_failure(_FAILED_TO_PARSE, f"$jsonSchema keyword '{keyword}' cannot be an empty array")
-    _refuse_paths(keyword, names)
+    refuse_paths(keyword, names)
     return tuple(names)
-
-
-def _refuse_paths(keyword: str, names: Iterable[bytes]) -> None:
-    """A name with a dot is a path to the server (measured on 4.4.2 to 7.0.28), which JSON Schema does not know."""
-    for name in names:
-        if b"." in name:
-            shown = name.decode("utf-8", "backslashreplace")
-            raise unsupported(
-                f"$jsonSchema keyword '{keyword}' with the name '{shown}'", "the server takes its dot for a path"
-            )
 
 
 def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
@@ -261,7 +242,7 @@ def _properties(keyword: str, value: Value, fields: _Keywords) -> object:
         named = SchemaPattern(name, fields.place.later_patterns) if keyword == "patternProperties" else name
         result.append((named, _sub_schema(keyword, (kind, data), fields.place._replace(nested=True))))
     if keyword == "properties":
-        _refuse_paths(keyword, (name for name, _, _ in v.fields_of(value[1])))
+        refuse_paths(keyword, (name for name, _, _ in v.fields_of(value[1])))
     return tuple(result)
 
 
@@ -332,7 +313,7 @@ def _dependencies(keyword: str, value: Value, fields: _Keywords) -> object:
             result.append((name, _sub_schema(keyword, (kind, data), fields.place)))
         else:
             result.append((name, (tree.SchemaTest(b"", "required", _names(keyword, (kind, data))),)))
-    _refuse_paths(keyword, (name for name, _ in result))
+    refuse_paths(keyword, (name for name, _ in result))
     return tuple(result)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias, cast
 
 from tailrace.expression.match import tree
-from tailrace.expression.match.schema import SchemaPattern, fate_of
-from tailrace.expression.match.types import SchemaTypes
+from tailrace.expression.match.schema import fate_of
+from tailrace.expression.match.types import SchemaPattern, SchemaTypes
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Value
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from tailrace.expression.language import pattern as regular
 from tailrace.expression.language.registry import parse_failure
 from tailrace.expression.values import value as v
 from tailrace.expression.values.value import Value
@@ -22,6 +24,16 @@ class SchemaTypes(NamedTuple):
 
     types: frozenset[int]
     is_one: bool
+
+
+class SchemaPattern(NamedTuple):
+    """A regular expression of a schema, and whether it is read as servers from 7.0 on read it."""
+
+    pattern: bytes
+    later: bool
+
+    def matcher(self) -> Callable[[bytes], bool]:
+        return regular.compile_pattern(self.pattern, b"", later=self.later).matches
 
 
 def types_of(value: Value) -> frozenset[int]:
