@@ -74,7 +74,8 @@ _TEXT_OPTIONS: Final = {
 
 
 def refuse_paths(keyword: str, names: Iterable[bytes]) -> None:
-    """Of the names of fields in a ``$jsonSchema``: one with a dot is a path to the server (measured on 4.4.2 to 7.0.28), which JSON Schema does not know."""
+    """Of the names of fields in a ``$jsonSchema``: one with a dot is a path to the server (measured on 4.4.2 to
+    7.0.28), which JSON Schema does not know."""
     for name in names:
         if b"." in name:
             shown = name.decode("utf-8", "backslashreplace")
