@@ -210,9 +210,7 @@ class Process:
                 document, commit = position.to_document(), servers.commit_skip if ends_skip else servers.commit
                 self.call(lambda: commit(lease, document, seconds, clock), answer, LeaseStoreUnavailable)
             case SkipChange(change):
-                self.left_out = change.event
-                self.run.skipped(change)
-                answer(True, None)
+                answer(self._skipped(change), None)
             case ReleaseLease(lease):
                 self.call(lambda: servers.release(lease), lambda _value, _error: answer(None, None), LeaseLost)
             case KeepLease(ownership):
@@ -228,10 +226,7 @@ class Process:
             case HandleChanges(changes):
                 self._handle_one_of(changes, 0, answer)
             case JudgeError():
-                self.retry_due = self.settings.retry.wait(need.attempt)
-                self.run.retries += 1
-                self.left_out = need.change.event  # or tried again
-                answer(self.run.judge(need), None)
+                answer(self._judged(need), None)
             case RenewLease(lease):
                 change = self.left_out
                 self.call(lambda: servers.renew(lease, seconds, clock, change), answer, LeaseStoreUnavailable)
@@ -252,6 +247,17 @@ class Process:
                 self._pull(wait, answer)
             case _:
                 raise AssertionError(f"nobody answers {need}")
+
+    def _judged(self, need: JudgeError) -> Any:
+        self.retry_due = self.settings.retry.wait(need.attempt)
+        self.run.retries += 1
+        self.left_out = need.change.event  # or tried again
+        return self.run.judge(need)
+
+    def _skipped(self, change: HandleChange) -> bool:
+        self.left_out = change.event
+        self.run.skipped(change)
+        return True
 
     def _handle_one_of(self, changes: Sequence[HandleChange], place: int, answer: Answer) -> None:
         """One after the other; now and then it leaves off before the last."""

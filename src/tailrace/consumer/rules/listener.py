@@ -45,13 +45,13 @@ from tailrace.consumer.rules.need import (
     RefreshLease,
     ReleaseLease,
     RenewLease,
-    SkipChange,
     TakeSnapshot,
     TellGap,
 )
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.consumer.rules.settings import ListenerSettings, ListenerStatistics
+from tailrace.consumer.rules.skipping import SkippingLogic
 from tailrace.errors import (
     ChangeStreamHistoryLost,
     InternalError,
@@ -74,7 +74,7 @@ _BATCH_BYTES: Final = 16 << 20
 Steps = Generator[Need, Outcome, Any]
 
 
-class ListenerLogic:
+class ListenerLogic(SkippingLogic):
     """One listener. ``steps()`` is driven by one driver; ``stopping`` may be set by anybody: the change in hand is
     finished, committed, and the lease is released."""
 
@@ -536,30 +536,6 @@ class ListenerLogic:
             self._moved(change.position)
             yield from self._commit(owned)
         yield from self._open(owned)
-
-    def _skip(self, owned: Ownership, pulled: Pulled, skip: Mapping[str, Any]) -> Steps:
-        """Leave the change out, as an operator has asked for; whether that is done. The dead letter is written first: a
-        crash between leaves the same change out again. Inside a snapshot no position stands between two documents."""
-        if self._position is None or self._position.snapshot is not None or pulled.position is not None:
-            return False
-        again = self._again
-        (change,) = self._changes(owned, [pulled])
-        try:
-            if not (yield from self._ask(SkipChange(change, skip, pulled.error))):
-                self._again = again
-                return False
-        except LeaseStoreUnavailable as error:
-            yield from self._doubt(owned, error)
-        self.statistics.skipped += 1
-        yield from self._renew(owned)
-        self._moved(change.position)
-        yield from self._commit(owned, ends_skip=True)
-        owned.skip = None
-        if pulled.invalidate:
-            yield from self._invalidated(owned)
-        elif pulled.error is not None:
-            yield from self._open(owned)
-        return True
 
     def _changes(self, owned: Ownership, batch: Sequence[Pulled]) -> list[HandleChange]:
         position, changes = self._position, []
