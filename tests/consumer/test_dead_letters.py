@@ -16,9 +16,10 @@ from bson.raw_bson import RawBSONDocument
 import tailrace
 from tailrace import raw_bson
 from tailrace.cli.main import main
-from tailrace.consumer import Change, Fenced, HandlerFailed, Listener, MongoLeaseStore
+from tailrace.consumer import Change, Fenced, HandlerFailed, Listener, MongoLeaseStore, newer_changes
 from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.messages import ChangeMessages, MemoryPublisher, MessageRelay, Outbox
+from tailrace.consumer.newer_changes import NewerChanges
 from tailrace.embedded import ReplicaSet
 from tailrace.errors import UsageError
 
@@ -369,6 +370,124 @@ def test_the_command_line_lists_and_replays_one_or_all(
     ):
         assert main([*command, *wrong, "--uri", replica_set.uri, "--letters", where]) != 0, wrong
     assert main(["leases", replica_set.uri, "--letters", where]) != 0
+
+
+def test_a_letter_whose_document_has_changed_since_is_kept_and_told(
+    shop: Any,
+    replica_set: ReplicaSet,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handler without a fence wrote the old value over the newer one, and nobody heard of it."""
+    database, _ = shop
+    letters = fail_all(shop, 4)
+    database.orders.update_one({"_id": 1}, {"$set": {"v": 2}})
+    database.others.insert_one({"_id": 2})
+    database.orders.delete_one({"_id": 3})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain_handlers.py").write_text("def takes(change): print('took', change.document_key['_id'])\n")
+    rest = ["--uri", replica_set.uri, "--letters", f"{database.name}.letters"]
+    replay = ["dead-letters", "replay", "plain_handlers:takes", *rest]
+    before = {letter.document_key["_id"]: letter.message_id for letter in letters.letters()}
+    assert main([*replay, "--all", "--resource", "orders"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("took 0\ntook 2\n2 replayed, 2 kept; --anyway hands them over all the same\n")
+    assert f"{before[1]}: its document has changed since: update at Timestamp(" in said
+    assert f"{before[3]}: its document has changed since: delete at Timestamp(" in said
+    assert main([*replay, "--change", before[1], "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["replayed"] == 0
+    assert told["kept"].keys() == {before[1]}
+    assert [letter.document_key for letter in letters.letters()] == [{"_id": 1}, {"_id": 3}]
+    assert main([*replay, "--change", before[1], "--anyway"]) == 0
+    assert capsys.readouterr().out == "took 1\n1 replayed\n"
+
+
+def test_changes_of_one_document_that_are_all_dead_letters_are_replayed_in_their_order(
+    shop: Any, replica_set: ReplicaSet
+) -> None:
+    """None of them is a newer state than the others: the handler had none."""
+    database, store = shop
+    letters = DeadLetters(database.letters, tries=1)
+    refused = threading.Event()
+
+    def handle(change: Change) -> None:
+        if change.document_key["_id"] == 0 and change.operation_type != "delete":
+            raise ValueError("not now")
+        refused.set()
+
+    for version in range(3):
+        database.orders.replace_one({"_id": 0}, {"v": version}, upsert=True)
+    database.orders.insert_one({"_id": 1})
+    with Listener(database.orders, handle, resource="orders", store=store, on_error=letters):
+        assert refused.wait(300)
+    taken: list[Any] = []
+    with NewerChanges(database.client, letters.letters(), letters.changes) as newer:
+        count = letters.replay(
+            lambda letter: taken.append(letter.full_document["v"]), keeps=lambda letter: newer.since(letter) is not None
+        )
+    assert count == 3
+    assert taken == [0, 1, 2]
+
+
+def test_whether_a_document_has_changed_cannot_be_told_of_what_the_oplog_has_lost(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, _ = shop
+    letters = fail_all(shop, 2)
+    first, second = letters.letters()
+    monkeypatch.setattr(newer_changes, "oldest_reachable", lambda client: second.cluster_time)
+    with NewerChanges(database.client, [first, second]) as newer:
+        reached = second.cluster_time > first.cluster_time
+        assert ("no longer reaches back" in str(newer.since(first))) == reached
+        assert newer.since(second) is None
+        database.orders.update_one({"_id": 1}, {"$set": {"v": 2}})
+        assert "update at" in str(newer.since(second)), "it looks on at each question"
+        assert "too large" in str(newer.since(replace(second, raw=b"")))
+
+
+def test_the_letters_of_all_lanes_have_one_name_are_shown_and_discarded(
+    shop: Any, replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database, store = shop
+    letters = DeadLetters(database.letters, tries=1)
+
+    def fails(change: Change) -> None:
+        raise ValueError("not now")
+
+    database.orders.insert_many([{"_id": number} for number in range(12)])
+    with Listener(database.orders, fails, resource="orders", store=store, on_error=letters, partitions=3):
+        deadline = time.monotonic() + 300
+        while len(list(letters.letters())) < 12:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    own = next(letters.letters())
+    other = {**database.letters.find_one(own.key), "_id": {"resource": "orders/7", "change": "82AA"}, "version": 3}
+    database.letters.insert_one(other)  # of a listener without lanes, whose resource is called so
+    assert len({letter.resource for letter in letters.letters("orders")}) > 1
+    assert len(list(letters.letters("orders"))) == 12
+    assert len(list(letters.letters(own.resource))) < 12
+    assert [letter.whole_resource for letter in letters.letters("orders/7")] == ["orders/7"]
+    rest = ["--uri", replica_set.uri, "--letters", f"{database.name}.letters", "--resource", "orders"]
+    assert main(["dead-letters", "show", *rest, "--change", own.message_id, "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert shown["event"]["documentKey"] == {"_id": {"$numberInt": str(own.document_key["_id"])}}
+    assert shown["event"]["operationType"] == "insert"
+    assert (shown["error"], shown["reason"]) == ("ValueError", "not now")
+    assert main(["dead-letters", "show", *rest, "--change", own.message_id]) == 0
+    said = capsys.readouterr().out
+    assert '"operationType": "insert"' in said
+    assert "ValueError after 1 tries: not now" in said
+    for wrong in (["discard"], ["discard", "--all", "--change", "82"], ["show", "--all"], ["list", "--anyway"]):
+        assert main(["dead-letters", *wrong, *rest]) == 1
+    assert main(["dead-letters", "discard", *rest, "--change", "nothing"]) == 1
+    assert "no dead letter whose change id begins with 'nothing'" in capsys.readouterr().err
+    assert main(["dead-letters", "discard", *rest, "--change", own.message_id]) == 0
+    assert len(list(letters.letters("orders"))) == 11
+    assert main(["dead-letters", "discard", *rest, "--all", "--json"]) == 0
+    assert capsys.readouterr().out == '1 discarded\n{"discarded": 11}\n'
+    assert [letter.resource for letter in letters.letters()] == ["orders/7"]
 
 
 def test_what_cannot_be_is_refused(shop: Any) -> None:

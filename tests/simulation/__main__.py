@@ -1,7 +1,8 @@
 """``python -m tests.simulation --seeds 0-9999``: many runs in several processes; ``--seed n`` plays one again.
 
-Each seed is three runs: listeners that take turns (in transactions or not, as the seed says), lanes, and lanes whose
-handlers work in transactions.
+Each seed is six runs: listeners that take turns (in transactions or not, as the seed says), lanes, and lanes whose
+handlers work in transactions; each of them without an operator and with one, who pauses, hands over, moves the position
+and has changes left out.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ _CHUNK = 50
 def play(seed: int) -> None:
     """Raises what a seed has found."""
     simulate(seed)
+    simulate(seed, operated=True)
     for in_transaction in (False, True):
-        try:
-            World(seed, in_transaction=in_transaction).run()
-        except InvariantBrokenError as error:
-            where = "lanes in transactions" if in_transaction else "lanes"
-            raise BrokenPromiseError(f"seed {seed}, {where}: {error}") from error
+        for operated in (False, True):
+            _play_lanes(seed, in_transaction, operated)
+
+
+def _play_lanes(seed: int, in_transaction: bool, operated: bool) -> None:
+    try:
+        World(seed, in_transaction=in_transaction, operated=operated).run()
+    except InvariantBrokenError as error:
+        where = "lanes in transactions" if in_transaction else "lanes"
+        where += " with an operator" if operated else ""
+        raise BrokenPromiseError(f"seed {seed}, {where}: {error}") from error
 
 
 def failures(seeds: range) -> list[str]:

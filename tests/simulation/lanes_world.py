@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import bson
 from bson.timestamp import Timestamp
 
 from tailrace.consumer.lane_store import BeginningStore, LaneStore
@@ -61,56 +60,15 @@ from tailrace.consumer.rules.need import (
     RefreshLease,
     ReleaseLease,
     RenewLease,
+    SkipChange,
     TakeSnapshot,
 )
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.errors import ChangeStreamHistoryLost
-from tailrace.event.resume_token import ResumeToken
+from tests.simulation.lanes_events import InvariantBrokenError, SimulatedEvent, events_of
+from tests.simulation.lanes_operator import RESOURCE, OperatedWorld
 
-RESOURCE: Final = "orders"
 LEASE_S: Final = 10.0
-_UUID = bytes(16)
-
-
-class InvariantBrokenError(AssertionError):
-    """What must never happen has happened."""
-
-
-@dataclass(frozen=True)
-class SimulatedEvent:
-    """The ``number``-th event: the ``n``-th of its ``key``, or a barrier (no key)."""
-
-    number: int
-    key: int | None
-    n: int
-    token: Mapping[str, Any]
-    order: bytes
-    is_invalidate: bool = False
-    error: None = None
-
-    @property
-    def is_barrier(self) -> bool:
-        return self.key is None
-
-    @property
-    def event(self) -> SimulatedEvent:
-        return self
-
-    def placed(self, key: str) -> PlacedEvent:
-        """By the key of a name: "path:half" puts two documents into one lane."""
-        return PlacedEvent(self.order, self.key // 2 if key and self.key is not None else self.key)
-
-
-def events_of(rng: random.Random, count: int, keys: int, barriers: int) -> list[SimulatedEvent]:
-    at = set(rng.sample(range(count), barriers))
-    counted: dict[int | None, int] = defaultdict(int)
-    events = []
-    for number in range(count):
-        key = None if number in at else rng.randrange(keys)
-        counted[key] += 1
-        token = bson.decode(ResumeToken((number + 2) << 32, uuid=_UUID).to_bson())
-        events.append(SimulatedEvent(number, key, counted[key], token, token["_data"].encode()))
-    return events
 
 
 @dataclass
@@ -250,7 +208,9 @@ class Lane:
             case RenewLease():
                 return self.store.renew(need.lease, LEASE_S)
             case CommitPosition():
-                return self.world.committed(self, need.lease, need.position)
+                return self.world.committed(self, need.lease, need.position, ends_skip=need.ends_skip)
+            case SkipChange():
+                return self.world.skip(self, need.change)
             case ReleaseLease():
                 return self.store.release(need.lease)
             case KeepLease():
@@ -339,7 +299,7 @@ class Process:
             case ReadRecords():
                 now = store.now()
                 read = [store.read(resource) for resource in need.resources]
-                return tuple(None if lease is None else Record(lease, lease.is_free(now)) for lease in read)
+                return tuple(None if lease is None else Record.of(lease, now) for lease in read)
             case TakeLease():
                 return store.acquire(need.resource, self.name, LEASE_S)
             case HoldLease():
@@ -391,11 +351,17 @@ class Process:
         return frozenset(self.works)
 
 
-class World:
+class World(OperatedWorld):
     """``run()`` to the end, or InvariantBrokenError. ``changes_keys``: processes wish for different lane keys too."""
 
     def __init__(
-        self, seed: int, *, in_transaction: bool, rules: Rules | None = None, changes_keys: bool = False
+        self,
+        seed: int,
+        *,
+        in_transaction: bool,
+        rules: Rules | None = None,
+        changes_keys: bool = False,
+        operated: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         #: Requests that nobody waits for any more, and when they arrive; drawn apart, so that a seed plays the run that
@@ -425,6 +391,7 @@ class World:
         self.positions: dict[str, bytes] = {}
         self.processes: list[Process] = []
         self.started = 0
+        self.begin_operating(seed, operated)
 
     # What lanes do to the world
 
@@ -436,8 +403,9 @@ class World:
             places.append(order_of((None if lease is None else lane_position(lease.position, name)) or plan.start))
         return places
 
-    def committed(self, lane: Lane, lease: Any, position: StreamPosition) -> Any:
-        written = lane.store.commit(lease, position.to_document(), LEASE_S)
+    def committed(self, lane: Lane, lease: Any, position: StreamPosition, *, ends_skip: bool = False) -> Any:
+        commit = lane.store.commit_skip if ends_skip else lane.store.commit
+        written = commit(lease, position.to_document(), LEASE_S)
         name, place = lane_resource(RESOURCE, lane.plan, lane.lane), order_of(position)
         if place < self.positions.get(name, b""):
             raise InvariantBrokenError(f"the position of {name} went back")
@@ -447,7 +415,8 @@ class World:
     def affect(self, event: SimulatedEvent, plan: LanePlan, lane: int, version: int) -> None:
         """A fenced write, with the marks that ``Fence`` leaves; the invariants are judged here."""
         if event.is_barrier:
-            self._affect_barrier(event)
+            if plan.generation >= self.sought_generation:
+                self._affect_barrier(event)
             return
         assert event.key is not None
         marks = {f"{RESOURCE}/{lane}": version}
@@ -457,8 +426,10 @@ class World:
         if any(fence.get(name, 0) > mark for name, mark in marks.items()):
             raise Fenced("a newer owner was there")
         fence.update(marks)
+        if plan.generation < self.sought_generation:
+            return
         seen = self.effects[event.key]
-        furthest = max((n for n, _ in seen), default=0)
+        furthest = max([self.passed[event.key], *(n for n, _ in seen)])
         if seen and version < seen[-1][1]:
             raise InvariantBrokenError(
                 f"key {event.key}: an older owner's effect after a newer one's: {seen}, {event.n}"
@@ -515,6 +486,7 @@ class World:
                     process.frozen_until = 0.0
             if self.has_faults:
                 self._torment()
+            self._operate()
             self._step()
             if not self.has_faults and len(self.handled) == len(self.events):
                 return

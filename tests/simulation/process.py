@@ -29,6 +29,7 @@ from tailrace.consumer.rules.need import (
     RefreshLease,
     ReleaseLease,
     RenewLease,
+    SkipChange,
 )
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.errors import SourceError
@@ -70,6 +71,8 @@ class Process:
         self.stream: SimulatedStream | None = None
         self._steps: list[Steps] = []
         self._committed_before = False
+        #: What it goes on behind under a newer token.
+        self.left_out: Any = None
 
     @property
     def owner(self) -> str:
@@ -203,9 +206,11 @@ class Process:
                 self.call(lambda: servers.acquire(resource, owner, seconds, clock), answer, LeaseStoreUnavailable)
             case RefreshLease(lease):
                 self.call(lambda: servers.refresh(lease, seconds, clock), answer, LeaseStoreUnavailable)
-            case CommitPosition(lease, position):
-                document = position.to_document()
-                self.call(lambda: servers.commit(lease, document, seconds, clock), answer, LeaseStoreUnavailable)
+            case CommitPosition(lease, position, ends_skip):
+                document, commit = position.to_document(), servers.commit_skip if ends_skip else servers.commit
+                self.call(lambda: commit(lease, document, seconds, clock), answer, LeaseStoreUnavailable)
+            case SkipChange(change):
+                answer(self._skipped(change), None)
             case ReleaseLease(lease):
                 self.call(lambda: servers.release(lease), lambda _value, _error: answer(None, None), LeaseLost)
             case KeepLease(ownership):
@@ -221,11 +226,9 @@ class Process:
             case HandleChanges(changes):
                 self._handle_one_of(changes, 0, answer)
             case JudgeError():
-                self.retry_due = self.settings.retry.wait(need.attempt)
-                self.run.retries += 1
-                answer(self.run.judge(need), None)
+                answer(self._judged(need), None)
             case RenewLease(lease):
-                change = self.run.left_out[-1]
+                change = self.left_out
                 self.call(lambda: servers.renew(lease, seconds, clock, change), answer, LeaseStoreUnavailable)
             case FindStart():
                 answer(self.run.start_time(need.start), None)
@@ -244,6 +247,17 @@ class Process:
                 self._pull(wait, answer)
             case _:
                 raise AssertionError(f"nobody answers {need}")
+
+    def _judged(self, need: JudgeError) -> Any:
+        self.retry_due = self.settings.retry.wait(need.attempt)
+        self.run.retries += 1
+        self.left_out = need.change.event  # or tried again
+        return self.run.judge(need)
+
+    def _skipped(self, change: HandleChange) -> bool:
+        self.left_out = change.event
+        self.run.skipped(change)
+        return True
 
     def _handle_one_of(self, changes: Sequence[HandleChange], place: int, answer: Answer) -> None:
         """One after the other; now and then it leaves off before the last."""

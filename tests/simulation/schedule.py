@@ -30,11 +30,18 @@ class Schedule:
     def run(self, is_over: Callable[[], bool], limit: float) -> bool:
         """Do one thing after the other until it is over; whether that was before ``limit``."""
         while self._waiting and not is_over():
-            self.now, _, action = heapq.heappop(self._waiting)
+            self.step()
             if self.now > limit:
                 return False
-            action()
         return is_over()
+
+    def step(self) -> bool:
+        """Do the next thing, if there is one."""
+        if not self._waiting:
+            return False
+        self.now, _, action = heapq.heappop(self._waiting)
+        action()
+        return True
 
     def server_time(self) -> datetime:
         """The server's clock."""

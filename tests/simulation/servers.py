@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from tailrace.consumer.rules import instructions
 from tailrace.consumer.rules import lease as rules
 from tailrace.consumer.rules.errors import Fenced, LeaseStoreUnavailable
 from tailrace.consumer.rules.lease import Lease
@@ -51,6 +52,14 @@ class Servers:
         self.fenced_writes = 0
         #: Dead letters that were written, and those that came too late.
         self.replayed = self.fenced_letters = 0
+        #: How often more a change may take effect, and under a version above which it must, since an operator has set
+        #: the position back; and the newest version under which it was handled, left out or passed over.
+        self.repeats: dict[int, int] = {}
+        self.again: dict[int, int] = {}
+        self.settled: dict[int, int] = {}
+        self.seeks = 0
+        #: The changes that were left out since an operator has last asked for one.
+        self.left_out: set[int] = set()
         #: Requests to the store that arrived after their time-out.
         self.late = 0
 
@@ -63,6 +72,11 @@ class Servers:
         taken = rules.acquired(record, resource, owner, seconds, self.time_of(client_time))
         if taken is None:
             return None
+        if record is not None and record.is_free(self.now()):
+            if record.paused_at is not None:
+                raise BrokenPromiseError(f"{owner} took the lease on {resource}, which is paused")
+            if record.is_reserved(self.now()) and not f"{owner}-".startswith(f"{record.reserved_for}-"):
+                raise BrokenPromiseError(f"{owner} took the lease on {resource}, left to {record.reserved_for}")
         held = record is not None and record.owner not in (None, owner)
         if held and self.schedule.now < self.granted_until.get(resource, 0.0):
             raise BrokenPromiseError(
@@ -112,6 +126,71 @@ class Servers:
         if record is not None and record.owner is not None and not self.is_locked(resource):
             self.put(rules.released(record, record), 0.0)
 
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float, client_time: Clock) -> Lease:
+        self.refuse_locked(lease.resource)
+        after = self._commit(lease, position, seconds, client_time)
+        return self.put(instructions.skipping(after, None), seconds)
+
+    # An operator's requests
+
+    def read(self, resource: str) -> Lease | None:
+        return self.records.get(resource)
+
+    def leases(self) -> list[Lease]:
+        return [self.records[name] for name in sorted(self.records)]
+
+    def now(self) -> datetime:
+        return self.schedule.server_time()
+
+    def amend(self, before: Lease | None, after: Lease) -> bool:
+        self.refuse_locked(after.resource)
+        record = self.records.get(after.resource)
+        if before is None or record is None:
+            raise AssertionError("an operator acts on what is there")
+        if (record.owner, record.version) != (before.owner, before.version):
+            return False
+        amended = replace(record, **instructions.changes(before, after))
+        if after.skip is not None and before.skip is None:
+            self.left_out.clear()
+        if amended.position != record.position:
+            self.sought(record.position, amended.position or {}, amended.version)
+        until = amended.expires_at
+        self.put(amended, 0.0 if until is None else (until - self.now()).total_seconds())
+        return True
+
+    def sought(self, before: Mapping[str, Any] | None, after: Mapping[str, Any], version: int) -> None:
+        """An operator has moved the position: what lies between is to be handled again by newer owners, or no more."""
+        first, last = (0 if before is None else self.first_after(before)), self.first_after(after)
+        for number in range(last, first):
+            self.repeats[number] = self.repeats.get(number, 0) + 1
+            self.again[number] = version
+        for target in self.targets.values():
+            target.newest = min(target.newest, last - 1)
+        for number in range(first, last):
+            self.again.pop(number, None)
+            self.settled[number] = max(version, self.settled.get(number, 0))
+        self.seeks += 1
+
+    def is_settled(self, number: int) -> bool:
+        """Whether a change was handled or left out, after an operator last wanted it handled again."""
+        return self.settled.get(number, 0) > self.again.get(number, 0)
+
+    def check_removable(self, record: Lease) -> None:
+        found = self.records.get(record.resource)
+        is_still = found is not None and (found.owner, found.version, found.expires_at) == (
+            record.owner,
+            record.version,
+            record.expires_at,
+        )
+        if is_still and not record.is_free(self.now()):
+            raise BrokenPromiseError(f"an operator deletes the lease on {record.resource}, which {record.owner} holds")
+
+    def check_unheld(self, names: list[str]) -> None:
+        for name in names:
+            record = self.records.get(name)
+            if record is not None and record.paused_at is not None and not record.is_free(self.now()):
+                raise BrokenPromiseError(f"{record.owner} holds the lease on {name}, which is paused")
+
     def put(self, record: Lease, seconds: float) -> Lease:
         self.records[record.resource] = record
         self.granted_until[record.resource] = self.schedule.now + seconds
@@ -147,7 +226,7 @@ class Servers:
         self.end(transaction, lease.resource)
         self._commit(lease, position, seconds, self.schedule.server_time)
         self.write(event, lease.version)
-        if self.handled[event.number] > 1:
+        if self.handled[event.number] > 1 + self.repeats.get(event.number, 0):
             raise BrokenPromiseError(f"change {event.number} took effect twice in transactions")
 
     # Targets
@@ -167,6 +246,7 @@ class Servers:
         target.fence = version
         target.newest = event.number
         self.handled[event.number] = self.handled.get(event.number, 0) + 1
+        self.settled[event.number] = max(version, self.settled.get(event.number, 0))
 
     def replay(self, event: RecordedEvent, version: int) -> None:
         """A fenced write of a dead letter."""
@@ -174,7 +254,9 @@ class Servers:
         if version < target.fence:
             self.fenced_letters += 1
             return
-        if event.number < target.newest:
+        # What an older owner has written is handled again after this change, by the owner that has left it out: that
+        # one began before both.
+        if event.number < target.newest and target.fence == version:
             raise BrokenPromiseError(f"the dead letter {event.number} has undone the change {target.newest}")
         self.replayed += 1
         target.fence, target.newest = version, event.number

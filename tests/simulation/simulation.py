@@ -13,14 +13,16 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from tailrace.consumer.rules import instructions
 from tailrace.consumer.rules.commit_policy import CommitPolicy
 from tailrace.consumer.rules.errors import LeaseDocumentError
 from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.listener import ListenerLogic, ListenerSettings
-from tailrace.consumer.rules.need import Decision, JudgeError
+from tailrace.consumer.rules.need import Decision, HandleChange, JudgeError
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.consumer.rules.retry_schedule import RetrySchedule
 from tests.simulation.faults import NONE, Faults
+from tests.simulation.operating import Operator
 from tests.simulation.process import Process, fenced_handler, transactional_handler
 from tests.simulation.recorded import STREAMS, RecordedEvent, recorded
 from tests.simulation.schedule import Schedule
@@ -36,7 +38,8 @@ RETRIES = (RetrySchedule(), RetrySchedule(), RetrySchedule(0, 1.0, 3.0, 40.0), R
 
 
 class Simulation:
-    """One run. ``new_logic`` and ``new_servers`` are for mutants and for other kinds of listeners."""
+    """One run. ``new_logic`` and ``new_servers`` are for mutants and for other kinds of listeners. ``operated``: an
+    operator pauses, hands over, moves the position, has changes left out and tries to delete, again and again."""
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Simulation:
         *,
         new_logic: Callable[[ListenerSettings], ListenerLogic] = ListenerLogic,
         new_servers: Callable[[Schedule], Servers] = Servers,
+        operated: bool = False,
     ) -> None:
         self.seed = seed
         self.schedule = Schedule(seed)
@@ -73,6 +77,8 @@ class Simulation:
         self.left_out: list[RecordedEvent] = []
         #: How often the error policy was asked.
         self.retries = 0
+        self.skips_done = 0
+        self.operator = self._new_operator(Random(f"operator {seed}")) if operated else None
         count = random.randint(1, 4)
         self.processes = [Process(self, f"p{number}", self.settings, new_logic) for number in range(count)]
 
@@ -96,10 +102,13 @@ class Simulation:
 
     def _run(self) -> None:
         random = self.schedule.random
+        random_of_operator = Random(f"when {self.seed}")
         for process in self.processes:
             self.schedule.after(random.uniform(0, 5), process.start)
         self._now_and_then(self.faults.theft_every, lambda: self.servers.revoke(RESOURCE))
         self._now_and_then(self.faults.stop_every, lambda: random.choice(self.processes).stop())
+        if self.operator is not None:
+            self.schedule.after(10.0, lambda: self._operate(random_of_operator))
         self.schedule.after(FAULTY_S, self._heal)
         if not self.schedule.run(self._is_over, LIMIT_S):
             raise BrokenPromiseError(
@@ -119,8 +128,56 @@ class Simulation:
 
         self.schedule.after(every, act)
 
+    def _new_operator(self, random: Random) -> Operator:
+        def between() -> None:
+            for _ in range(random.choice((0, 0, 1, 3, 30))):
+                self.schedule.step()
+
+        def sleep(seconds: float) -> None:
+            until = self.schedule.now + seconds
+            while self.schedule.now < until and self.schedule.step():
+                pass
+
+        return Operator(
+            self.servers,
+            random,
+            RESOURCE,
+            between=between,
+            sleep=sleep,
+            clock=lambda: self.schedule.now,
+            server_time=self.schedule.server_time,
+            times=lambda: self.history.times[: self.history.there + 1],
+            owners=lambda: [process.owner for process in self.processes],
+            parts=lambda: [RESOURCE],
+        )
+
+    def _operate(self, random: Random) -> None:
+        """Once something was committed: before, a listener may still settle where it begins."""
+        if self.operator is not None and self.faults is not NONE and self.must_handle is not None:
+            self.operator.act()
+        if self.faults is not NONE:
+            self.schedule.after(random.uniform(1, 40), lambda: self._operate(random))
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
+        """The operator has done all that it wanted."""
+        record = self._record()
+        if record is not None and self.operator is not None:
+            self.servers.records[RESOURCE] = instructions.skipping(instructions.resumed(record), None)
+
+    def skipped(self, change: HandleChange) -> None:
+        """A listener has left out what an operator wanted left out."""
+        event: RecordedEvent = change.event
+        self.left_out.append(event)
+        self.servers.left_out.add(event.number)
+        if len(self.servers.left_out) > 1:
+            raise BrokenPromiseError(f"for one that was to be left out, these were: {sorted(self.servers.left_out)}")
+        self.skips_done += 1
+
     def _heal(self) -> None:
         self.faults = NONE
+        self._resume()
         for process in self.processes:
             process.paused_until = min(process.paused_until, self.schedule.now + 60)
 
@@ -182,8 +239,12 @@ class Simulation:
 
     def _missing(self) -> list[int]:
         first = 0 if self.must_handle is None else self.must_handle
-        done = self.servers.handled.keys() | {event.number for event in self.left_out}
-        return [event.number for event in self.history.events[first:] if event.number not in done]
+        done = {event.number for event in self.left_out}
+        return [
+            event.number
+            for event in self.history.events[first:]
+            if event.number not in done and not self.servers.is_settled(event.number)
+        ]
 
 
 def simulate(seed: int, **options: Any) -> Simulation:

@@ -18,9 +18,11 @@ SOURCE = Path(tailrace.__file__).parent
 OURS = {"self", "batch", "self._batch", "read.batch", "run", "segment", "change"}
 #: What else is, by module. A new entry is a promise that it is no document of PyMongo's.
 OURS_IN = {
+    "cli/dead_letters.py": {"letter"},
     "client/kernel_loader.py": {"head"},
     "compare/comparison.py": {"event"},
     "compare/pairing.py": {"event", "mine", "ours", "ours.events[0]", "server", "server.events[0]"},
+    "consumer/newer_changes.py": {"letter"},
     "images/fast.py": {"made", "operations"},
     "kernel/images.py": {"made"},
     "source/dump.py": {"document"},

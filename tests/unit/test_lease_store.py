@@ -121,6 +121,59 @@ class StopsAtTheFirstThatIsLost(MemoryLeaseStore):
         return [*answers, *answers] if answers else super().commit_together(commits)
 
 
+class GivesWhatIsPaused(MemoryLeaseStore):
+    def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
+        record = self.read(resource)
+        lease = super().acquire(resource, owner, seconds)
+        if lease is not None or record is None or record.owner is not None or record.paused_at is None:
+            return lease
+        self._put(replace(record, paused_at=None))
+        return super().acquire(resource, owner, seconds)
+
+
+class GivesWhatIsReserved(MemoryLeaseStore):
+    def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
+        record = self.read(resource)
+        if record is not None:
+            self._put(replace(record, reserved_until=None))
+        return super().acquire(resource, owner, seconds)
+
+
+class ReservesForThoseWhoseNamesBeginSo(MemoryLeaseStore):
+    def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
+        record = self.read(resource)
+        if record is not None and record.reserved_for is not None and owner.startswith(record.reserved_for):
+            self._put(replace(record, reserved_until=None))
+        return super().acquire(resource, owner, seconds)
+
+
+class AmendsWhateverIsThere(MemoryLeaseStore):
+    def amend(self, before: Lease | None, after: Lease) -> bool:
+        return super().amend(self.read(after.resource), after)
+
+
+class RemovesWhateverIsThere(MemoryLeaseStore):
+    def remove(self, record: Lease) -> bool:
+        return super().remove(self.read(record.resource) or record)
+
+
+class EndsNoSkip(MemoryLeaseStore):
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        return self.commit(lease, position, seconds)
+
+
+class SkipsBackwards(MemoryLeaseStore):
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        self._put(replace(self.refresh(lease, seconds), position=None))
+        return super().commit_skip(lease, position, seconds)
+
+
+class ForgetsTheSkip(MemoryLeaseStore):
+    def acquire(self, resource: str, owner: str, seconds: float) -> Lease | None:
+        lease = super().acquire(resource, owner, seconds)
+        return lease and self._put(replace(lease, skip=None))
+
+
 class SeesEachCommit(MemoryLeaseStore):
     def commit(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
         return super().commit(lease, position, seconds)
@@ -185,6 +238,14 @@ BROKEN = [
     CommitsTogetherForAnybody,
     SetsThePositionBack,
     SetsThePositionBackTogether,
+    GivesWhatIsPaused,
+    GivesWhatIsReserved,
+    ReservesForThoseWhoseNamesBeginSo,
+    AmendsWhateverIsThere,
+    RemovesWhateverIsThere,
+    EndsNoSkip,
+    SkipsBackwards,
+    ForgetsTheSkip,
 ]
 
 

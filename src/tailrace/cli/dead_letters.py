@@ -1,37 +1,79 @@
-"""``tailrace leases dead-letters``: the changes that listeners gave up, listed and handed to a handler again."""
+"""``tailrace dead-letters``: changes that listeners gave up: listed, shown, handed to a handler again, discarded."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli.listen import load_handler, store_namespace
 from tailrace.cli.output import say
 from tailrace.errors import TailraceError, UsageError
-from tailrace.source.uri import find_uri, is_uri_argument
+from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
     from tailrace.consumer.dead_letters import DeadLetter, DeadLetters
 
 LETTERS: Final = "tailrace.deadLetters"
+_DESCRIPTION: Final = """\
+The changes that listeners gave up (tailrace listen --dead-letters), and those that an operator left out (tailrace
+leases skip).
+
+  list     with position and reason, oldest change first
+  show     the whole event too, as extended JSON
+  replay   hand them to a handler, oldest first; each is removed when the handler returns. One whose document has
+           changed since is kept, and told: a handler that writes without change.fence would undo the newer change.
+           --anyway hands it over all the same
+  discard  remove them
+
+--resource NAME chooses those of a resource, with all its lanes; --change ID those whose change id begins with ID.
+replay and discard want --change, or --all.
+
+The exit status is 0 when it is done, and 1 when it is not, or when replay has kept a letter."""
+_ACTIONS: Final = ("list", "show", "replay", "discard")
+_OURS: Final = ("letters", "resource", "change", "all", "anyway")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "dead-letters",
+        help="list, show, replay or discard the changes that listeners gave up",
+        usage="tailrace dead-letters [list] [URI] [--resource NAME] [--letters DB.COLL] [--json]\n"
+        "       tailrace dead-letters show [URI] [--change ID] [--resource NAME]\n"
+        "       tailrace dead-letters replay MODULE:HANDLER [URI] (--change ID | --all) [--resource NAME] [--anyway] "
+        "[--source URI]\n"
+        "       tailrace dead-letters discard [URI] (--change ID | --all) [--resource NAME]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="...", help="an action (default: list); then the URI")
+    parser.add_argument("--uri", metavar="URI", help=f"as for tailrace watch (default: {URI_VARIABLE})")
+    parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    parser.add_argument("--source", metavar="URI", help="replay: the deployment that was watched, if it is another")
+    add_arguments(parser)
+    parser.set_defaults(run=lambda args: run(args, list(args.words)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only ``dead-letters`` takes."""
     group = parser.add_argument_group("dead-letters")
     group.add_argument("--letters", metavar="DB.COLL", help=f"where they are kept (default: {LETTERS})")
-    group.add_argument("--resource", metavar="NAME", help="only those of this resource (for lane 2: NAME/2)")
-    group.add_argument("--change", metavar="ID", help="replay: those whose change id begins with ID")
-    group.add_argument("--all", action="store_true", help="replay: all of them")
+    group.add_argument("--resource", metavar="NAME", help="only those of this resource, of all its lanes")
+    group.add_argument("--change", metavar="ID", help="only those whose change id begins with ID")
+    group.add_argument("--all", action="store_true", help="replay, discard: all of them")
+    group.add_argument("--anyway", action="store_true", help="replay: also where the document has changed since")
 
 
-def refuse_arguments(args: argparse.Namespace) -> None:
+def refuse_arguments(args: argparse.Namespace, *, but: str = "") -> None:
     """Raises UsageError if an argument of ``dead-letters`` was given to another action."""
-    for name in ("letters", "resource", "change", "all"):
-        if getattr(args, name):
-            raise UsageError(f"--{name} belongs to dead-letters", hint="tailrace leases --help shows how")
+    for name in _OURS:
+        if name != but and getattr(args, name):
+            raise UsageError(f"--{name} belongs to dead-letters", hint="tailrace dead-letters --help shows how")
 
 
 def run(args: argparse.Namespace, words: list[str]) -> int:
@@ -39,34 +81,53 @@ def run(args: argparse.Namespace, words: list[str]) -> int:
     from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
     from tailrace.consumer.dead_letters import DeadLetters  # noqa: PLC0415
 
-    action = words.pop(0) if words and words[0] in ("list", "replay") else "list"
+    action = words.pop(0) if words and words[0] in _ACTIONS else "list"
     handler = _handler(words) if action == "replay" else None
     uri = words.pop(0) if words and is_uri_argument(words[0]) and args.uri is None else args.uri
     if words:
-        raise UsageError(f"{words[0]!r} is not understood here", hint="tailrace leases --help shows how")
-    if handler is None and (args.change or args.all):
-        raise UsageError("--change and --all say what to replay", hint="tailrace leases dead-letters replay ...")
-    if handler is not None and bool(args.change) == args.all:
-        raise UsageError("which dead letters are to be replayed?", hint="Give --change ID for one, or --all")
+        raise UsageError(f"{words[0]!r} is not understood here", hint="tailrace dead-letters --help shows how")
+    _check(args, action)
     where = args.letters or LETTERS
     database, collection = store_namespace(where)
     with connect(find_uri(uri)) as client:
         letters = DeadLetters(client[database][collection])
         if handler is not None:
-            return _replay(letters, handler, args)
-        found = list(letters.letters(args.resource))
+            return _replay(letters, handler, args, client)
+        if action == "discard":
+            return _discard(letters, args)
+        found = list(letters.letters(args.resource, args.change))
+    if args.change and not found:
+        raise _unknown(args.change)
+    shows = action == "show"
     if args.format == "json":
-        say(json.dumps([shown(letter) for letter in found], indent=2, ensure_ascii=False), lines=True)
+        listed = [{**shown(letter), **(_event(letter) if shows else {})} for letter in found]
+        say(json.dumps(listed, indent=2, ensure_ascii=False), lines=True)
     elif found:
-        _print_table(found)
+        _print_table(found, shows)
     else:
         say(f"no dead letters in {where}")
     return 0
 
 
+def _check(args: argparse.Namespace, action: str) -> None:
+    chooses = action in ("replay", "discard")
+    if args.all and not chooses:
+        raise UsageError("--all says what to replay or to discard", hint="tailrace dead-letters --help shows how")
+    if args.change and action == "list":
+        raise UsageError("--change says what to show, to replay or to discard", hint="tailrace dead-letters show ...")
+    if chooses and bool(args.change) == args.all:
+        raise UsageError(f"which dead letters: {action}?", hint="Give --change ID for one, or --all")
+    if (args.anyway or args.source) and action != "replay":
+        raise UsageError("--anyway and --source belong to replay", hint="tailrace dead-letters --help shows how")
+
+
+def _unknown(change: str) -> UsageError:
+    return UsageError(f"there is no dead letter whose change id begins with {change!r}")
+
+
 def _handler(words: list[str]) -> Callable[..., Any]:
     if not words:
-        raise UsageError("which handler takes them?", hint="tailrace leases dead-letters replay MODULE:HANDLER --all")
+        raise UsageError("which handler takes them?", hint="tailrace dead-letters replay MODULE:HANDLER --all")
     from tailrace.consumer.rules.unrun import check_runs  # noqa: PLC0415  so that --help does not load it
 
     handler = load_handler(words.pop(0))
@@ -74,31 +135,66 @@ def _handler(words: list[str]) -> Callable[..., Any]:
     return handler
 
 
-def _replay(letters: DeadLetters, handler: Callable[..., Any], args: argparse.Namespace) -> int:
+def _discard(letters: DeadLetters, args: argparse.Namespace) -> int:
+    count = letters.discard(args.resource, args.change)
+    if args.change and not count:
+        raise _unknown(args.change)
+    say(json.dumps({"discarded": count}) if args.format == "json" else f"{count} discarded")
+    return 0
+
+
+def _replay(letters: DeadLetters, handler: Callable[..., Any], args: argparse.Namespace, client: Any) -> int:
     from tailrace.consumer.rules.unrun import refuse_unrun  # noqa: PLC0415
 
     done: list[DeadLetter] = []
     tried: list[DeadLetter] = []
+    kept: dict[str, str] = {}
 
     def handle(letter: DeadLetter) -> None:
         tried.append(letter)
         refuse_unrun(handler(letter), "the handler")
         done.append(letter)
 
-    try:
-        count = letters.replay(handle, args.resource, args.change)
-    except Exception as error:
-        if len(tried) == len(done):
-            raise  # not the handler's
-        said = error.message if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"
-        raise TailraceError(
-            f"the handler failed at the change {tried[-1].message_id}: {said}",
-            hint=f"{len(done)} were replayed before; this one and those after it are kept",
-        ) from error
-    if args.change and not count:
-        raise UsageError(f"there is no dead letter whose change id begins with {args.change!r}")
-    say(json.dumps({"replayed": count}) if args.format == "json" else f"{count} replayed")
-    return 0
+    with ExitStack() as stack:
+        since = None if args.anyway else _newer_changes(stack, letters, args, client)
+
+        def keeps(letter: DeadLetter) -> bool:
+            why = None if since is None else since(letter)
+            if why is not None:
+                kept[letter.message_id] = why
+            return why is not None
+
+        try:
+            count = letters.replay(handle, args.resource, args.change, keeps=keeps)
+        except Exception as error:
+            if len(tried) == len(done):
+                raise  # not the handler's
+            said = error.message if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"
+            raise TailraceError(
+                f"the handler failed at the change {tried[-1].message_id}: {said}",
+                hint=f"{len(done)} were replayed before; this one and those after it are kept",
+            ) from error
+    if args.change and not count and not kept:
+        raise _unknown(args.change)
+    if args.format == "json":
+        say(json.dumps({"replayed": count, **({"kept": kept} if kept else {})}))
+    else:
+        say(f"{count} replayed" + (f", {len(kept)} kept; --anyway hands them over all the same" if kept else ""))
+        for change, why in kept.items():
+            say(f"  {change}: {why}")
+    return 1 if kept else 0
+
+
+def _newer_changes(
+    stack: ExitStack, letters: DeadLetters, args: argparse.Namespace, client: Any
+) -> Callable[[DeadLetter], str | None]:
+    """Says why a letter is kept."""
+    from tailrace.client import connect  # noqa: PLC0415  as in run()
+    from tailrace.consumer.newer_changes import NewerChanges  # noqa: PLC0415
+
+    source = client if args.source is None else stack.enter_context(connect(find_uri(args.source)))
+    chosen = letters.letters(args.resource, args.change)
+    return stack.enter_context(NewerChanges(source, chosen, cache(letters.changes))).since
 
 
 def shown(letter: DeadLetter) -> dict[str, Any]:
@@ -118,9 +214,17 @@ def shown(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _print_table(letters: list[DeadLetter]) -> None:
+def _event(letter: DeadLetter) -> dict[str, Any]:
+    return {"event": json.loads(letter.event_as_json) if letter.raw else None}
+
+
+def _print_table(letters: list[DeadLetter], shows: bool) -> None:
     for letter in letters:
         key = "" if letter.shown_key is None else f" of {letter.shown_key}"
         say(f"{letter.resource}  {letter.cluster_time}  {letter.operation_type}{key} in {letter.namespace}")
-        say(f"  {letter.error} after {letter.tries} tries: {letter.reason}")
+        tries = f" after {letter.tries} tries" if letter.tries else ""
+        say(f"  {letter.error}{tries}: {letter.reason}")
         say(f"  {letter.message_id}")
+        if shows:
+            event = json.loads(letter.event_as_json) if letter.raw else "the event was too large to be kept"
+            say(json.dumps(event, indent=2, ensure_ascii=False), lines=True)

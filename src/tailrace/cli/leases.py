@@ -1,179 +1,275 @@
-"""``tailrace leases``: who holds which lease, how far each has come, and taking one away."""
+"""``tailrace leases``: who holds which lease, how far each has come, and what an operator does about it."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import datetime
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.cli import dead_letters
+from tailrace.cli.lease_lines import belongs, lease_lines, say_details, say_json, say_lines, without_sealed
 from tailrace.cli.listen import STORE, store_namespace
 from tailrace.cli.output import say
-from tailrace.errors import InvalidResumeToken, TailraceError, UsageError
-from tailrace.event.resume_token import ResumeToken
-from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.cli.token import parse_time, parse_timestamp, read_token
+from tailrace.errors import SourceError, UsageError
 from tailrace.source.uri import URI_VARIABLE, find_uri, is_uri_argument
 
 if TYPE_CHECKING:
-    from tailrace.consumer import Lease, MongoLeaseStore
+    from tailrace.consumer import LeaseOperations, MongoLeaseStore
+    from tailrace.consumer.rules.position import StreamPosition
 
 _DESCRIPTION: Final = """\
-List the leases of listeners: owner, version, age, position and how many seconds it lags behind. With release, take a
-lease from its owner: what the owner does from then on is refused, and another listener takes over at once.
+List the leases of listeners: owner, version, age, position and how many seconds each lags behind; or act on one. Every
+action takes the name of a resource, and is for all its lanes; NAME/2 is its lane 2 alone.
 
-dead-letters lists the changes that listeners gave up (tailrace listen --dead-letters), with position and reason. With
-replay, hand them to a handler, oldest first; each is removed when the handler returns. Choose one by the beginning of
-its change id, or all of them with --all."""
-_ACTIONS: Final = ("list", "release", "dead-letters")
+  list     all leases, without sealed lanes of earlier numbers of lanes (--sealed)
+  show     one resource, with its tokens and gaps
+  pause    its listeners finish the change in hand, commit, give the lease back and begin no other; they log it, and
+           their metric "paused" is 1. Waits until the lease is back (--wait); --now takes it away at once
+  resume   they go on
+  seek     put the position at a time or behind a token, older or newer. Who is at work loses the lease and commits
+           nothing more; what is passed over is kept on record as a gap
+  skip     the next change, or the one that fails again and again, goes to the dead letters, and the position moves
+           behind it. Waits until a listener has done that; --withdraw takes the order back
+  release  take the lease from its owner, at once: what the owner does from then on is refused. With --to OWNER (an
+           owner's id, or its part before a hyphen, such as the host's name) nobody else takes it for --within seconds
+  delete   remove it for good, with its position. Refused while it is held, without --force
 
+dead-letters is tailrace dead-letters.
 
-@dataclass(frozen=True)
-class LeaseLine:
-    """One lease as it is shown. Ages and lags are in seconds; ``trouble`` says why a record cannot be read."""
-
-    resource: str
-    owner: str | None = None
-    version: int | None = None
-    state: str = ""
-    age: float | None = None
-    position: str | None = None
-    lag: int | None = None
-    gaps: int = 0
-    trouble: str | None = None
+The exit status is 0 when it is done, and 1 when it is not, or not in the time of --wait, or when a record cannot be
+read."""
+#: What each action does, and the options that belong to it alone.
+_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "list": ("sealed",),
+    "show": ("sealed",),
+    "pause": ("now", "wait"),
+    "resume": (),
+    "seek": ("time", "timestamp", "token", "source"),
+    "skip": ("now", "wait", "letters", "all_lanes", "withdraw"),
+    "release": ("to", "within"),
+    "delete": ("force",),
+}
+#: As it is said in "which lease is to be ...?".
+_DONE: Final = {
+    "show": "shown",
+    "pause": "paused",
+    "resume": "resumed",
+    "seek": "moved",
+    "skip": "moved behind a change",
+    "release": "released",
+    "delete": "deleted",
+}
+_WAIT_S: Final = 60.0
+_WITHIN_S: Final = 60.0
+_LOOK_S: Final = 0.2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the main parser."""
     parser = subparsers.add_parser(
         "leases",
-        help="list the leases of listeners, or take one away",
-        usage="tailrace leases [list] [URI] [--store DB.COLL] [--format pretty|json]\n"
-        "       tailrace leases release RESOURCE [URI] [--store DB.COLL]\n"
-        "       tailrace leases dead-letters [list] [URI] [--letters DB.COLL] [--resource NAME] "
-        "[--format pretty|json]\n"
-        "       tailrace leases dead-letters replay MODULE:HANDLER [URI] (--change ID | --all) [--letters DB.COLL] "
-        "[--resource NAME]",
+        help="list the leases of listeners; pause, move, hand over or delete one",
+        usage="tailrace leases [list] [URI] [--sealed] [--json] [--store DB.COLL]\n"
+        "       tailrace leases show RESOURCE [URI] [--json]\n"
+        "       tailrace leases pause RESOURCE [URI] [--now] [--wait S]\n"
+        "       tailrace leases resume RESOURCE [URI]\n"
+        "       tailrace leases seek RESOURCE [URI] (--time ISO | --timestamp T,I | --token TOKEN) [--source URI]\n"
+        "       tailrace leases skip RESOURCE [URI] [--all-lanes] [--now] [--wait S] [--letters DB.COLL] [--withdraw]\n"
+        "       tailrace leases release RESOURCE [URI] [--to OWNER] [--within S]\n"
+        "       tailrace leases delete RESOURCE [URI] [--force]",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "words", nargs="*", metavar="...", help="list (the default), release RESOURCE or dead-letters; then the URI"
-    )
+    parser.add_argument("words", nargs="*", metavar="...", help="an action (default: list), the RESOURCE; then the URI")
     parser.add_argument("--uri", metavar="URI", help=f"as for tailrace watch (default: {URI_VARIABLE})")
     parser.add_argument("--store", default=STORE, metavar="DB.COLL", help=f"where leases are kept (default: {STORE})")
     parser.add_argument("--format", choices=("pretty", "json"), default="pretty", help="default: pretty")
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    parser.add_argument("--sealed", action="store_true", help="list, show: sealed lanes too")
+    parser.add_argument("--now", action="store_true", help="pause, skip: do not wait for the change in hand")
+    parser.add_argument("--wait", type=float, metavar="S", help=f"pause, skip: so long (default: {_WAIT_S:g})")
+    parser.add_argument("--time", metavar="ISO", help='seek: a time, "2026-11-21T10:00:00Z"; without offset: UTC')
+    parser.add_argument("--timestamp", metavar="T,I", help="seek: a BSON timestamp: seconds since 1970 and increment")
+    parser.add_argument("--token", metavar="HEX|JSON", help="seek: a resume token; the change after it comes next")
+    parser.add_argument("--source", metavar="URI", help="seek: the watched deployment, if it is another")
+    parser.add_argument("--all-lanes", action="store_true", help="skip: the next change of each lane")
+    parser.add_argument("--withdraw", action="store_true", help="skip: the next change is handled after all")
+    parser.add_argument("--to", metavar="OWNER", help="release: who is to have it next")
+    parser.add_argument(
+        "--within", type=float, metavar="S", help=f"release: so long only OWNER takes it (default: {_WITHIN_S:g})"
+    )
+    parser.add_argument("--force", action="store_true", help="delete: also while it is held")
     dead_letters.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out; 1 where a record cannot be read. Raises TailraceError."""
-    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
-    from tailrace.consumer import MongoLeaseStore  # noqa: PLC0415
-
+    """Carry the command out. Raises TailraceError."""
     words = list(args.words)
-    action = words.pop(0) if words and words[0] in _ACTIONS else "list"
-    if action == "dead-letters":
-        return dead_letters.run(args, words)
-    dead_letters.refuse_arguments(args)
-    resource = words.pop(0) if action == "release" and words else None
-    if action == "release" and resource is None:
-        raise UsageError("which lease is to be released?", hint="tailrace leases release RESOURCE")
+    if words and words[0] == "dead-letters":
+        _refuse_options(args, "dead-letters", ("letters", "source"))
+        return dead_letters.run(args, words[1:])
+    action = words.pop(0) if words and words[0] in _OPTIONS else "list"
+    dead_letters.refuse_arguments(args, but="letters")
+    _refuse_options(args, action, _OPTIONS[action])
+    resource = words.pop(0) if action != "list" and words and not is_uri_argument(words[0]) else ""
+    if action != "list" and not resource:
+        raise UsageError(f"which lease is to be {_DONE[action]}?", hint=f"tailrace leases {action} RESOURCE")
     uri = words.pop(0) if words and is_uri_argument(words[0]) and args.uri is None else args.uri
     if words:
         raise UsageError(f"{words[0]!r} is not understood here", hint="tailrace leases --help shows how")
+    from tailrace.client import connect  # noqa: PLC0415  so that --help does not load it
+    from tailrace.consumer import LeaseOperations, MongoLeaseStore  # noqa: PLC0415
+
     database, collection = store_namespace(args.store)
     with connect(find_uri(uri)) as client:
         store = MongoLeaseStore(client[database][collection])
-        if resource is not None:
-            return _release(store, resource, args.store)
-        lines = [lease_line(name, found, store.now(), _newest(client)) for name, found in store.examine()]
+        if action in ("list", "show"):
+            return _show(args, store, client, resource)
+        wait = _WAIT_S if args.wait is None else args.wait
+        operations = LeaseOperations(store, where=args.store, wait_seconds=wait)
+        if action == "seek":
+            return _seek(args, operations, client, resource)
+        return _ACTIONS[action](args, operations, resource)
+
+
+def _refuse_options(args: argparse.Namespace, action: str, allowed: tuple[str, ...]) -> None:
+    for owner, names in _OPTIONS.items():
+        for name in names:
+            if name not in allowed and getattr(args, name) not in (None, False):
+                option = name.replace("_", "-")
+                raise UsageError(
+                    f"--{option} belongs to {owner}, not to {action}", hint="tailrace leases --help shows how"
+                )
+
+
+def _show(args: argparse.Namespace, store: MongoLeaseStore, client: Any, resource: str) -> int:
+    from tailrace.client.client import operation_time  # noqa: PLC0415
+
+    every = lease_lines(store.examine(), store.now(), operation_time(client))
+    found = [line for line in every if not resource or belongs(line, resource)]
+    if resource and not found:
+        raise UsageError(
+            f"there is no lease on {resource!r} in {args.store}", hint="tailrace leases lists those that are"
+        )
+    lines = found if args.sealed else without_sealed(found)
     if args.format == "json":
-        say(json.dumps([asdict(line) for line in lines], indent=2, ensure_ascii=False), lines=True)
+        say_json(lines, details=bool(resource))
+    elif not found:
+        say(f"no leases in {args.store}")
     else:
-        _print_table(lines, args.store)
+        say_lines(lines, len(found) - len(lines))
+        for line in lines if resource else ():
+            say_details(line)
     return 1 if any(line.trouble for line in lines) else 0
 
 
-def _newest(client: Any) -> ClusterTime:
-    reply = client.admin.command("ping")
-    return ClusterTime.from_timestamp(reply["operationTime"])
-
-
-def _release(store: MongoLeaseStore, resource: str, where: str) -> int:
-    before = store.revoke(resource)
-    if before is None:
-        raise UsageError(f"there is no lease on {resource!r} in {where}", hint="tailrace leases lists those that are")
-    say(f"released {resource}: " + (f"it was held by {before.owner}" if before.owner else "nobody held it"))
+def _pause(args: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
+    found = operations.pause(resource, now=args.now)
+    say(
+        f"paused {resource}{_lanes(len(found.lanes))}: nobody holds it. tailrace leases resume {resource} lets it go on"
+    )
     return 0
 
 
-def lease_line(resource: str, found: Lease | TailraceError, now: datetime, newest: ClusterTime) -> LeaseLine:
-    """What is shown of a record, at the store's time ``now`` in a deployment that has come to ``newest``."""
-    if isinstance(found, TailraceError):
-        return LeaseLine(resource, state="unreadable", trouble=str(found))
-    state = "free" if found.owner is None else "expired" if found.is_free(now) else "held"
-    age = None if found.acquired_at is None or found.owner is None else (now - found.acquired_at).total_seconds()
-    position = found.position
-    if position is not None and "sealed" in position:
-        state, position = "sealed", position["sealed"]  # a lane of an earlier number of lanes
-    time = position_time(position)
-    lanes = None if position is None else position.get("lanes")
-    return LeaseLine(
-        resource,
-        found.owner,
-        found.version,
-        state,
-        None if age is None else round(age, 1),
-        None if time is None and lanes is None else f"{lanes} lanes" if time is None else str(time),
-        None if time is None else max(0, newest.seconds - time.seconds),
-        len((position or {}).get("gaps", ())),
-    )
+def _resume(_: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
+    was = operations.resume(resource)
+    say(f"resumed {resource}" if was else f"{resource} was not paused")
+    return 0
 
 
-def position_time(position: Mapping[str, Any] | None) -> ClusterTime | None:
-    """The cluster time that a committed position stands at; ``None`` where it has none."""
-    if position is None:
-        return None
-    try:
-        if position.get("token") is not None:
-            return ResumeToken.parse(position["token"]).cluster_time
-        return None if position.get("at") is None else ClusterTime.from_timestamp(position["at"])
-    except (InvalidResumeToken, AttributeError, TypeError, ValueError):
-        return None
+def _release(args: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
+    if args.to is None:
+        if args.within is not None:
+            raise UsageError("--within says how long it is left to the owner of --to", hint="Give --to OWNER")
+        before = operations.release(resource)
+    else:
+        within = _WITHIN_S if args.within is None else args.within
+        before = operations.release(resource, args.to, within)
+    owners = sorted({record.owner for record in before if record.owner})
+    say(f"released {resource}: " + (f"it was held by {', '.join(owners)}" if owners else "nobody held it"))
+    if args.to is not None:
+        say(f"for {within:g} s only {args.to} takes it, then anybody")
+    return 0
 
 
-def _print_table(lines: list[LeaseLine], where: str) -> None:
-    if not lines:
-        say(f"no leases in {where}")
-        return
-    rows = [("RESOURCE", "STATE", "VERSION", "AGE", "LAG", "POSITION", "OWNER")]
-    for line in lines:
-        rows.append(
-            (
-                line.resource,
-                line.state,
-                _text(line.version),
-                _text(line.age, " s"),
-                _text(line.lag, " s"),
-                _position_text(line),
-                _text(line.owner),
-            )
+def _delete(args: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
+    names = operations.delete(resource, force=args.force)
+    say(f"deleted {resource}" + (f" and {len(names) - 1} leases of its lanes and processes" if len(names) > 1 else ""))
+    return 0
+
+
+def _skip(args: argparse.Namespace, operations: LeaseOperations, resource: str) -> int:
+    if args.withdraw:
+        was = operations.withdraw_skip(resource)
+        say(f"{resource}: no change is left out" + ("" if was else ", and none was to be"))
+        return 0
+    letters = args.letters or dead_letters.LETTERS
+    store_namespace(letters)
+    names = operations.skip(resource, letters, all_lanes=args.all_lanes, now=args.now)
+    wait = _WAIT_S if args.wait is None else args.wait
+    end = time.monotonic() + wait
+    while (pending := operations.pending(names)) and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    if pending:
+        say(
+            f"{', '.join(pending)}: the next change will be left out; no listener has come to one within {wait:g} s. "
+            f"tailrace leases skip {resource} --withdraw takes it back"
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    for line in lines:
-        if line.trouble:
-            say(f"{line.resource}: {line.trouble}")
+        return 1
+    say(f"skipped one change of {resource}{_lanes(len(names))}; tailrace dead-letters --resource {resource} shows it")
+    return 0
 
 
-def _text(value: object, unit: str = "") -> str:
-    return "-" if value is None else f"{value}{unit}"
+def _lanes(count: int) -> str:
+    return f", {count} lanes" if count > 1 else ""
 
 
-def _position_text(line: LeaseLine) -> str:
-    return _text(line.position) + (f" ({line.gaps} gaps)" if line.gaps else "")
+def _seek(args: argparse.Namespace, operations: LeaseOperations, client: Any, resource: str) -> int:
+    from tailrace.client import connect  # noqa: PLC0415  as in run()
+
+    target = _target(args)
+    if args.source is None:
+        oldest, newest = _reach(client)
+    else:
+        with connect(find_uri(args.source)) as source:
+            oldest, newest = _reach(source)
+    before = operations.seek(resource, target, oldest=oldest, newest=newest)
+    come = "" if before is None else f"; it stood at {before.cluster_time}"
+    say(f"moved {resource} to {target.cluster_time}{come}")
+    return 0
+
+
+def _reach(client: Any) -> tuple[Any, Any]:
+    """The oldest and the newest time that a stream may begin at; ``None`` where that cannot be told."""
+    from tailrace.client.client import operation_time  # noqa: PLC0415  as in run()
+    from tailrace.consumer.snapshots import oldest_reachable  # noqa: PLC0415
+
+    try:
+        return oldest_reachable(client), operation_time(client)
+    except SourceError:  # such as: the user may not read the oplog
+        return None, None
+
+
+def _target(args: argparse.Namespace) -> StreamPosition:
+    from tailrace.consumer.rules.position import StreamPosition  # noqa: PLC0415  as in run()
+
+    given = [name for name in ("time", "timestamp", "token") if getattr(args, name) is not None]
+    if len(given) != 1:
+        raise UsageError("where is it to be put?", hint="Give one of --time, --timestamp and --token")
+    if args.token is not None:
+        token = read_token(args.token)
+        return StreamPosition(token.to_document(), token.from_invalidate)
+    at = parse_time(args.time) if args.time is not None else parse_timestamp(args.timestamp)
+    return StreamPosition(at=at.to_timestamp())
+
+
+_ACTIONS: Final[dict[str, Callable[[argparse.Namespace, LeaseOperations, str], int]]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "skip": _skip,
+    "release": _release,
+    "delete": _delete,
+}

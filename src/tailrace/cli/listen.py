@@ -113,7 +113,7 @@ def add_commit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DB.COLL",
         help="write a change whose handler has failed at every try, or that the stream cannot give, to this "
         "collection, beside the leases, and go on; "
-        "tailrace leases dead-letters lists and replays them",
+        "tailrace dead-letters lists, shows and replays them",
     )
     parser.add_argument(
         "--after-dead-letter", choices=("skip", "stop"), default="skip", help="then go on, or end (default: skip)"

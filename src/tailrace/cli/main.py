@@ -38,6 +38,7 @@ COMMANDS: Final = (
     "token",
     "listen",
     "leases",
+    "dead-letters",
     "view",
     "gateway",
     "streams",
@@ -292,7 +293,7 @@ def build_parser(names: Sequence[str] = COMMANDS) -> _Parser:
     parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
-        import_module(f"tailrace.cli.{name}").add_parser(subparsers)
+        import_module(f"tailrace.cli.{name.replace('-', '_')}").add_parser(subparsers)
     return parser
 
 

@@ -5,6 +5,7 @@ from tailrace.consumer.async_listener import AsyncListener
 from tailrace.consumer.change import Change
 from tailrace.consumer.fence import Fence
 from tailrace.consumer.lease import Lease, LeaseStore
+from tailrace.consumer.lease_operations import LeaseOperations
 from tailrace.consumer.listener import Listener
 from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.consumer.mongo_lease_store import MongoLeaseStore
@@ -36,6 +37,7 @@ __all__ = [
     "Lease",
     "LeaseDocumentError",
     "LeaseLost",
+    "LeaseOperations",
     "LeaseStore",
     "LeaseStoreUnavailable",
     "Listener",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,20 +13,21 @@ from typing import Any, Final, Literal
 import bson
 from bson.binary import Binary
 from bson.codec_options import CodecOptions, DatetimeConversion
-from bson.json_util import RELAXED_JSON_OPTIONS, dumps
+from bson.json_util import CANONICAL_JSON_OPTIONS, RELAXED_JSON_OPTIONS, dumps
 from pymongo import ASCENDING
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.write_concern import WriteConcern
 
 from tailrace.consumer.change import Change
 from tailrace.consumer.fence import Fence
 from tailrace.consumer.messages.publisher import PublisherAway
-from tailrace.consumer.rules.lanes import generation_token
+from tailrace.consumer.rules.errors import LeaseStoreUnavailable, SkippedByOperator
+from tailrace.consumer.rules.lanes import FIRST_LANE_TOKEN, generation_token
 from tailrace.consumer.rules.need import Decision
 from tailrace.consumer.rules.unrun import refuse_unrun
-from tailrace.errors import TailraceError, UsageError
+from tailrace.errors import SinkError, TailraceError, UsageError
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.source.failure import is_transient
@@ -81,6 +83,20 @@ class DeadLetters:
         )
         return self._then
 
+    def write_skipped(self, change: Change, error: TailraceError | None = None) -> None:
+        """Keep a change that an operator wants left out. ``error``: why the stream cannot give it, where that is so.
+        Raises LeaseStoreUnavailable where it is worth trying again."""
+        try:
+            self._write(change, error or SkippedByOperator("an operator left it out, with tailrace leases skip"), 0)
+        except PyMongoError as failure:
+            message = f"cannot write the dead letter to {self._collection.full_name}: {failure}"
+            if is_transient(failure) or failure.timeout:
+                raise LeaseStoreUnavailable(message) from failure
+            code = failure.code if isinstance(failure, OperationFailure) else None
+            raise SinkError(
+                message, code=code, hint="tailrace leases skip --withdraw takes the order back"
+            ) from failure
+
     def _write(self, change: Change, error: Exception, attempt: int) -> None:
         raw = change.raw
         letter = {
@@ -102,12 +118,10 @@ class DeadLetters:
     def letters(self, resource: str | None = None, change: str | None = None) -> Iterator[DeadLetter]:
         """The letters that are there, oldest change first.
 
-        ``resource``  only those of this one
+        ``resource``  only those of this one, of all its lanes
         ``change``    only those whose message id begins with this
         """
-        query: dict[str, Any] = {} if resource is None else {"_id.resource": resource}
-        if change is not None:
-            query["_id.change"] = {"$gte": change, "$lt": change + "~"}  # ids are hex digits
+        query = _chosen(resource, change)
         order = [("clusterTime", ASCENDING), ("_id.change", ASCENDING)]
         # Ids first: whole events would be too much to sort, and replaying removes what is being read.
         for name in list(self._collection.find(query, {"clusterTime": 1}, sort=order)):
@@ -115,14 +129,33 @@ class DeadLetters:
             if found is not None:
                 yield DeadLetter.of(found, self._collection)
 
+    def changes(self, resource: str | None = None) -> set[str]:
+        """The message ids of the letters."""
+        return {str(found["_id"]["change"]) for found in self._collection.find(_chosen(resource, None), {"_id": 1})}
+
+    def discard(self, resource: str | None = None, change: str | None = None) -> int:
+        """Remove letters that nobody wants to replay; how many. They are chosen as in ``letters``."""
+        return self._collection.delete_many(_chosen(resource, change)).deleted_count
+
     def replay(
-        self, handler: Callable[[DeadLetter], Any], resource: str | None = None, change: str | None = None
+        self,
+        handler: Callable[[DeadLetter], Any],
+        resource: str | None = None,
+        change: str | None = None,
+        *,
+        keeps: Callable[[DeadLetter], bool] = lambda letter: False,
     ) -> int:
         """Hand each letter to ``handler``, oldest first, and remove it when the handler returns; how many. Raises what
         the handler raises, and keeps that letter and those after it. The order holds among the letters only: changes
-        since then have been handled already. ``resource`` and ``change`` choose as in ``letters``."""
+        since then have been handled already. ``resource`` and ``change`` choose as in ``letters``.
+
+        ``keeps``  asked before each: one for which it is true is left where it is. ``NewerChanges`` says whether its
+                   document has changed since, for a handler that writes without a fence
+        """
         count = 0
         for letter in self.letters(resource, change):
+            if keeps(letter):
+                continue
             refuse_unrun(handler(letter), "the handler of dead letters")
             self._collection.delete_one(letter.key)
             count += 1
@@ -181,6 +214,11 @@ class DeadLetter:
             ) from None
 
     @property
+    def whole_resource(self) -> str:
+        """The resource, whichever lane the letter is of. ``x/1`` is the name of a lane only under a lane's token."""
+        return self.resource.rpartition("/")[0] if generation_token(self.version) else self.resource
+
+    @property
     def key(self) -> dict[str, Any]:
         """The query that finds it among the others."""
         return {"_id": {"resource": self.resource, "change": self.message_id}}
@@ -217,6 +255,11 @@ class DeadLetter:
         return bson.decode(self.raw, _ANY_VALUE)
 
     @property
+    def event_as_json(self) -> str:
+        """The event as extended JSON (canonical); text that is not UTF-8 is escaped."""
+        return dumps(bson.decode(self.raw, _TO_SHOW), json_options=CANONICAL_JSON_OPTIONS, ensure_ascii=False)
+
+    @property
     def document_key(self) -> Mapping[str, Any] | None:
         """The changed document's key."""
         return self.event.get("documentKey")
@@ -228,6 +271,16 @@ class DeadLetter:
 
     def check(self) -> None:
         """There is no lease that could be lost."""
+
+
+def _chosen(resource: str | None, change: str | None) -> dict[str, Any]:
+    query: dict[str, Any] = {}
+    if resource is not None:
+        lane = {"_id.resource": {"$regex": f"^{re.escape(resource)}/[0-9]+$"}, "version": {"$gte": FIRST_LANE_TOKEN}}
+        query["$or"] = [{"_id.resource": resource}, lane]
+    if change is not None:
+        query["_id.change"] = {"$gte": change, "$lt": change + "~"}  # ids are hex digits
+    return query
 
 
 def _reason(error: Exception) -> str:

@@ -113,7 +113,7 @@ class LaneGroup:
             case ReadRecords():
                 records = [self._store.read(resource) for resource in need.resources]
                 now = self._store.now()
-                return tuple(None if lease is None else Record(lease, lease.is_free(now)) for lease in records)
+                return tuple(None if lease is None else Record.of(lease, now) for lease in records)
             case TakeLease():
                 return self._store.acquire(need.resource, self._owner, self._seconds)
             case HoldLease():

@@ -77,7 +77,20 @@ class LaneStore:
         if self._lease is not lease:
             self._lease, self._inner_lease = lease, self._inner(lease)
         self._commit(self._inner_lease, position, seconds)
+        self._note(position)
+
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> None:
+        """See OperatedLeaseStore; nothing is returned."""
+        self._store.commit_skip(self._inner(lease), position, seconds)  # type: ignore[attr-defined]
+        self._note(position)
+
+    def _note(self, position: Mapping[str, Any]) -> None:
         self._committed(self._lane, order_of(StreamPosition(position.get("token"), at=position.get("at"))))
+
+    @property
+    def collection(self) -> Any:
+        """As of a MongoLeaseStore; ``None`` where the store has none."""
+        return getattr(self._store, "collection", None)
 
     def release(self, lease: Lease) -> bool:
         """See LeaseStore."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -81,6 +82,7 @@ class Lanes:
     ``watch_options``  those of ``watch()``
     ``make_listener``  makes the listener of a lane, and the one that settles where the first lanes begin
     ``resumes``        whether lanes go on behind an invalidation
+    ``note_pause``     called often, with the time since which an operator holds the resource still, or ``None``
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Lanes:
         watch_options: Mapping[str, Any],
         make_listener: MakeListener,
         resumes: bool,
+        note_pause: Callable[[datetime | None], None] = lambda since: None,
     ) -> None:
         self._watchable = watchable
         self._resource = resource
@@ -104,6 +107,7 @@ class Lanes:
         self._options = {"max_await_time_ms": _AWAIT_MS, **watch_options}
         self._make_listener = make_listener
         self._resumes = resumes
+        self._note_pause = note_pause
         self._readers: LaneReaders | None = None
         self._readers_plan: LanePlan | None = None
         self._beginning: LaneListener | None = None
@@ -142,6 +146,7 @@ class Lanes:
             self._beginning.stop()
 
     def _look(self) -> None:
+        self._note_pause(self._logic.paused_at)
         if self._readers is not None:
             self._readers.step()
 

@@ -18,6 +18,7 @@ __all__ = [
     "LeaseLost",
     "LeaseStore",
     "LeaseStoreUnavailable",
+    "OperatedLeaseStore",
     "OwnerNotUnique",
 ]
 
@@ -81,6 +82,23 @@ class CommitsTogether(Protocol):
     def commit_together(self, commits: Sequence[LeaseCommit]) -> Sequence[TailraceError | None]:
         """Do each commit separately, as ``commit`` does: for each ``None``, or what ``commit`` would have raised. No
         two are of one resource. Raises LeaseStoreUnavailable if it is not known which of them were done."""
+
+
+@runtime_checkable
+class OperatedLeaseStore(LeaseStore, Protocol):
+    """What a store also has if an operator can act on its leases (``tailrace.consumer.LeaseOperations``). A store
+    without it works too; its leases are never paused or reserved, and no change is left out."""
+
+    def amend(self, before: Lease | None, after: Lease) -> bool:
+        """Write in one step what ``after`` has other than ``before``, if the record still has the owner and the
+        version of ``before``; with ``None``, if there is no record. Whether it was written."""
+
+    def remove(self, record: Lease) -> bool:
+        """Remove the record if it still has this owner, this version and this end of the lease. Whether it was
+        removed."""
+
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        """As ``commit``, and in the same step the change that was to be left out is no longer to be: it was."""
 
 
 def commits_together(store: LeaseStore) -> CommitsTogether | None:

@@ -11,12 +11,14 @@ import time
 import uuid
 from asyncio import CancelledError
 from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from pymongo.errors import PyMongoError
 
 from tailrace.consumer.change import Change, Hands
+from tailrace.consumer.dead_letters import DeadLetters
 from tailrace.consumer.fence import FENCE_FIELD, Fence
 from tailrace.consumer.lanes import Lanes
 from tailrace.consumer.lease import Lease, LeaseCommit, LeaseStore, commits_together
@@ -49,6 +51,7 @@ from tailrace.consumer.rules.need import (
     RefreshLease,
     ReleaseLease,
     RenewLease,
+    SkipChange,
     Start,
     TellGap,
 )
@@ -195,7 +198,11 @@ class Listener:
         """What was counted so far (``rules.listener.ListenerStatistics``). With partitions: over all lanes that this
         process has worked on; ``position_time`` is the least of them."""
         parts = [logic.statistics for logic in self._lane_logics]
-        return together(parts) if parts else self._logic.statistics
+        if not parts:
+            return self._logic.statistics
+        whole = together(parts)
+        whole.paused = self._logic.statistics.paused
+        return whole
 
     @property
     def logics(self) -> Sequence[ListenerLogic]:
@@ -249,6 +256,7 @@ class Listener:
             watch_options=self._watch,
             make_listener=self._lane_listener,
             resumes=self._logic.settings.on_invalidate == "resume",
+            note_pause=self._note_pause,
         )
         if not self._stopped.is_set():
             self._lanes.run()
@@ -353,13 +361,18 @@ class Listener:
             case KeepLease():
                 return self._keep(need)
             case AcquireLease():
-                return self._store.acquire(self.resource, self.owner, self._lease_seconds)
+                return self._acquire()
             case RefreshLease():
-                return self._store.refresh(need.lease, self._lease_seconds)
+                held = self._store.refresh(need.lease, self._lease_seconds)
+                self._note_pause(held.paused_at)
+                return held
             case RenewLease():
                 return self._renew(need)
             case CommitPosition():
-                return self._commit(LeaseCommit(need.lease, need.position.to_document(), self._lease_seconds))
+                commit = LeaseCommit(need.lease, need.position.to_document(), self._lease_seconds)
+                return self._commit_skip(commit) if need.ends_skip else self._commit(commit)
+            case SkipChange():
+                return self._skip(need)
             case ReleaseLease():
                 return self._release(need)
             case TellGap():
@@ -460,6 +473,49 @@ class Listener:
         if error is not None:
             raise error
 
+    def _acquire(self) -> Lease | None:
+        lease = self._store.acquire(self.resource, self.owner, self._lease_seconds)
+        read = getattr(self._store, "read", None)  # a lane's has none: the lanes themselves look
+        if read is not None and not self._logic.stopping:
+            record: Lease | None = read(self.resource) if lease is None else lease
+            self._note_pause(None if record is None else record.paused_at)
+        return lease
+
+    def _note_pause(self, since: datetime | None) -> None:
+        """Log once that an operator holds the resource still, and once that nobody does any more."""
+        statistics = self._logic.statistics
+        if (since is not None) == bool(statistics.paused):
+            return
+        statistics.paused = int(since is not None)
+        if since is not None:
+            said = "%s: an operator has paused it since %s: the change in hand is finished, and no other one is begun"
+            _log.warning(said, self.resource, f"{since:%Y-%m-%d %H:%M:%S} UTC")
+        else:
+            _log.warning("%s: it is no longer paused", self.resource)
+
+    def _skip(self, need: SkipChange) -> bool:
+        """Write down what an operator wants left out: with the other dead letters, or where the operator says."""
+        if isinstance(need.change.event, BarrierReached):
+            return False
+        letters = self._on_error if isinstance(self._on_error, DeadLetters) else self._letters_of(need.skip)
+        change = self._new_change(need.change)
+        letters.write_skipped(change, need.error)
+        _log.warning("%s: the change %s was left out, as an operator asked for", self.resource, change.message_id)
+        return True
+
+    def _letters_of(self, skip: Mapping[str, Any]) -> DeadLetters:
+        collection, where = getattr(self._store, "collection", None), skip.get("letters")
+        if collection is None or not isinstance(where, str) or "." not in where:
+            raise UsageError(
+                f"an operator wants a change of {self.resource!r} left out, and there is no place for dead letters",
+                hint="Give the listener on_error=DeadLetters(...)",
+            )
+        database, _, name = where.partition(".")
+        return DeadLetters(collection((database, name)))
+
+    def _commit_skip(self, commit: LeaseCommit) -> None:
+        self._store.commit_skip(*commit)  # type: ignore[attr-defined]  # nobody else has leases with such a change
+
     def _renew(self, need: RenewLease) -> Lease | None:
         renew = getattr(self._store, "renew", None)  # of a lane
         if renew is None:
@@ -493,7 +549,7 @@ class Listener:
             fence_field=self._fence_field,
             fence_above=self._fence_above,
             codec_options=self._watching.codec_options,
-            is_stopping=lambda: self._logic.stopping,
+            is_stopping=lambda: self._logic.leaves,
         )
 
     def _keep_quietly(self, steps: Generator[Need, Outcome, Any], owned: Any) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import bson
 
 from tailrace.consumer.lease import LeaseCommit
+from tailrace.consumer.rules import instructions
 from tailrace.consumer.rules import lease as rules
 from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost
 from tailrace.consumer.rules.lease import Lease
@@ -97,6 +99,34 @@ class MemoryLeaseStore:
                 self._put(rules.released(record, record))
             return record
 
+    def amend(self, before: Lease | None, after: Lease) -> bool:
+        """See OperatedLeaseStore."""
+        changed = bson.decode(bson.encode({"position": after.position, "skip": after.skip}))
+        differs = instructions.changes(before, after)
+        with self._lock:
+            record = self._records.get(after.resource)
+            if not _is_still(record, before):
+                return False
+            kept = Lease(after.resource, None, 0) if record is None else record
+            self._put(replace(kept, **{**differs, **{name: changed[name] for name in changed.keys() & differs.keys()}}))
+            return True
+
+    def remove(self, record: Lease) -> bool:
+        """See OperatedLeaseStore."""
+        with self._lock:
+            found = self._records.get(record.resource)
+            if found is None or not _is_still(found, record) or found.expires_at != record.expires_at:
+                return False
+            del self._records[record.resource]
+            return True
+
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        """See OperatedLeaseStore."""
+        stored = bson.decode(bson.encode(position))
+        with self._lock:
+            after = rules.committed(self._records.get(lease.resource), lease, stored, seconds, self._clock())
+            return self._put(instructions.skipping(after, None))
+
     def now(self) -> datetime:
         """See LeaseStore."""
         return self._clock()
@@ -104,3 +134,9 @@ class MemoryLeaseStore:
     def _put(self, record: Lease) -> Lease:
         self._records[record.resource] = record
         return record
+
+
+def _is_still(record: Lease | None, before: Lease | None) -> bool:
+    if record is None or before is None:
+        return record is before
+    return (record.owner, record.version) == (before.owner, before.version)

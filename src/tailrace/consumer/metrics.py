@@ -46,5 +46,7 @@ class ListenerCollector(Collector):
         )
         seconds = [(resource, lag.seconds) for resource, lag in lags if lag.seconds is not None]
         yield families.gauge("lag_seconds", _LAG, *seconds)
+        pauses = ((resource, one.paused) for resource, one in rows)
+        yield families.gauge("paused", "1 while an operator holds the resource still", *pauses)
         unknown = sorted(PASSED_OVER.copy().items())
         yield Families("tailrace_listener", "kind").counter("unknown_entries", UNKNOWN_ENTRIES, *unknown)

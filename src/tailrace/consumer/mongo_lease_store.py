@@ -32,6 +32,7 @@ from pymongo.read_concern import ReadConcern
 
 from tailrace.consumer.forward_query import forward, forward_expressions
 from tailrace.consumer.lease import LeaseCommit
+from tailrace.consumer.rules import instructions
 from tailrace.consumer.rules import lease as rules
 from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseStoreUnavailable
 from tailrace.consumer.rules.lease import Lease
@@ -42,8 +43,25 @@ _MAJORITY: Final = WriteConcern("majority")
 #: A call that has no answer after this time counts as unanswered.
 TIMEOUT_S: Final = 10.0
 _VERSION_MAX: Final = 1 << 53
-_FIELDS: Final = {"_id", "owner", "version", "position", "expiresAt", "acquiredAt", "committedAt"}
-_DATES: Final = ("expiresAt", "acquiredAt", "committedAt")
+#: The fields of a document by the attributes of a Lease. An operator's instructions are there only while they hold.
+_INSTRUCTIONS: Final = {
+    "paused_at": "pausedAt",
+    "reserved_for": "reservedFor",
+    "reserved_until": "reservedUntil",
+    "skip": "skip",
+}
+_FIELD_OF: Final = {
+    "resource": "_id",
+    "owner": "owner",
+    "version": "version",
+    "position": "position",
+    "expires_at": "expiresAt",
+    "acquired_at": "acquiredAt",
+    "committed_at": "committedAt",
+    **_INSTRUCTIONS,
+}
+_FIELDS: Final = frozenset(_FIELD_OF.values())
+_DATES: Final = ("expiresAt", "acquiredAt", "committedAt", "pausedAt", "reservedUntil")
 _UNAUTHORIZED: Final = 13
 _WRITE_CONFLICT: Final = 112
 #: A commit whose outcome is unknown is asked for so often; the driver tries each of them twice.
@@ -88,7 +106,7 @@ class MongoLeaseStore:
                 self._check_deployment()
                 document = self._leases.find_one_and_update(
                     {"_id": resource},
-                    [{"$replaceWith": _acquired(owner, seconds)}],
+                    [{"$replaceWith": _acquired(owner, seconds)}, _WITHOUT_OLD_RESERVATION],
                     upsert=True,
                     return_document=ReturnDocument.AFTER,
                 )
@@ -241,6 +259,40 @@ class MongoLeaseStore:
             )
         return None if document is None else self._read(document)
 
+    def amend(self, before: Lease | None, after: Lease) -> bool:
+        """See OperatedLeaseStore."""
+        changed = {_FIELD_OF[name]: value for name, value in instructions.changes(before, after).items()}
+        if "version" in changed:
+            changed["version"] = Int64(after.version)
+        gone = {name: "" for name, value in changed.items() if value is None and name in _INSTRUCTIONS.values()}
+        fields = {name: value for name, value in changed.items() if name not in gone}
+        with self._answering(f"change the lease on {after.resource!r}"):
+            if before is None:
+                try:
+                    self._leases.insert_one(fields | {"_id": after.resource})
+                except DuplicateKeyError:
+                    return False
+                return True
+            update: dict[str, Any] = {"$set": fields or {"owner": after.owner}}
+            result = self._leases.update_one(_of(before), update | ({"$unset": gone} if gone else {}))
+        return result.matched_count == 1
+
+    def remove(self, record: Lease) -> bool:
+        """See OperatedLeaseStore."""
+        with self._answering(f"delete the lease on {record.resource!r}"):
+            query = _of(record) | {"expiresAt": record.expires_at}
+            return self._leases.delete_one(query).deleted_count == 1
+
+    def commit_skip(self, lease: Lease, position: Mapping[str, Any], seconds: float) -> Lease:
+        """See OperatedLeaseStore."""
+        update = [*_committed(position, seconds), {"$unset": "skip"}]
+        return self._held(lease, update, f"commit to the lease on {lease.resource!r}", forward(position))
+
+    def collection(self, namespace: tuple[str, str]) -> Collection[Any]:
+        """A collection of the deployment that keeps the leases."""
+        database, name = namespace
+        return self._plain.database.client[database][name]
+
     def now(self) -> datetime:
         """See LeaseStore: the primary's clock."""
         with self._answering("ask for the time"):
@@ -290,15 +342,14 @@ class MongoLeaseStore:
 
     def _read(self, document: Mapping[str, Any]) -> Lease:
         """The lease that a document holds. Raises LeaseDocumentError where it is not one that this store writes."""
-        owner, version, position = (document.get(name) for name in ("owner", "version", "position"))
         wrong = _wrong_field(document)
         if wrong is not None:
             raise LeaseDocumentError(
                 f"the lease document {document.get('_id')!r} in {self._plain.full_name} cannot be used: {wrong}",
                 hint="Somebody has edited it. Put it right; its version must be above every version before",
             )
-        dates = [document.get(name) for name in _DATES]
-        return Lease(document["_id"], owner, int(version), position, *dates)  # type: ignore[arg-type]
+        values: dict[str, Any] = {name: document.get(field) for name, field in _FIELD_OF.items()}
+        return Lease(**{**values, "version": int(values["version"])})
 
 
 def _check_not_ended(session: ClientSession | AsyncClientSession) -> None:
@@ -332,8 +383,11 @@ def _wrong_field(document: Mapping[str, Any]) -> str | None:
         return "its _id is not a text"
     if not (document.get("owner") is None or isinstance(document["owner"], str)):
         return f"owner is not a text: {document['owner']!r}"
-    if not (document.get("position") is None or isinstance(document["position"], Mapping)):
-        return f"position is not a document: {document['position']!r}"
+    for name in ("position", "skip"):
+        if not (document.get(name) is None or isinstance(document[name], Mapping)):
+            return f"{name} is not a document: {document[name]!r}"
+    if not isinstance(document.get("reservedFor", ""), str):
+        return f"reservedFor is not a text: {document['reservedFor']!r}"
     return None
 
 
@@ -381,6 +435,13 @@ def _commit_statement(lease: Lease, position: Mapping[str, Any], seconds: float)
     return {"q": {"_id": lease.resource}, "u": [update]}
 
 
+_NOT_RESERVED: Final = {"$lte": [{"$ifNull": ["$reservedUntil", None]}, "$$NOW"]}
+_IS_OVER: Final = {"$and": [{"$eq": [{"$type": "$reservedUntil"}, "date"]}, {"$lte": ["$reservedUntil", "$$NOW"]}]}
+_WITHOUT_OLD_RESERVATION: Final = {
+    "$set": {name: {"$cond": [_IS_OVER, "$$REMOVE", f"${name}"]} for name in ("reservedUntil", "reservedFor")}
+}
+
+
 def _acquired(owner: str, seconds: float) -> dict[str, Any]:
     """The document after ``owner`` asked: taken where it is free or is under this id already, as it was otherwise, and
     where somebody has edited it into something that is no lease."""
@@ -390,18 +451,24 @@ def _acquired(owner: str, seconds: float) -> dict[str, Any]:
     in_range = {"$and": [{"$gte": ["$version", 0]}, {"$lt": ["$version", Int64(_VERSION_MAX)]}]}
     types_fit = [
         {"$in": [{"$type": f"${name}"}, [kind, "null", "missing"]]}
-        for name, kind in (("owner", "string"), ("position", "object"), *((name, "date") for name in _DATES))
+        for name, kind in (
+            *(("owner", "string"), ("reservedFor", "string"), ("position", "object"), ("skip", "object")),
+            *((name, "date") for name in _DATES),
+        )
     ]
     nobody = {"$eq": [{"$ifNull": ["$owner", None]}, None]}
     expired = {"$lte": [{"$ifNull": ["$expiresAt", None]}, "$$NOW"]}
-    mine = {"$eq": ["$owner", {"$literal": owner}]}
+    mine_yet = {"$and": [{"$eq": ["$owner", {"$literal": owner}]}, {"$not": [expired]}]}
+    not_paused = {"$eq": [{"$ifNull": ["$pausedAt", None]}, None]}
+    not_for_others = {"$or": [_NOT_RESERVED, {"$in": ["$reservedFor", {"$literal": list(rules.names_of(owner))}]}]}
+    for_anybody = {"$and": [{"$or": [nobody, expired]}, not_paused, not_for_others]}
     taken = {
         "owner": {"$literal": owner},
         "version": {"$toLong": {"$add": [{"$ifNull": ["$version", 0]}, 1]}},
         "expiresAt": _later(seconds),
         "acquiredAt": "$$NOW",
     }
-    is_free = {"$and": [is_number, in_range, is_whole, *types_fit, {"$or": [nobody, expired, mine]}]}
+    is_free = {"$and": [is_number, in_range, is_whole, *types_fit, {"$or": [mine_yet, for_anybody]}]}
     # A $switch takes its first branch that fits, and evaluates none after it.
     after: dict[str, Any] = {"$mergeObjects": ["$$ROOT", taken]}
     branches = [

@@ -119,6 +119,16 @@ class Copying:
         return all(MongodSource(member).oldest()[1] for member in members)
 
 
+def oldest_reachable(client: Client[Any]) -> ClusterTime | None:
+    """The oldest time that a stream can begin at: from it on no oplog lacks anything. ``None`` where no oplog has lost
+    anything yet."""
+    readers = readers_of(client)
+    cluster = readers.cluster
+    members = [readers.client] if cluster is None else [cluster.client(shard.name) for shard in cluster.shards()]
+    found = [MongodSource(member).oldest() for member in members]
+    return max((first for first, is_whole in found if not is_whole), default=None)
+
+
 def oldest_time(client: Client[Any]) -> Timestamp:
     """The cluster time of the oldest entry that is no no-op; of a cluster, the oldest time from which on no shard's
     oplog lacks anything. Where there is nothing but no-ops: the present."""

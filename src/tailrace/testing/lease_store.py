@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from tailrace.consumer.lease import CommitsTogether, LeaseCommit
+from tailrace.consumer.lease import CommitsTogether, LeaseCommit, OperatedLeaseStore
+from tailrace.consumer.rules import instructions
 from tailrace.consumer.rules.errors import LeaseDocumentError, LeaseLost, OwnerNotUnique
 from tailrace.consumer.rules.lease import Lease
 from tailrace.errors import TailraceError, UsageError
@@ -287,6 +289,85 @@ def _transactions(new_store: Callable[[], Any], resource: str) -> None:
     _require(_same(store.read(resource).position, _FURTHER), "what is refused changes nothing")
 
 
+def _operated(new_store: Callable[[], Any], resource: str) -> None:
+    """What an operator writes holds for every owner. It is written while the record is what the operator saw."""
+    store, other = new_store(), new_store()
+    if not isinstance(store, OperatedLeaseStore):
+        return  # a store whose leases no operator can act on
+    nobody = Lease(resource, None, 0)
+    _require(store.amend(None, instructions.paused(nobody, store.now())), "a record can be made by an operator")
+    _require(not other.amend(None, nobody), "a record that is there is not made again")
+    _require(store.acquire(resource, "a", _LONG) is None, "a lease that is paused is given to nobody")
+    _amended(store, resource, instructions.resumed)
+    lease = _held(store, resource, "a")
+    _require(lease.version == 1, "what an operator writes is no acquisition")
+    _amended(other, resource, lambda record: instructions.paused(record, store.now()))
+    _require(store.refresh(lease, _LONG).paused_at is not None, "an owner hears of a pause when it refreshes the lease")
+    store.commit(lease, _POSITION, _LONG)
+    _require(store.acquire(resource, "a", _LONG) is not None, "an owner may renew a lease that is paused")
+    _stale(store, lease, other)
+    _amended(other, resource, lambda record: replace(record, expires_at=record.acquired_at))
+    _require(store.acquire(resource, "a", _LONG) is None, "once it has run out, nobody takes a lease that is paused")
+    _handed_over(store, other, resource)
+    _moved_by_an_operator(store, other, resource)
+
+
+def _handed_over(store: Any, other: Any, resource: str) -> None:
+    _amended(
+        other, resource, lambda one: instructions.handed_over(instructions.resumed(one), "host$b", _LONG, store.now())
+    )
+    for owner in ("a", "host$", "host$b2", "host$b2-1"):
+        _require(
+            store.acquire(resource, owner, _LONG) is None, f"a lease that is left to host$b is not given to {owner}"
+        )
+    lease = store.acquire(resource, "host$b-7-abc", _LONG)
+    _require(lease is not None, "a lease is given to whom it is left")
+    store.release(lease)
+    _require(store.acquire(resource, "a", _LONG) is None, "a lease is left to its next owner until the time is over")
+    _amended(other, resource, lambda one: instructions.handed_over(one, "absent", _SHORT, store.now()))
+    lease = _held(store, resource, "c")
+    _require(other.read(resource).reserved_for is None, "a reservation whose time is over is gone with the next owner")
+    _require(_same(lease.position, _POSITION), "the position outlives all that")
+
+
+def _moved_by_an_operator(store: Any, other: Any, resource: str) -> None:
+    before = store.read(resource)
+    held_by_c = store.acquire(resource, "c", _LONG)
+    _require(
+        not other.amend(before, instructions.unowned(before)), "a record that has changed its owner is not amended"
+    )
+    _require(not other.remove(before), "nor removed")
+    seized = instructions.seized(held_by_c, "$operator", _LONG, store.now())
+    _require(other.amend(held_by_c, seized), "an operator takes a lease that is held")
+    _stale(store, held_by_c, other)
+    back = {"token": {"_data": "8200"}, "why": "$$NOW"}
+    _require(other.amend(seized, instructions.placed(seized, back, store.now())), "an operator sets a position back")
+    _amended(other, resource, lambda one: instructions.skipping(one, {"letters": "$db.coll"}))
+    other.release(seized)
+    lease = _held(store, resource, "d")
+    _require(_same(lease.position, back), "a position is what an operator has made it")
+    _require(_same(lease.skip, {"letters": "$db.coll"}), "an owner is told which change it is to leave out")
+    _require(store.refresh(lease, _LONG).skip is not None, "a change is to be left out until it was")
+    with _refused("what ends a skip does not set the position back", LeaseDocumentError):
+        store.commit_skip(lease, {"token": {"_data": "81"}}, _LONG)
+    store.commit_skip(lease, _POSITION, _LONG)
+    record = other.read(resource)
+    _require(record.skip is None and _same(record.position, _POSITION), "a skip ends with the position behind it")
+    with _refused("who has lost a lease ends no skip"):
+        store.commit_skip(seized, _POSITION, _LONG)
+    store.refresh(lease, _LONG * 2)
+    _require(not other.remove(record), "a lease that was refreshed since is not removed")
+    record = other.read(resource)
+    _require(other.remove(record) and store.read(resource) is None, "a record can be removed")
+
+
+def _amended(store: Any, resource: str, change: Callable[[Lease], Lease]) -> None:
+    record = store.read(resource)
+    after = change(record)
+    _require(store.amend(record, after), "what an operator writes is written while the record is the same")
+    _require(store.read(resource) == after, "what an operator writes is read back")
+
+
 CHECKS: Final = (
     _first_lease,
     _names_are_free,
@@ -298,4 +379,5 @@ CHECKS: Final = (
     _revoked,
     _one_wins,
     _transactions,
+    _operated,
 )

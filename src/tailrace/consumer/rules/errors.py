@@ -33,6 +33,10 @@ class Fenced(LeaseLost):
     """A target carries the fencing token of a newer owner: the write changed nothing."""
 
 
+class SkippedByOperator(TailraceError):
+    """Never raised: a dead letter names it as its error if an operator had the change left out."""
+
+
 class HandlerFailed(TailraceError):
     """The handler raised, and the error policy says stop. The position stands before the change in question, so that
     the next run begins with it; ``__cause__`` is the handler's error."""

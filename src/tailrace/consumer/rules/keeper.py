@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Final
 
 from tailrace.consumer.rules.errors import LeaseLost, LeaseStoreUnavailable
+from tailrace.consumer.rules.lease import Lease
 from tailrace.consumer.rules.need import Need, Outcome, Pause, RefreshLease, ReleaseLease
 from tailrace.consumer.rules.ownership import Ownership
 
@@ -55,6 +56,8 @@ def _refresh(ownership: Ownership, lease_seconds: float) -> Generator[Need, Outc
     outcome = yield RefreshLease(lease)
     if outcome.error is None:
         ownership.extended(outcome.asked + lease_seconds)
+        if isinstance(outcome.value, Lease) and outcome.value.paused_at is not None:
+            ownership.asked_back = True
         return lease_seconds / _REFRESHES
     if isinstance(outcome.error, LeaseLost):
         if not ownership.in_transaction and ownership.is_current(lease):

@@ -11,6 +11,7 @@ somebody else goes on, and comes to the same plan.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from tailrace.consumer.rules.errors import LaneHistoryLost, LeaseLost, LeaseStoreUnavailable, OwnerNotUnique
@@ -35,7 +36,7 @@ from tailrace.consumer.rules.lanes import (
     member_resource,
     sealed,
 )
-from tailrace.consumer.rules.lease import Lease
+from tailrace.consumer.rules.lease import Lease, names_of
 from tailrace.consumer.rules.need import Outcome, Pause
 from tailrace.consumer.rules.position import StreamPosition
 
@@ -77,6 +78,8 @@ class LaneGroupLogic:
         #: How often a lease was taken under this process's own id, and how long nothing has happened since. A request
         #: of its own that arrives late does that too; another process with the same id does it again and again.
         self._stolen = self._calm_rounds = 0
+        #: Since when an operator holds the resource still.
+        self.paused_at: datetime | None = None
         #: The generation whose lanes found their history lost: it is to be followed by a copy.
         self._lost: int | None = None
 
@@ -86,7 +89,7 @@ class LaneGroupLogic:
             try:
                 if self.plan is None:
                     self.plan = yield from self._settled_plan()
-                    calm = False
+                    calm = self.paused_at is not None
                 else:
                     calm = yield from self._round(self.plan)
                 if self._lost is not None:
@@ -120,11 +123,12 @@ class LaneGroupLogic:
     def _settled_plan(self) -> GroupSteps:
         """The plan, made or asked to change where need be; ``None``: not yet."""
         (record,) = yield from self._ask(ReadRecords((self._resource,)))
+        self._note_pause(record)
         if record is not None and LanePlan.is_plan(record.lease.position):
             plan = LanePlan.from_document(record.lease.position, self._resource)
             if self._wanted is None or plan == plan.asked_for(self._wanted, self._key):
                 return plan
-        lease = yield from self._ask(TakeLease(self._resource))
+        lease = None if self.paused_at is not None else (yield from self._ask(TakeLease(self._resource)))
         if lease is None:
             return None  # another process changes it, or a listener without lanes is at work
         position: Mapping[str, Any] | None = lease.position
@@ -141,6 +145,9 @@ class LaneGroupLogic:
         yield from self._ask(WriteRecord(lease, plan.to_document()))
         yield from self._ask(GiveLease(lease))
         return plan
+
+    def _note_pause(self, record: Record | None) -> None:
+        self.paused_at = None if record is None else record.lease.paused_at
 
     def _change_generation(self) -> GroupSteps:
         """Seal all lanes and write the next plan, if nobody holds one of them any more."""
@@ -184,12 +191,17 @@ class LaneGroupLogic:
         names += [lane_resource(self._resource, plan, lane) for lane in range(plan.lanes)]
         records: tuple[Record | None, ...] = yield from self._ask(ReadRecords(tuple(names)))
         first, slots, lanes = records[0], records[1 : plan.lanes + 1], records[plan.lanes + 1 :]
+        self._note_pause(first)
         now = plan if first is None else LanePlan.from_document(first.lease.position or {}, self._resource)
         if now != plan:
             if (yield from self._ask(RunLanes(plan, frozenset()))):
                 return False
             self.plan = now
             return False
+        if self.paused_at is not None:  # it stays a member, and the number of lanes stays what it is
+            yield from self._ask(RunLanes(plan, frozenset()))
+            yield from self._take_part(plan, slots)
+            return True
         if plan.next_lanes is not None:
             if not (yield from self._ask(RunLanes(plan, frozenset()))):
                 yield from self._change_generation()
@@ -202,11 +214,21 @@ class LaneGroupLogic:
             return True
         members = {record.holder for record in slots if record is not None} - {None}
         owners = {lane: record.holder for lane, record in enumerate(lanes) if record is not None and record.holder}
-        move = moves(self._owner, {str(member) for member in members}, owners, plan.lanes)
+        handed = {lane for lane, record in enumerate(lanes) if record is not None and self._is_handed(record)}
+        closed = {lane for lane, record in enumerate(lanes) if record is not None and self._is_closed(record)}
+        everybody = {str(member) for member in members}
+        move = moves(self._owner, everybody, owners, plan.lanes, handed=handed, closed=closed)
         mine = {lane for lane, owner in owners.items() if owner == self._owner}
         wanted = frozenset((mine - set(move.give_up)) | set(move.take))
         running = yield from self._ask(RunLanes(plan, wanted))
         return running == wanted == mine
+
+    def _is_handed(self, record: Record) -> bool:
+        is_ours = record.is_reserved and record.lease.reserved_for in names_of(self._owner)
+        return is_ours and record.lease.paused_at is None
+
+    def _is_closed(self, record: Record) -> bool:
+        return record.lease.paused_at is not None or (record.is_reserved and not self._is_handed(record))
 
     def _take_part(self, plan: LanePlan, slots: tuple[Record | None, ...]) -> GroupSteps:
         """Be seen by the others: hold one of the members' leases. False where others hold all of them."""

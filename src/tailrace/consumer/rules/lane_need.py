@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from tailrace.consumer.rules.lanes import LanePlan
@@ -13,10 +14,17 @@ from tailrace.consumer.rules.need import Pause
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A lease's record as it was read. ``is_free``: whether anybody may take it, by the store's clock."""
+    """A lease's record as it was read. By the store's clock: ``is_free``, whether nobody holds it; ``is_reserved``,
+    whether an operator leaves it to somebody for a time."""
 
     lease: Lease
     is_free: bool
+    is_reserved: bool = False
+
+    @classmethod
+    def of(cls, lease: Lease, now: datetime) -> Record:
+        """A record at the store's time ``now``."""
+        return cls(lease, lease.is_free(now), lease.is_reserved(now))
 
     @property
     def holder(self) -> str | None:

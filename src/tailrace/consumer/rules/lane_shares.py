@@ -26,15 +26,32 @@ def share(me: str, members: Collection[str], held: Mapping[str, int], lanes: int
     return each + (everybody.index(me) < left)
 
 
-def moves(me: str, members: Collection[str], owners: Mapping[int, str], lanes: int) -> Moves:
-    """What ``me`` should do. ``owners`` are the lanes under a lease that has not expired, and whose."""
+def moves(
+    me: str,
+    members: Collection[str],
+    owners: Mapping[int, str],
+    lanes: int,
+    *,
+    handed: Collection[int] = (),
+    closed: Collection[int] = (),
+) -> Moves:
+    """What ``me`` should do. ``owners`` are the lanes under a lease that has not expired, and whose.
+
+    ``handed``  lanes that an operator leaves to ``me`` alone for a time: they are taken beside its share
+    ``closed``  lanes that are paused, or left to another process
+
+    Neither are divided with the others.
+    """
+    apart = {*handed, *closed}
+    divided = [lane for lane in range(lanes) if lane not in apart]
     held: dict[str, int] = {}
-    for owner in owners.values():
+    for owner in (owners[lane] for lane in divided if lane in owners):
         held[owner] = held.get(owner, 0) + 1
-    mine = sorted(lane for lane, owner in owners.items() if owner == me)
-    due = share(me, members, held, lanes)
-    free = [lane for lane in range(lanes) if lane not in owners]
+    mine = [lane for lane in divided if owners.get(lane) == me]
+    due = share(me, members, held, len(divided))
+    free = [lane for lane in divided if lane not in owners]
     # Begin at another free lane than the others do: fewer attempts meet.
     first = sorted({me, *members}).index(me) * len(free) // len({me, *members}) if free else 0
     free = free[first:] + free[:first]
-    return Moves(take=tuple(free[: max(0, due - len(mine))]), give_up=tuple(mine[due:]))
+    take = [*sorted(set(handed) - owners.keys()), *free[: max(0, due - len(mine))]]
+    return Moves(tuple(take), (*mine[due:], *sorted(lane for lane in closed if owners.get(lane) == me)))

@@ -29,6 +29,8 @@ BARRIER_LANE: Final = 0
 LANES_MAX: Final = 1024
 #: A generation's fencing tokens begin here times its number: every owner in it is newer than all before.
 _GENERATION_SHIFT: Final = 32
+#: Every fencing token of a lane is at least this; those of listeners without lanes count from 1.
+FIRST_LANE_TOKEN: Final = 1 << _GENERATION_SHIFT
 _SEALED: Final = "sealed"
 
 
@@ -123,6 +125,11 @@ class LanePlan:
     def asked_for_copy(self) -> LanePlan:
         """The plan in which the change to a copy has begun."""
         return replace(self, next_lanes=self.next_lanes or self.lanes, copies=True)
+
+    def sought(self, start: StreamPosition) -> LanePlan:
+        """The next generation, begun at ``start`` whatever was done before, where an operator puts it."""
+        key = self.key if self.next_key is None else self.next_key
+        return LanePlan(self.next_lanes or self.lanes, start, self.generation + 1, key=key)
 
     def copied(self, position: Mapping[str, Any], resource: str) -> LanePlan:
         """The plan with the copy at ``position``; if the copy ends there, the next generation."""

@@ -31,6 +31,12 @@ class Lease:
     ``expires_at``    when anybody may take it, by the store's clock (UTC); ``None`` where nobody holds it
     ``acquired_at``   since when this owner has held it, by the store's clock
     ``committed_at``  when ``position`` was written, by the store's clock
+
+    An operator's instructions to the listeners (``rules.instructions``):
+
+    ``paused_at``       since when nobody is to take it; its owner finishes the change in hand and gives it back
+    ``reserved_for``    until ``reserved_until`` nobody else takes it: an owner's id, or what such ids begin with
+    ``skip``            the first change that the next owner comes to goes to the dead letters: ``{"letters": where}``
     """
 
     resource: str
@@ -40,10 +46,32 @@ class Lease:
     expires_at: datetime | None = None
     acquired_at: datetime | None = None
     committed_at: datetime | None = None
+    paused_at: datetime | None = None
+    reserved_for: str | None = None
+    reserved_until: datetime | None = None
+    skip: Mapping[str, Any] | None = None
 
     def is_free(self, now: datetime) -> bool:
         """Whether anybody may take it at ``now``, a time of the store's clock."""
         return self.owner is None or self.expires_at is None or self.expires_at <= now
+
+    def is_kept_from(self, owner: str, now: datetime) -> bool:
+        """Whether an operator's instructions keep it from ``owner`` though nobody holds it."""
+        return self.paused_at is not None or self.is_reserved_for_others(owner, now)
+
+    def is_reserved_for_others(self, owner: str, now: datetime) -> bool:
+        """Whether somebody else is to have it first."""
+        return self.is_reserved(now) and self.reserved_for not in names_of(owner)
+
+    def is_reserved(self, now: datetime) -> bool:
+        """Whether it is reserved for anybody at ``now``."""
+        return self.reserved_until is not None and self.reserved_until > now
+
+
+def names_of(owner: str) -> tuple[str, ...]:
+    """What names an owner where a lease is reserved: its id, and each part of it before a hyphen, such as its
+    host."""
+    return (owner, *(owner[:at] for at, letter in enumerate(owner) if letter == "-" and at))
 
 
 def check_arguments(resource: str, owner: str, seconds: float) -> None:
@@ -61,18 +89,21 @@ def acquired(record: Lease | None, resource: str, owner: str, seconds: float, no
     """The record after ``owner`` asked for the lease; ``None`` where somebody else holds it.
 
     Whoever asks under the id that holds the lease gets it, with a new version: a process that was restarted under its
-    old id need not wait, and if two share an id, the one before finds its version gone.
+    old id need not wait, and if two share an id, the one before finds its version gone. Of a lease that is paused, it
+    must give it back itself.
     """
-    if record is not None and record.owner != owner and not record.is_free(now):
+    before = Lease(resource, None, 0) if record is None else record
+    if before.is_kept_from(owner, now) if before.is_free(now) else before.owner != owner:
         return None
-    return Lease(
-        resource,
-        owner,
-        version=1 if record is None else record.version + 1,
-        position=None if record is None else record.position,
+    is_reserved = before.is_reserved(now)
+    return replace(
+        before,
+        owner=owner,
+        version=before.version + 1,
         expires_at=now + timedelta(seconds=seconds),
         acquired_at=now,
-        committed_at=None if record is None else record.committed_at,
+        reserved_for=before.reserved_for if is_reserved else None,
+        reserved_until=before.reserved_until if is_reserved else None,
     )
 
 

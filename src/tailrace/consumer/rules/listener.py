@@ -51,6 +51,7 @@ from tailrace.consumer.rules.need import (
 from tailrace.consumer.rules.ownership import Ownership
 from tailrace.consumer.rules.position import StreamPosition
 from tailrace.consumer.rules.settings import ListenerSettings, ListenerStatistics
+from tailrace.consumer.rules.skipping import SkippingLogic
 from tailrace.errors import (
     ChangeStreamHistoryLost,
     InternalError,
@@ -73,7 +74,7 @@ _BATCH_BYTES: Final = 16 << 20
 Steps = Generator[Need, Outcome, Any]
 
 
-class ListenerLogic:
+class ListenerLogic(SkippingLogic):
     """One listener. ``steps()`` is driven by one driver; ``stopping`` may be set by anybody: the change in hand is
     finished, committed, and the lease is released."""
 
@@ -103,6 +104,11 @@ class ListenerLogic:
         self._now = 0.0
         self._asked = 0.0
 
+    @property
+    def leaves(self) -> bool:
+        """Whether the change in hand is the last one for now: the listener is stopped, or its lease asked back."""
+        return self.stopping or (self.ownership is not None and self.ownership.asked_back)
+
     def steps(self) -> Steps:
         """Needs, until the listener is stopped. Raises what ends it."""
         while not self.stopping:
@@ -112,7 +118,8 @@ class ListenerLogic:
             try:
                 yield from self._work(owned)
                 yield from self._leave(owned)
-                return
+                if not owned.asked_back:
+                    return
             except (OwnerNotUnique, HandlerForked):
                 owned.ended = True  # neither the lease nor the stream is ours
                 raise
@@ -181,7 +188,7 @@ class ListenerLogic:
         yield ReleaseLease(owned.lease)
         yield CloseStream()
 
-    def _commit(self, owned: Ownership) -> Steps:
+    def _commit(self, owned: Ownership, *, ends_skip: bool = False) -> Steps:
         """Write the position, again and again until it is written or the lease is gone. Raises LeaseLost."""
         position, failures = self._position, 0
         if position is None:
@@ -189,7 +196,7 @@ class ListenerLogic:
         while True:
             owned.check(self._now)
             try:
-                yield from self._ask(CommitPosition(owned.lease, position))
+                yield from self._ask(CommitPosition(owned.lease, position, ends_skip))
             except LeaseStoreUnavailable as error:
                 failures += 1
                 yield from self._pause(_backoff(failures), error.message, always=True)
@@ -256,7 +263,7 @@ class ListenerLogic:
             yield from self._open(owned)
             return
         failures, since = 0, self._now
-        while self._position is None and not self.stopping:
+        while self._position is None and not self.leaves:
             owned.check(self._now)
             try:
                 began: Timestamp | None = None
@@ -283,7 +290,7 @@ class ListenerLogic:
         listener that is stopped meanwhile has none."""
         failures, since = 0, self._now
         self._held = None
-        while not self.stopping:
+        while not self.leaves:
             owned.check(self._now)
             try:
                 if (yield from self._is_opened(owned)):
@@ -314,7 +321,7 @@ class ListenerLogic:
         self._losses += 1
         if self._losses > 1:  # the oplog is being truncated, or another lane's place is lost too
             yield from self._pause(_backoff(self._losses - 1), error.message)
-            if self.stopping:
+            if self.leaves:
                 return
         if policy == "snapshot" or position.snapshot is not None:
             yield from self._take_snapshot(owned, position)
@@ -340,7 +347,7 @@ class ListenerLogic:
 
     def _listen(self, owned: Ownership) -> Steps:
         commits = self.settings.commits
-        while not self.stopping:
+        while not self.leaves:
             owned.check(self._now)
             pulled: Pulled | None = yield from self._pull(owned)
             if pulled is None:
@@ -351,6 +358,8 @@ class ListenerLogic:
                     yield from self._commit(owned)
                     continue
                 yield from self._quiet(owned, pulled)
+                continue
+            if owned.skip is not None and (yield from self._skip(owned, pulled, owned.skip)):
                 continue
             if pulled.error is not None:
                 yield from self._pass_over(owned, pulled, pulled.error)
@@ -475,7 +484,7 @@ class ListenerLogic:
                 yield from self._doubt(owned, error)
             except HandlerInterrupted as error:
                 owned.busy_since = None
-                if not self.stopping:
+                if not self.leaves:
                     raise handler_failed(self.settings.resource, batch[-len(changes)], error) from error
                 return False
             except Exception as error:
@@ -487,7 +496,7 @@ class ListenerLogic:
                 if decision == "retry":
                     wait = self._wait_after(error, attempt)
                     yield from self._pause(wait, f"the handler raised {type(error).__name__}")
-                    if self.stopping:
+                    if self.leaves:
                         return False
                     continue
                 self.statistics.skipped += 1
@@ -519,7 +528,7 @@ class ListenerLogic:
             raise error
         if decision == "retry":
             yield from self._pause(self._wait_after(error, self._refused[1]), error.message)
-            if self.stopping:
+            if self.leaves:
                 return
         else:
             self.statistics.skipped += 1

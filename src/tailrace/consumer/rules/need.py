@@ -51,6 +51,8 @@ class CommitPosition:
 
     lease: Lease
     position: StreamPosition
+    #: In the same step it is noted that the change which an operator wanted left out was.
+    ends_skip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,16 @@ class JudgeError:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipChange:
+    """Write a change to the dead letters in the place of its handling, as an operator has asked for. ``error``: why the
+    stream cannot give it, where that is so. Answered with whether it was one: a lane at a barrier has none."""
+
+    change: HandleChange
+    skip: Mapping[str, Any]
+    error: TailraceError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Wait about so long: a driver adds jitter. ``reason`` is for a log. Cut short when the listener is stopped,
     unless ``always``."""
@@ -213,6 +225,7 @@ Need = (
     | HandleChange
     | HandleChanges
     | JudgeError
+    | SkipChange
     | Pause
     | TellGap
 )

@@ -21,10 +21,24 @@ class Ownership:
     ``busy_since``      since when the handler has been at work, on the same clock; ``None`` while it is not
     ``on_lost``         called, by whichever thread notices, when the lease is found to be lost
     ``renewing``        a newer fencing token is asked for: what the store says of the one before counts for nothing
+    ``asked_back``      an operator holds the lease still: the change in hand is finished and committed, and it is given
+                        back
+    ``skip``            the next change is not handled but goes to the dead letters (``Lease.skip``)
     ``in_transaction``  a transaction holds the lease's record: nobody can take it, and a refresh would only wait
     """
 
-    __slots__ = ("_lost", "busy_since", "deadline", "ended", "in_transaction", "lease", "on_lost", "renewing")
+    __slots__ = (
+        "_lost",
+        "asked_back",
+        "busy_since",
+        "deadline",
+        "ended",
+        "in_transaction",
+        "lease",
+        "on_lost",
+        "renewing",
+        "skip",
+    )
 
     def __init__(self, lease: Lease, deadline: float) -> None:
         self.lease = lease
@@ -33,6 +47,8 @@ class Ownership:
         self.busy_since: float | None = None
         self.in_transaction = False
         self.renewing = False
+        self.asked_back = lease.paused_at is not None
+        self.skip = lease.skip
         self.on_lost: Callable[[], object] | None = None
         self._lost: LeaseLost | None = None
 

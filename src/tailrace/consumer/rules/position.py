@@ -88,6 +88,14 @@ class StreamPosition:
         gap = {"from": self.cluster_time.to_timestamp(), "to": time}
         return replace(self, token=None, start_after=False, at=time, snapshot=None, gaps=joined_gaps(self.gaps, [gap]))
 
+    def sought(self, target: StreamPosition) -> StreamPosition:
+        """At ``target``, where an operator puts it. If that is further on, what lies between is written down as a gap;
+        if it is further back, what will be read again is none any more."""
+        begin, end = self.cluster_time.to_timestamp(), target.cluster_time.to_timestamp()
+        kept = [{"from": gap["from"], "to": min(gap["to"], end)} for gap in self.gaps if gap["from"] < end]
+        passed = [{"from": begin, "to": end}] if begin < end else []
+        return replace(target, gaps=joined_gaps(kept, passed), deployment=self.deployment)
+
     def watch_arguments(self) -> dict[str, Any]:
         """The arguments of ``watch()`` that a stream is opened with."""
         if self.token is not None:

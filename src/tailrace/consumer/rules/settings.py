@@ -50,6 +50,7 @@ class ListenerStatistics:
     ``lease_version``  the fencing token of the lease that is held; 0 while none is
     ``position_time``  seconds since 1970 of the cluster time up to which everything was handled; 0 while unknown
     ``gaps``           times that lost history was accepted
+    ``paused``         1 while an operator holds the resource still, as far as this listener knows
     """
 
     handled: int = 0
@@ -60,6 +61,7 @@ class ListenerStatistics:
     lease_version: int = 0
     position_time: int = 0
     gaps: int = 0
+    paused: int = 0
 
 
 def together(parts: Sequence[ListenerStatistics]) -> ListenerStatistics:
@@ -67,6 +69,7 @@ def together(parts: Sequence[ListenerStatistics]) -> ListenerStatistics:
     whole = ListenerStatistics()
     for name in ("handled", "skipped", "commits", "failures", "leases_lost", "gaps"):
         setattr(whole, name, sum(getattr(part, name) for part in parts))
+    whole.paused = max(part.paused for part in parts)
     whole.lease_version = max(part.lease_version for part in parts)
     whole.position_time = min((part.position_time for part in parts if part.lease_version), default=0)
     return whole
