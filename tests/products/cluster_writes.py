@@ -201,6 +201,7 @@ class ClusterWrites:
         end = self.deployment.router.fence()
         at = ClusterTime.from_timestamp(end)
         since = self._recorded.tick().to_timestamp()
+        self._remind_shards()
         found = [self._events(since, end, for_merge=True)]
         if self.deployment.version >= "6.":
             # A mongos adds the images itself, behind its merge: who talks to a shard alone is given them.
@@ -209,6 +210,17 @@ class ClusterWrites:
         truth.record(at, self._collections(), found[0], found[-1] if len(found) > 1 else [])
         self._recorded = at
         return at
+
+    def _remind_shards(self) -> None:
+        """Shards of 4.4 take an insert's shard key from what they know of the collection while they make the event; one
+        that was restarted knows nothing, and gives the ``_id`` alone."""
+        if not self.deployment.version.startswith("4."):
+            return
+        namespaces = self._namespaces()
+        for shard in self.deployment.shards.values():
+            with authenticated(shard.uri) as wire:
+                for namespace in namespaces:
+                    wire.run("admin", {"_flushRoutingTableCacheUpdates": namespace, "syncFromConfig": True})
 
     def _events(self, since: Timestamp, end: Timestamp, **options: Any) -> list[bytes]:
         former = {"former": self._former, "allChangesForCluster": True}

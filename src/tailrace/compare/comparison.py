@@ -48,8 +48,9 @@ _LOOK_S: Final = 0.25
 #: Both sides begin anew so often without an event between, and so long apart.
 _FRUITLESS_MAX: Final = 10
 _FRUITLESS_S: Final = 1.0
-#: Of a look-up where the collection's name is a view's now.
-_IS_A_VIEW: Final = 166
+#: Of a look-up, by what the collection is at that moment: its name is a view's (166), or its collation takes no key of
+#: this ``_id`` (201, such as of a symbol).
+_LOOK_UP_FAILED: Final = frozenset((166, 201))
 _log = logging.getLogger("tailrace.compare")
 
 
@@ -504,7 +505,7 @@ class _Leg:
     def _has_failed_to_look_up(self) -> bool:
         """Whether a look-up has ended a stream, which the other one may have done at a better moment."""
         codes = {reader.error.code for reader in self._readers if reader.error is not None}
-        return self._whole.looks_up and _IS_A_VIEW in codes
+        return self._whole.looks_up and not codes.isdisjoint(_LOOK_UP_FAILED)
 
     def _has_met_an_outage(self) -> bool:
         return any(reader.error is not None and _is_outage(reader.error) for reader in self._readers)
@@ -513,7 +514,7 @@ class _Leg:
         ended = next(reader for reader in self._readers if reader.error is not None or reader.ended)
         if self._has_failed_to_look_up():
             self._whole.compared.left += self._pairing.waiting(SERVER) + self._pairing.waiting(OURS)
-            return self._anew("a document could not be looked up, since the name was a view at that moment")
+            return self._anew("a document could not be looked up in the collection as it was at that moment")
         if any(isinstance(reader.error, ChangeStreamHistoryLost) for reader in self._readers):
             return self._anew("the oplog no longer reached back to where a stream was")
         errors = [reader.error for reader in self._readers]
