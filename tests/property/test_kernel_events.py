@@ -152,8 +152,14 @@ def test_random_entries_give_the_events_of_the_plain_stages(scope: str, v2: bool
         (SERVER_8_1, {"showExpandedEvents": True}),
         (SERVER_8_1, {"showExpandedEvents": True, "showRawUpdateDescription": True}),
         (SERVER_8_3, {"showExpandedEvents": True}),
+        (profile_for("6.0-fcv5.0"), {}),
+        (profile_for("6.0-fcv5.0"), {"showExpandedEvents": True}),
+        (profile_for("7.0-fcv6.0"), {"showExpandedEvents": True}),
     ],
-    ids=["expanded", "raw updates", "expanded raw updates", "4.4", "7.0 expanded", "8.1 expanded", "8.1 raw", "8.3"],
+    ids=[
+        *("expanded", "raw updates", "expanded raw updates", "4.4", "7.0 expanded", "8.1 expanded", "8.1 raw", "8.3"),
+        *("6.0 at 5.0", "6.0 at 5.0 expanded", "7.0 at 6.0 expanded"),
+    ],
 )
 def test_random_entries_give_the_same_events_under_other_options(
     profile: ServerProfile, options: dict[str, bool]

@@ -23,7 +23,7 @@ from tailrace.pipeline.pushdown import plan_pushdown
 from tailrace.pipeline.shard import ChangeStreamPipeline
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile
+from tailrace.plan.profile import SERVER_4_4, SERVER_6_0, SERVER_8_0, ServerProfile, profile_for
 from tailrace.plan.request import Emit, NeedDocuments, NeedEntries, NeedPreImages, OplogBatch
 from tests.amounts import amount
 from tests.differential.event_predicates import EventPredicates
@@ -39,6 +39,8 @@ CASES: tuple[Case, ...] = (
     ("shop.orders", SERVER_6_0, {}),
     ("shop.a.b", SERVER_4_4, {}),
     (None, SERVER_8_0, {"showExpandedEvents": True}),
+    (None, profile_for("6.0-fcv5.0"), {}),
+    (None, profile_for("6.0-fcv5.0"), {"showExpandedEvents": True}),
     ("shop", SERVER_6_0, {"showExpandedEvents": True, "showSystemEvents": True}),
     ("shop", SERVER_6_0, {"fullDocument": "updateLookup", "fullDocumentBeforeChange": "whenAvailable"}),
     ("shop.orders", SERVER_6_0, {"showRawUpdateDescription": True, "showMigrationEvents": True}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,19 @@ from tailrace import connect
 from tailrace.cli import main as main_module
 from tailrace.cli.doctor import version_finding
 from tailrace.errors import UsageError
-from tailrace.plan.profile import PROFILES, differences, knowledge_of, profile_for
+from tailrace.oplog.namespace import Scope
+from tailrace.plan.options import StreamOptions
+from tailrace.plan.plan import build_plan
+from tailrace.plan.profile import (
+    PROFILES,
+    ServerProfile,
+    chosen_profile,
+    differences,
+    for_people,
+    knowledge_of,
+    profile_for,
+    with_compatibility,
+)
 from tailrace.plan.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "server-versions.md"
@@ -22,7 +35,7 @@ def test_the_page_on_server_versions_is_the_one_that_the_table_makes() -> None:
 
 
 def test_every_difference_is_explained_and_makes_a_difference() -> None:
-    assert len(differences()) == len(PROFILES[0].__slots__) - 1  # all but the version itself
+    assert len(differences()) == len(PROFILES[0].__slots__) - 2  # all but the two versions
     for says, by_version, evidence in differences():
         assert list(by_version) == [profile.name for profile in PROFILES]
         assert len(set(by_version.values())) > 1, says
@@ -105,3 +118,55 @@ def test_a_wrong_version_is_refused_before_anything_connects() -> None:
 def test_the_command_line_refuses_a_wrong_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_module.main(["watch", "mongodb://127.0.0.1:1", "--server-version", "3.6"]) == 1
     assert capsys.readouterr().err == ("tailrace: MongoDB 3.6 is not supported. 4.4 is the oldest version that is.\n")
+
+
+def changed(version: str) -> dict[str, object]:
+    """What a server does otherwise at the feature compatibility version that ``version`` names."""
+    at, own = profile_for(version), profile_for(version.partition("-")[0])
+    names = [column.name for column in dataclasses.fields(ServerProfile) if column.name != "compatibility"]
+    return {name: getattr(at, name) for name in names if getattr(at, name) != getattr(own, name)}
+
+
+def test_a_lower_feature_compatibility_version_has_a_profile_of_its_own_where_that_makes_a_difference() -> None:
+    """It was not a part of any profile: 6.0 at 5.0 gave events of 6.0."""
+    assert changed("6.0.27-fcv5.0") == {"wall_time": False, "computes_post_images": False}
+    assert changed("7.0.28-fcv6.0") == changed("7.0.25-fcv6.0") == {"disambiguated_paths": False}
+    assert profile_for("7.0.28-fcv6.0").shows_index_builds
+    for version in ("5.0.4-fcv4.4", "8.0.4-fcv7.0", "6.0.27-fcv6.0"):
+        assert profile_for(version) == profile_for(version.partition("-")[0])
+    assert profile_for("6.0.27-fcv5.0").name == "6.0-fcv5.0"
+    assert profile_for(profile_for("7.0.28-fcv6.0").name) == profile_for("7.0.28-fcv6.0")
+    assert chosen_profile("6.0-fcv5.0") == profile_for("6.0.27-fcv5.0")
+    assert knowledge_of("6.0.27-fcv5.0") == "measured"
+    ranks = [profile_for(version).rank for version in ("5.0.4", "6.0.27-fcv5.0", "6.0.27", "7.0.28-fcv6.0", "7.0.28")]
+    assert ranks == sorted(set(ranks))
+
+
+def test_the_text_of_a_version_says_a_lower_feature_compatibility_version_and_no_other() -> None:
+    assert with_compatibility("6.0.27", "5.0") == "6.0.27-fcv5.0"
+    assert with_compatibility("6.0.27-fcv5.0", "6.0") == "6.0.27"
+    assert with_compatibility("8.0.0-rc2", "7.0") == "8.0.0-rc2-fcv7.0"
+    assert [with_compatibility("6.0.27", one) for one in ("6.0", None, "10.0")] == ["6.0.27"] * 3
+    assert for_people("6.0.27-fcv5.0") == "6.0.27 with the feature compatibility version 5.0"
+    assert for_people("6.0.27") == "6.0.27"
+    for wrong in ("6.0-fcvx", "6.0-fcv5", "6.0-fcv5.0.1"):
+        with pytest.raises(UsageError, match="is not a server version"):
+            profile_for(wrong)
+
+
+def test_6_0_at_5_0_shows_the_wall_time_of_expanded_events_alone_and_refuses_post_images() -> None:
+    profile = profile_for("6.0.27-fcv5.0")
+    plain = StreamOptions.parse(Scope.cluster())
+    assert not build_plan(plain, profile).shows_wall_time
+    assert build_plan(plain, profile_for("6.0.27")).shows_wall_time
+    expanded = StreamOptions.parse(Scope.cluster(), {"showExpandedEvents": True}, profile=profile)
+    assert build_plan(expanded, profile).shows_wall_time
+    for mode in ("whenAvailable", "required"):
+        images = StreamOptions.parse(Scope.cluster(), {"fullDocument": mode}, profile=profile)
+        with pytest.raises(UsageError, match=f"Specified value '{mode}' is not a valid option") as refused:
+            build_plan(images, profile)
+        assert refused.value.code == 2
+        build_plan(images, profile_for("6.0.27"))
+    with pytest.raises(UsageError, match="Enumeration value 'x'"):
+        StreamOptions.parse(Scope.cluster(), {"fullDocument": "x"}, profile=profile)
+    build_plan(StreamOptions.parse(Scope.cluster(), {"fullDocumentBeforeChange": "required"}, profile=profile), profile)

@@ -42,7 +42,7 @@ def settings_for(plan: Plan) -> KernelSettings | None:
         scope=options.scope,
         start=plan.start or ZERO,
         token_version=plan.token_version,
-        wall_time=profile.wall_time,
+        wall_time=plan.shows_wall_time,
         collection_uuid=options.show_expanded_events,
         raw_updates=options.show_raw_update_description,
         disambiguated_paths=options.show_expanded_events and profile.disambiguated_paths,

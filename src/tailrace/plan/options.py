@@ -189,7 +189,14 @@ def unknown_option(name: str, hint: str | None = None) -> UsageError:
 def unknown_mode(name: str, value: str, profile: ServerProfile | None) -> UsageError:
     """The error that refuses a value of ``fullDocument`` or ``fullDocumentBeforeChange``."""
     modes = dict(_MODES.values())["full_document" if name == "fullDocument" else "full_document_before_change"]
-    if name == "fullDocument" and profile is not None and not profile.expanded_events_and_images:
+    if name == "fullDocument" and profile is not None and not profile.computes_post_images:
+        if value in modes and profile.expanded_events_and_images:
+            return UsageError(
+                f"Specified value '{value}' is not a valid option for the '{name}' parameter of the $changeStream "
+                "stage",
+                code=2,
+                hint="It needs the feature compatibility version 6.0 (setFeatureCompatibilityVersion)",
+            )
         modes = modes[:2]
     hint = f"One of: {', '.join(modes)}"
     if name == "fullDocument" and profile is not None and profile.refuses_mode_by_own_code:

@@ -48,6 +48,13 @@ class Plan:
         return self.profile.finds_logged_pre_images and not self.exact_images
 
     @property
+    def shows_wall_time(self) -> bool:
+        """Whether events carry ``wallTime``: expanded ones do on every server that has them (6.0.27, feature
+        compatibility version 5.0)."""
+        expanded = self.options.show_expanded_events and self.profile.expanded_events_and_images
+        return self.profile.wall_time or expanded
+
+    @property
     def read_after(self) -> ClusterTime | None:
         """Read the entries with ts greater than this; ``None`` means that the stream starts now (``start_at``)."""
         return None if self.start is None else ClusterTime(max(self.start - 1, 0))
@@ -139,9 +146,9 @@ def _check_token(options: StreamOptions, profile: ServerProfile) -> None:
 
 
 def _check_profile(options: StreamOptions, profile: ServerProfile) -> None:
-    if profile.expanded_events_and_images:
+    if profile.computes_post_images:
         return
-    if options.show_expanded_events:
+    if options.show_expanded_events and not profile.expanded_events_and_images:
         raise unknown_option("showExpandedEvents", hint="It came with 6.0")
     if options.full_document in ("whenAvailable", "required"):
         raise unknown_mode("fullDocument", options.full_document, profile)

@@ -2,13 +2,16 @@
 
 6.0 is measured against a running mongod 6.0.27, 7.0 against 7.0.25 and 7.0.28, 5.0 and 4.4 against recordings of 5.0.4
 and 4.4.2. 8.0 and later are not measured: each rule says what it is taken from there, and how sure that is (semantics
-1.1, 2.5, 4.3). A profile's version may have three parts, where a patch release changed something.
+1.1, 2.5, 4.3). A profile's version may have three parts, where a patch release changed something. A server whose
+feature compatibility version is lower than its own has another profile, where that makes a difference; the version's
+text says it: "6.0.27-fcv5.0".
 ``tailrace.plan.reference`` makes docs/reference/server-versions.md from the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -39,6 +42,9 @@ class ProfileRow(NamedTuple):
     evidence: RuleEvidence | None
 
 
+_SERIES: Final = re.compile(r"\d{1,4}\.\d{1,4}")
+#: Between a version and a lower feature compatibility version.
+_FCV: Final = "-fcv"
 _UNCHANGED: Final = RuleEvidence(("no change known",), "medium")
 
 
@@ -153,7 +159,10 @@ class ServerProfile:
         "tracker",
         confidence="medium",
     )
+    computes_post_images: bool = _column('`fullDocument: "whenAvailable"` and `"required"` are known')
     measured: bool = _own_column("measured against a server of this version")
+    #: The feature compatibility version, where it is a lower one and makes a difference.
+    compatibility: tuple[int, int] | None = None
 
     @property
     def series(self) -> tuple[int, int]:
@@ -162,7 +171,13 @@ class ServerProfile:
 
     @property
     def name(self) -> str:
-        return ".".join(map(str, self.version))
+        version = ".".join(map(str, self.version))
+        return version if self.compatibility is None else f"{version}{_FCV}{'.'.join(map(str, self.compatibility))}"
+
+    @property
+    def rank(self) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """Which of two servers is the older one: by the version, then by the feature compatibility version."""
+        return self.version, self.compatibility or self.series
 
 
 SERVER_4_4: Final = ServerProfile(
@@ -197,6 +212,7 @@ SERVER_4_4: Final = ServerProfile(
     refuses_old_updates=False,
     replacements_may_have_v=False,
     places="all",
+    computes_post_images=False,
     measured=True,
 )
 SERVER_5_0: Final = replace(SERVER_4_4, version=(5, 0), refuses_mode_by_own_code=False, insert_keys_from_catalog=False)
@@ -205,6 +221,7 @@ SERVER_6_0: Final = replace(
     version=(6, 0),
     wall_time=True,
     expanded_events_and_images=True,
+    computes_post_images=True,
     logs_pre_images=False,
     looks_up_by_uuid=False,
     searches_before_user_stages=False,
@@ -262,6 +279,13 @@ PROFILES: Final[tuple[ServerProfile, ...]] = (
     SERVER_8_2,
     SERVER_8_3,
 )
+#: What a server does otherwise as long as its feature compatibility version is the one before its own, by series. It
+#: goes by the setting at the moment of reading, for older entries too (6.0.27, 7.0.28). At 4.4, 5.0.4 does nothing
+#: otherwise.
+_BELOW_OWN: Final[dict[tuple[int, int], tuple[tuple[int, int], dict[str, Any]]]] = {
+    (6, 0): ((5, 0), {"wall_time": False, "computes_post_images": False}),
+    (7, 0): ((6, 0), {"disambiguated_paths": False}),
+}
 #: Releases that no profile is right for, and what they do.
 _REFUSED: Final[dict[tuple[int, ...], str]] = {
     (
@@ -273,12 +297,14 @@ _REFUSED: Final[dict[tuple[int, ...], str]] = {
 
 
 def profile_for(version: str | Sequence[int]) -> ServerProfile:
-    """The newest profile that is not newer than ``version`` (``"6.0.27"`` or ``[6, 0, 27]``).
+    """The newest profile that is not newer than ``version`` (``"6.0.27"`` or ``[6, 0, 27]``), at the feature
+    compatibility version that it names (``"6.0.27-fcv5.0"``).
 
     Raises ``UsageError`` for a version before 4.4, one whose events no profile describes, or text that is no version.
     """
     try:
         asked = _parts(version)
+        lowered = _compatibility(version)
     except (ValueError, IndexError):
         raise UsageError(f"'{version}' is not a server version", hint="Give one such as 6.0 or 6.0.27") from None
     if asked in _REFUSED:
@@ -291,12 +317,47 @@ def profile_for(version: str | Sequence[int]) -> ServerProfile:
     fitting = [profile for profile in PROFILES if profile.version <= asked]
     if not fitting:
         raise UsageError(f"MongoDB {asked[0]}.{asked[1]} is not supported", hint="4.4 is the oldest version that is")
-    return fitting[-1]
+    return _lowered(fitting[-1], lowered)
 
 
 def profiles_of_series(series: str) -> frozenset[ServerProfile]:
     """Those that a server can have of whose version the first two numbers are known, such as "7.0"."""
-    return frozenset({profile_for(series), *(one for one in PROFILES if one.series == _parts(series)[:2])})
+    whole = {profile_for(series), *(one for one in PROFILES if one.series == _parts(series)[:2])}
+    lower = {_lowered(one, below[0]) for one in whole if (below := _BELOW_OWN.get(one.series)) is not None}
+    return frozenset(whole | lower)
+
+
+def lowered_profiles(profiles: Iterable[ServerProfile], compatibility: str | None) -> frozenset[ServerProfile]:
+    """Those of the same versions at this feature compatibility version; ``None``: at each one's own."""
+    lowered = None if compatibility is None or not _SERIES.fullmatch(compatibility) else _series(compatibility)
+    return frozenset(_lowered(profile_for(one.version), lowered) for one in profiles)
+
+
+def _lowered(profile: ServerProfile, compatibility: tuple[int, int] | None) -> ServerProfile:
+    below, changes = _BELOW_OWN.get(profile.series, (None, {}))
+    if compatibility is None or compatibility != below:
+        return profile
+    return replace(profile, compatibility=compatibility, **changes)
+
+
+def with_compatibility(version: str, compatibility: str | None) -> str:
+    """The text that says a server's version and its feature compatibility version: the version alone, where the other
+    is its own or not known. Earlier releases of Tailrace read it as the version."""
+    plain = without_compatibility(version)
+    if compatibility is None or _SERIES.fullmatch(compatibility) is None or _series(compatibility) >= _parts(plain)[:2]:
+        return plain
+    return f"{plain}{_FCV}{compatibility}"
+
+
+def without_compatibility(version: str) -> str:
+    """The server's version alone."""
+    return version.partition(_FCV)[0]
+
+
+def for_people(version: str) -> str:
+    """The text as a sentence has it: "6.0.27 with the feature compatibility version 5.0"."""
+    plain, _, compatibility = version.partition(_FCV)
+    return f"{plain} with the feature compatibility version {compatibility}" if compatibility else plain
 
 
 def knowledge_of(version: str | Sequence[int]) -> Knowledge:
@@ -314,10 +375,21 @@ def knowledge_of(version: str | Sequence[int]) -> Knowledge:
 
 def _parts(version: str | Sequence[int]) -> tuple[int, ...]:
     """At least two and at most three numbers. Raises ValueError or IndexError for what is no version."""
-    words = version.split(".")[:3] if isinstance(version, str) else list(version)[:3]
+    words = without_compatibility(version).split(".")[:3] if isinstance(version, str) else list(version)[:3]
     if not words:
         raise IndexError
     return (*(_number(word) for word in words), 0)[: max(2, len(words))]
+
+
+def _compatibility(version: str | Sequence[int]) -> tuple[int, int] | None:
+    """The feature compatibility version that a text names. Raises ValueError for what is none."""
+    said = version.partition(_FCV)[2] if isinstance(version, str) else ""
+    return _series(said) if said else None
+
+
+def _series(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
 
 
 def _number(word: str | int) -> int:
@@ -328,7 +400,7 @@ def _number(word: str | int) -> int:
 def chosen_profile(version: str | Sequence[int]) -> ServerProfile:
     """As ``profile_for``, for a version that the caller names: a version that is not known yet is a UsageError."""
     profile = profile_for(version)
-    parts = version.split(".") if isinstance(version, str) else version
+    parts = without_compatibility(version).split(".") if isinstance(version, str) else version
     if int(parts[0]) > PROFILES[-1].version[0]:
         raise UsageError(
             f"nothing is known of the events of MongoDB {'.'.join(map(str, parts))}",

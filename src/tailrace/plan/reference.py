@@ -43,8 +43,13 @@ If no version was named, a stream changes to another one by itself when the memb
 [upgraded](../how-to/operations.md#upgrading-the-deployment), be it to another patch release, where that has other
 events. An archive keeps its servers' versions over time, and `replay` gives [each entry as the events of its
 time](../how-to/archive.md#which-versions-events). A micro-batch holds the events of the version that it was planned
-with, and `tailrace lake status` shows those of a lake. The feature compatibility version decides little, and is not
-followed: [Differences](differences.md) has what it decides on the server.
+with, and `tailrace lake status` shows those of a lake.
+
+The feature compatibility version decides a little of a server's events, at the moment of reading, and streams follow
+it. 6.0 at 5.0 (`6.0-fcv5.0`) has `wallTime` in expanded events alone, and refuses `fullDocument: "whenAvailable"` and
+`"required"`; 7.0 at 6.0 (`7.0-fcv6.0`) has no `disambiguatedPaths`. Both are measured; so is that 5.0.4 at 4.4 does
+nothing otherwise. Of 8.0 and later nothing is known, and nothing is done otherwise. Streams ask for it when they open
+and every 5 s ([what remains](differences.md)).
 
 An entry that only a later version writes (the two above) is never passed over: under an earlier profile it is an error
 that names the entry, where it holds something of the stream's. An entry of a kind that Tailrace does not know (an

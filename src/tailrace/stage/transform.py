@@ -63,7 +63,7 @@ class Transform(ShardStage):
         self._shows_views = options.scope.kind != "collection"
         self._raw_updates = options.show_raw_update_description
         self._disambiguates = self._expanded and plan.profile.disambiguated_paths
-        self._wall_time = plan.profile.wall_time
+        self._wall_time = plan.shows_wall_time
         self._ns_type = plan.profile.ns_type
         self._describes_no_ops = plan.profile.describes_no_ops
         self._named_no_ops = (

@@ -174,7 +174,7 @@ class EntryTest:
     def _of_the_commit(self, entry: OplogEntry, *, in_transaction: bool | None = None) -> list[bytes]:
         """The fields that a transaction's operations share with the entry that commits it."""
         parts = [encode_cluster_time(entry.cluster_time)]
-        if entry.wall_ms is not None and self._plan.profile.wall_time:
+        if entry.wall_ms is not None and self._plan.shows_wall_time:
             parts.append(encode_element(DATE, b"wallTime", raw_bson.encode_int64(entry.wall_ms)))
         if entry.in_transaction if in_transaction is None else in_transaction:
             if entry.txn_number is not None:
@@ -185,7 +185,7 @@ class EntryTest:
 
     def _with_wall_time(self, entry: OplogEntry, known: frozenset[bytes]) -> frozenset[bytes]:
         """An entry without the time that its event must show is an error, which the transform raises."""
-        return known - {b"wallTime"} if entry.wall_ms is None and self._plan.profile.wall_time else known
+        return known - {b"wallTime"} if entry.wall_ms is None and self._plan.shows_wall_time else known
 
 
 def _text(name: bytes, text: str) -> bytes:

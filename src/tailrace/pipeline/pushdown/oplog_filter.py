@@ -121,7 +121,7 @@ class _OplogFilter:
 
     def _rules_of_writes(self) -> dict[str, dict[bytes, Rule]]:
         common: dict[bytes, Rule] = {b"clusterTime": moved_to(b"ts"), b"ns": NamespaceRule(self._scope)}
-        if self._plan.profile.wall_time:
+        if self._plan.shows_wall_time:
             common[b"wallTime"] = moved_to(b"wall")
         update = {**common, b"documentKey": moved_to(b"o2")}
         if not self._options.show_raw_update_description:
