@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tailrace.consumer.memory_lease_store import MemoryLeaseStore
 from tailrace.embedded import ReplicaSet, ShardedCluster
 from tailrace.event.resume_token import ResumeToken
 from tailrace.oplog.cluster_time import ClusterTime
+from tailrace.source.compatibility import ASK_AGAIN_S
 from tailrace.source.mongod import MongodSource
 from tailrace.spark.planning.deployment import Deployment
 from tailrace.spark.planning.opening import open_deployment
@@ -104,18 +106,14 @@ def _write(client: MongoClient[Any], first: int) -> None:
     client.shop.other.insert_one({"_id": first})
 
 
-def _compare(streams: Streams, without_wall_time: range) -> None:
-    """``without_wall_time``: of the server's events, those that lack the field as long as the feature compatibility
-    version is 5.0 still: ours have it."""
+def _compare(streams: Streams) -> None:
     theirs = streams.events["server"]
     for name, given in streams.events.items():
         of_all = name in ("server", "alone", "together")
-        expected = list(enumerate(theirs)) if of_all else [(at, one) for at, one in enumerate(theirs) if _is_order(one)]
-        assert _decoded(given, "wallTime", IMAGE) == _decoded([one for _, one in expected], "wallTime"), name
-        for (at, event), ours in zip(expected, given, strict=True):
-            if at in without_wall_time:
-                assert ("wallTime" in bson.decode(event), "wallTime" in bson.decode(ours)) == (False, name != "server")
-            elif name != "exact":
+        expected = theirs if of_all else [one for one in theirs if _is_order(one)]
+        assert _decoded(given, "wallTime", IMAGE) == _decoded(expected, "wallTime"), name
+        for event, ours in zip(expected, given, strict=True):
+            if name != "exact":
                 assert ours == event, name
     for event in map(bson.decode, streams.events["exact"]):
         if event["operationType"] == "delete":
@@ -145,15 +143,16 @@ def test_each_stream_takes_the_version_of_the_member_that_it_reads(older: str, n
         assert _planned(spark, spark.start("oldest")) == older
         streams.settle(client)
         deployment.upgrade(0, newer)
-        before = len(streams.events["server"])
         _write(client, 100)
         streams.settle(client)
-        between = range(before, len(streams.events["server"]))
-        assert _planned(spark, spark.start("oldest")) == newer
+        assert _planned(spark, spark.start("oldest")) == f"{newer}-fcv{older[:3]}"
         deployment.set_compatibility(newer[:3])
+        time.sleep(ASK_AGAIN_S)  # nothing is written meanwhile, so nothing is given under the setting before
+        streams.take()
         _write(client, 200)
         streams.settle(client)
-    _compare(streams, between if older == "5.0.4" else range(0))
+        assert _planned(spark, spark.start("oldest")) == newer
+    _compare(streams)
     first, last = bson.decode(streams.events["alone"][0]), bson.decode(streams.events["alone"][-1])
     assert ("wallTime" in first) == (older >= "6")
     assert "wallTime" in last
@@ -172,6 +171,7 @@ def test_a_micro_batch_that_runs_again_after_an_upgrade_gives_the_same_bytes() -
         given = _rows(options, first, start, end)
         first.stop()
         deployment.upgrade(0, "6.0.27")
+        deployment.set_compatibility("6.0")
         again = TailraceStreamReader(options)
         assert _rows(options, again, start, end) == given
         assert {"wallTime" in bson.decode(row["event"]) for row in given} == {False}
@@ -221,7 +221,7 @@ def test_a_patch_release_that_has_other_events_is_followed(tmp_path: Path) -> No
         again = [_first_reply(uri, start) for uri in (deployment.uri, gateway)]
     assert again[0] == again[1]
     assert _index_builds(again[0]) == 4, "an upgraded server has them of older entries, too"
-    _compare(streams, range(0))
+    _compare(streams)
     assert _index_builds(streams.events["alone"]) == 2
     # Replay gives the events that there were, the upgrade where the archive met it.
     assert [note.version for note in existing(tmp_path / "archive").versions] == ["7.0.25", "7.0.28"]
@@ -284,7 +284,14 @@ def upgrade(deployment: ReplicaSet, newer: str, writer: Writer) -> None:
         deployment.upgrade(member, newer)
         _let_write(writer)
     deployment.set_compatibility(newer[:3])
+    time.sleep(ASK_AGAIN_S)  # everything has followed then
     _let_write(writer)
+
+
+def steps(versions: list[str]) -> list[str]:
+    """The versions that a replica set has one after the other, those at the feature compatibility version before."""
+    below = [[f"{newer}-fcv{older[:3]}", newer] for older, newer in pairwise(versions)]
+    return [versions[0], *chain.from_iterable(below)]
 
 
 def _let_write(writer: Writer) -> None:
@@ -371,7 +378,7 @@ def check_archive(
     """Replay of the archive gives what was ``given`` meanwhile, and with one version for all what the upgraded server
     gives that resumes where the archive begins."""
     description = existing(folder)
-    assert [note.version for note in description.versions] == versions
+    assert [note.version for note in description.versions] == steps(versions)
     raw = bson.codec_options.CodecOptions(document_class=RawBSONDocument)
     orders = client.shop.get_collection("orders", codec_options=raw)
     expected: list[bytes] = []
@@ -387,9 +394,11 @@ def check_archive(
     assert f"of {versions[-1]}: the archive says so".encode() in said.stderr
     replayed = list(raw_bson.split(said.stdout))
     assert _decoded(replayed, "wallTime", "_id") == _decoded(expected, "wallTime", "_id")
-    # Its own reads and a stream's do not come to another member at the same entry.
+    # Its own reads and a stream's do not come to another member at the same entry; and a stream comes to the next
+    # feature compatibility version, which decides wallTime here, up to 5 s after the entry.
     assert len(replayed) - len(given) in (0, 1), "the document before the streams were opened"
-    same = sum(one == other for one, other in zip(reversed(replayed), reversed(given), strict=False))
+    pairs = zip(reversed(_decoded(replayed, "wallTime")), reversed(_decoded(given, "wallTime")), strict=False)
+    same = sum(one == other for one, other in pairs)
     assert same > len(given) * 9 // 10
     assert replayed[-len(given) :][:50] == given[:50]
     assert replayed[-50:] == given[-50:]
@@ -425,10 +434,14 @@ def test_a_clusters_streams_take_the_version_of_the_oldest_shard(tmp_path: Path)
         for part in (cluster.config, *cluster.shards.values()):
             part.upgrade(0, "6.0.27")
             write_and_read()
+        for shard in cluster.shards.values():
+            shard.set_compatibility("6.0")
+        time.sleep(ASK_AGAIN_S)
+        write_and_read()
         for stream in streams.values():
             stream.close()
     for name, given in events.items():
         # The two writers do not know of each other's times, so the events of one round come in any order.
         assert sorted(key_of(event)["_id"] for event in given) == sorted(one["_id"] for one in written), name
         shown = ["wallTime" in bson.decode(event) for event in given]
-        assert shown == [False] * 6 + [True] * 2, name
+        assert shown == [False] * 8 + [True] * 2, name

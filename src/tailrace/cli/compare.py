@@ -17,6 +17,7 @@ from tailrace.cli.sampled import report_path
 from tailrace.cli.stream_arguments import add_switches, add_uri_argument, parse_duration, pipeline_of, switches_of
 from tailrace.errors import TailraceError
 from tailrace.plan.options import BEFORE_CHANGE_MODES, FULL_DOCUMENT_MODES
+from tailrace.plan.profile import for_people
 from tailrace.source.uri import find_uri
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ def _say_begun(comparison: DeploymentComparison, args: argparse.Namespace) -> No
         "unknown": "those of the newest version that it knows: nothing is known about this one",
     }[comparison.knowledge]
     tell(
-        f"tailrace: comparing {args.namespace or 'everything'} on MongoDB {comparison.server_version}, {kind}. "
-        f"Tailrace's rules for this version are {known}."
+        f"tailrace: comparing {args.namespace or 'everything'} on MongoDB {for_people(comparison.server_version)}, "
+        f"{kind}. Tailrace's rules for this version are {known}."
     )
     if args.duration is None and args.events is None and sys.stderr is not None and sys.stderr.isatty():
         tell("tailrace: Ctrl-C ends the comparison and shows its result")

@@ -18,7 +18,8 @@ from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import add_uri_argument
 from tailrace.errors import TailraceError
 from tailrace.oplog.cluster_time import ClusterTime
-from tailrace.plan.profile import knowledge_of, profile_for
+from tailrace.plan.profile import for_people, knowledge_of, profile_for
+from tailrace.source.compatibility import compatibility_of
 from tailrace.source.failure import describe_members, source_error
 from tailrace.source.mongod import MongodSource
 from tailrace.source.shard_identity import ONE_SHARD_HINT, shard_name
@@ -27,6 +28,10 @@ from tailrace.source.uri import ConnectionString, find_uri
 
 _HOURS_GOOD: Final = 24
 _HOURS_MIN: Final = 1
+_CANNOT_ASK: Final = (
+    "This user may not ask for the feature compatibility version, so streams assume the version's own: grant find on "
+    "admin.system.version"
+)
 _MAJORITY_LAG_SECONDS_MAX: Final = 30
 _NAMED_MAX: Final = 5
 _IMAGES_BEFORE_6: Final = (
@@ -173,14 +178,17 @@ def _rights(source: MongodSource) -> Finding:
 
 
 def _version(source: MongodSource) -> Finding:
-    return version_finding(source.server_version)
+    finding = version_finding(source.server_version)
+    if compatibility_of(source.client) is not None:
+        return finding
+    return replace(finding, advice=". ".join(part for part in (finding.advice, _CANNOT_ASK) if part))
 
 
 def version_finding(version: str) -> Finding:
     """What is known of the deployment's version, and what to do where that is not enough."""
     known, rules = knowledge_of(version), profile_for(version).name
     if known == "measured":
-        return Finding("version", "ok", f"MongoDB {version}, measured")
+        return Finding("version", "ok", f"MongoDB {for_people(version)}, measured")
     means = {
         "derived": f"derived: the rules of {rules}, which were not measured on this version",
         "unknown": f"unknown: later than any version that Tailrace knows. It is read by the rules of {rules}",
@@ -188,7 +196,7 @@ def version_finding(version: str) -> Finding:
     return Finding(
         "version",
         "warn",
-        f"MongoDB {version}, {means[known]}",
+        f"MongoDB {for_people(version)}, {means[known]}",
         "Measure it here before you rely on it: tailrace compare URI --duration 1h",
     )
 

@@ -15,6 +15,7 @@ from tailrace.cli.output import say
 from tailrace.cli.stream_arguments import file_text, parse_duration
 from tailrace.cli.usage import WrongUsageError
 from tailrace.errors import UsageError
+from tailrace.plan.profile import for_people
 
 _DESCRIPTION = """\
 Show, check and maintain the lake in DIR, which `tailrace run` or write_stream keeps. None of this needs Spark, and
@@ -202,7 +203,7 @@ def _status(root: Path, form: str) -> int:
         say(f"  last micro-batch: {status.last_commit:%Y-%m-%d %H:%M:%S} UTC{lag}")
         say(f"  last event: cluster time {status.last_time}, token {status.last_token}")
     for note in status.versions:
-        say(f"  events of MongoDB {note.version}: after cluster time {note.after}")
+        say(f"  events of MongoDB {for_people(note.version)}: after cluster time {note.after}")
     say(f"  commits: {status.commits:,}; {_counted(status.small, 'file')} below 16 MB (tailrace lake compact)")
     if status.quarantined:
         say(f"  {_counted(status.quarantined, 'event')} in quarantine (_quarantine: the reason and the event)")

@@ -25,7 +25,7 @@ from tailrace.cli.stream_arguments import (
 from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.namespace import Scope
-from tailrace.plan.profile import PROFILES, ServerProfile, chosen_profile, profile_for
+from tailrace.plan.profile import PROFILES, ServerProfile, chosen_profile, for_people, profile_for
 
 if TYPE_CHECKING:
     from tailrace.archive.layout import Description, VersionSpan
@@ -125,8 +125,8 @@ def _first_profile(chosen: str | None, spans: Sequence[VersionSpan]) -> ServerPr
 
 def _tell_versions(spans: Sequence[VersionSpan]) -> None:
     """Say which version's events an archive's entries are given as."""
-    upgrades = "".join(f", after {before.until} of {span.version}" for before, span in pairwise(spans))
-    tell(f"tailrace: the events are those of MongoDB {spans[0].version}{upgrades}: the archive says so")
+    upgrades = "".join(f", after {before.until} of {for_people(span.version)}" for before, span in pairwise(spans))
+    tell(f"tailrace: the events are those of MongoDB {for_people(spans[0].version)}{upgrades}: the archive says so")
 
 
 def _dump(dump: str, stack: contextlib.ExitStack, *, explains: bool) -> tuple[DumpSource | None, SaidVersion | None]:
@@ -159,7 +159,7 @@ def _profile_of_dump(chosen: str | None, source: DumpSource | None, said: SaidVe
     source.oldest()  # says what is wrong with a file that holds no entries
     folder = Path(source.name)
     found = version_of(source.oplog_path, folder if folder.is_dir() else None, said)
-    tell(f"tailrace: the events are those of MongoDB {found.version}: {found.why}")
+    tell(f"tailrace: the events are those of MongoDB {for_people(found.version)}: {found.why}")
     return profile_for(found.version)
 
 

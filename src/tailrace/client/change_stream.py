@@ -41,7 +41,7 @@ from tailrace.pipeline.explain import explain
 from tailrace.pipeline.stream import ONE_OPLOG, Stream, open_stream
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import ServerProfile, profile_for
+from tailrace.plan.profile import ServerProfile, for_people, profile_for
 from tailrace.plan.request import OplogBatch
 from tailrace.source.drive import answers_of, drive
 from tailrace.source.driver_error import at_the_border
@@ -481,7 +481,7 @@ class OplogChangeStream(BlockChangeStream):
         profile = profile_for(version)
         self._source.expect_version(version)
         token = bson.decode(self._token_given())
-        _log.info("the stream goes on with the events of MongoDB %s", version)
+        _log.info("the stream goes on with the events of MongoDB %s", for_people(version))
         request = self._request.resumed(token, has_given=self._has_given)
         plan = self._planned(checked_options(request, profile), profile)
         plan.confirm_history(*self._source.oldest())

@@ -39,7 +39,7 @@ from tailrace.pipeline.merge import CONFIG_SHARDS, MergedStream
 from tailrace.pipeline.stream import LATER, Later, Need
 from tailrace.plan.options import StreamOptions
 from tailrace.plan.plan import Plan, build_plan
-from tailrace.plan.profile import ServerProfile, profile_for
+from tailrace.plan.profile import ServerProfile, for_people, profile_for
 from tailrace.plan.request import (
     Answer,
     NeedEntries,
@@ -176,7 +176,8 @@ class ShardedChangeStream(BlockChangeStream):
         version = self._cluster.server_version()
         if not self._is_chosen:
             self._profile = profile_for(version)
-        _log.info("a shard was upgraded: the stream goes on with the events of MongoDB %s", self._profile.name)
+        name = for_people(self._profile.name)
+        _log.info("a shard was upgraded: the stream goes on with the events of MongoDB %s", name)
         token = bson.decode(self._token_given())
         request = self._request.resumed(token, has_given=self._has_given)
         plan = self._planned(checked_options(request, self._profile), self._profile)

@@ -53,6 +53,7 @@ from tailrace.gateway.stage_workers import (
 from tailrace.gateway.upstream import APP_NAME
 from tailrace.oplog.namespace import Scope
 from tailrace.plan.profile import profile_for
+from tailrace.source.compatibility import ASK_AGAIN_S
 from tailrace.source.member_version import PresentMember, present_member
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster
@@ -133,6 +134,7 @@ class Engine:
         self._version_text = ""
         #: The members' processes that were known when the version was asked last.
         self._asked_of: frozenset[PresentMember | None] = frozenset()
+        self._asked_s = 0.0
         self.streams: dict[int, ServedStream] = {}
         self.workers = StageWorkers(stage_limits or StageLimits())
         self._offenders = Offenders()
@@ -153,11 +155,16 @@ class Engine:
         self.clock.operation_time_first = profile.version < (5, 0)
 
     async def _follow_upgrade(self) -> None:
-        """Before a stream is opened: the deployment may have been upgraded since the last one."""
+        """Before a stream is opened: the deployment may have been upgraded since the last one, or set to another
+        feature compatibility version."""
         clients = [self._client] if self._cluster is None else self._cluster.clients
         present = frozenset(map(present_member, clients))
-        if None in present or present == self._asked_of or self._client.read_preference != ReadPreference.PRIMARY:
+        if None in present or self._client.read_preference != ReadPreference.PRIMARY:
             return
+        now = time.monotonic()
+        if present == self._asked_of and now - self._asked_s < ASK_AGAIN_S:
+            return
+        self._asked_s = now
         version = await in_thread(self._reading_pool, self._present_version)
         self._asked_of = present
         if profile_for(version) != profile_for(self._version_text):

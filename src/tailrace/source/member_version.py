@@ -1,6 +1,6 @@
 """Which server version a member runs, as far as it decides the events. Its series is told by its hello, which PyMongo
 keeps. Where a patch release has changed something, the member is asked for the whole version: once for each of its
-processes, which its hello tells apart."""
+processes, which its hello tells apart. Its feature compatibility version is a part of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo.server_description import ServerDescription
 
-from tailrace.plan.profile import ServerProfile, profile_for, profiles_of_series
+from tailrace.plan.profile import (
+    ServerProfile,
+    lowered_profiles,
+    profile_for,
+    profiles_of_series,
+    with_compatibility,
+    without_compatibility,
+)
+from tailrace.source.compatibility import Compatibility
 from tailrace.source.wire_version import series_of
 
 Address: TypeAlias = tuple[str, int | None]
@@ -26,7 +34,7 @@ class MemberVersion(NamedTuple):
 
     @classmethod
     def whole(cls, version: str | Sequence[int]) -> MemberVersion:
-        """One that is known in full, such as "7.0.28"."""
+        """One that is known in full, such as "7.0.28", or "7.0.28-fcv6.0"."""
         text = version if isinstance(version, str) else ".".join(map(str, version))
         return cls(text, frozenset({profile_for(version)}))
 
@@ -35,15 +43,26 @@ class MemberVersion(NamedTuple):
         """One of which the first two numbers are known."""
         return cls(series, profiles_of_series(series))
 
+    def at(self, compatibility: str | None) -> MemberVersion:
+        """The same at this feature compatibility version; where it is not known (``None``), at its own."""
+        return MemberVersion(
+            with_compatibility(self.text, compatibility), lowered_profiles(self.profiles, compatibility)
+        )
+
     @property
     def is_whole(self) -> bool:
         """Whether it has all numbers."""
-        return self.text.count(".") > 1
+        return without_compatibility(self.text).count(".") > 1
 
     @property
     def is_certain(self) -> bool:
         """Whether it is known whose events a member of this version gives."""
         return len(self.profiles) == 1
+
+    @property
+    def needs_all_numbers(self) -> bool:
+        """Whether a patch release of the series has changed something, and its number is not known."""
+        return not self.is_whole and len({one.version for one in self.profiles}) > 1
 
 
 class MemberVersions:
@@ -53,14 +72,19 @@ class MemberVersions:
         self._client = client
         #: What the processes have said that were asked.
         self._said: dict[tuple[Address, object], MemberVersion] = {}
+        self.compatibility = Compatibility(client)
 
     def of(self, address: Address) -> MemberVersion | None:
         """That of a member; ``None`` where PyMongo does not know the member at the moment. Raises PyMongoError."""
         member = self._member(address)
         if member is None or not member.max_wire_version:
             return None
+        return self._binary(address, member).at(self.compatibility.known())
+
+    def _binary(self, address: Address, member: ServerDescription) -> MemberVersion:
+        """What the member's process is, whatever it is set to."""
         version = MemberVersion.of_series(series_of(member.max_wire_version))
-        if version.is_certain:
+        if not version.needs_all_numbers:
             return version
         process = process_of(member)
         said = self._said.get((address, process))

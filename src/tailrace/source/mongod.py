@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -26,9 +26,10 @@ from tailrace.errors import OtherHistoryError, OtherVersionError, SourceError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.history import history_lost, reaches_back
 from tailrace.oplog.witness import EntryMark
-from tailrace.plan.profile import profile_for
+from tailrace.plan.profile import for_people, profile_for
 from tailrace.plan.request import DocumentLookup, OplogBatch, PreImageKey
 from tailrace.source.batch import BATCH_BYTES_MAX, cut, entry_time, is_initiating_set
+from tailrace.source.compatibility import server_version
 from tailrace.source.connection import RETRY_SECONDS, Connection
 from tailrace.source.failure import Backoff
 from tailrace.source.lookup import current_documents, refuse_view, stored_pre_images
@@ -96,6 +97,8 @@ class MongodSource:
         #: Whether the next member that is read says it.
         self._takes_first = False
         self.read_version: MemberVersion | None = None
+        #: Whether whoever asks for the next batch can wait.
+        self._may_wait = True
         #: The bytes of the reply that ``tail`` is giving.
         self._reply_bytes = 0
 
@@ -111,8 +114,8 @@ class MongodSource:
 
     @property
     def server_version(self) -> str:
-        """The server's version, "6.0.27"."""
-        return str(self._connection.retrying(self.client.server_info)["version"])
+        """See ``tailrace.source.compatibility``."""
+        return server_version(self._connection)
 
     def expect_version(self, version: str | Sequence[int] | None) -> None:
         """Read from members alone that give the events of this version: ``tail`` and ``read`` raise OtherVersionError
@@ -160,7 +163,11 @@ class MongodSource:
     def take_pushed(self, view: socket.socket) -> bool | None:
         """True: ``tail`` gives its next batch without waiting. ``None``: nothing has come. False: it may wait."""
         cursor = self._tailing
-        return False if cursor is None else cursor.take_pushed(view)
+        if cursor is None or self._versions.compatibility.is_due:
+            return False
+        taken = cursor.take_pushed(view)
+        self._may_wait = not taken
+        return taken
 
     @property
     def has_pushed_more(self) -> bool:
@@ -459,8 +466,8 @@ class MongodSource:
         common = self._expected.profiles & version.profiles
         if not common:
             raise OtherVersionError(
-                f"the member {address[0]}:{address[1]} of {self.name} runs MongoDB {version.text}, and the events so "
-                f"far were those of {self._expected.text}: the deployment is being upgraded",
+                f"the member {address[0]}:{address[1]} of {self.name} runs MongoDB {for_people(version.text)}, and the "
+                f"events so far were those of {for_people(self._expected.text)}: the deployment is being upgraded",
                 hint="Resume the stream: it goes on with the events of the version that it reads",
             )
         if common != self._expected.profiles:
@@ -513,11 +520,20 @@ class MongodSource:
             raw: bytes = next(cursor, b"")
             if not cursor.alive:
                 raise AutoReconnect("the server closed the cursor at the end of the oplog")
+            self._follow_compatibility(cursor.address)
             yield raw, seen
             idle = not raw
             # A member that was voted out and then cut off would answer for ever that nothing is new.
             if idle and self._connection.reads_primary and self.client.primary not in (None, cursor.address):
                 raise _AnotherPrimary
+
+    def _follow_compatibility(self, address: tuple[str, int | None] | None) -> None:
+        """Before a reply is given: the member may be set to another feature compatibility version since it was asked.
+        Raises OtherVersionError."""
+        may_wait, self._may_wait = self._may_wait, True
+        if may_wait and self._versions.compatibility.is_due:
+            with suppress(PyMongoError):  # the next reply is soon enough; and what is wrong, the cursor will tell
+                self._confirm_version(address)
 
     def _await_ms_max(self) -> int:
         options = self.client.options

@@ -26,6 +26,7 @@ from tailrace.errors import SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_clock import ClusterClock
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.plan.profile import profile_for
+from tailrace.source.compatibility import server_version
 from tailrace.source.connection import Connection, clock_session, majority_after, open_client
 from tailrace.source.failure import seed_names, source_error
 from tailrace.source.uri import ClientOptions, ConnectionString, hide
@@ -266,15 +267,15 @@ class Cluster:
         return database.get_collection(name)
 
     def server_version(self) -> str:
-        """The lowest version of any shard: what a stream over all of them can rely on."""
+        """The lowest version of any shard, and of those with it the lowest feature compatibility version: what a stream
+        over all of them can rely on."""
         versions = []
         for shard in self.shards():
             with _naming(shard.name):
-                connection = Connection(self.client(shard.name))
-                versions.append(str(connection.retrying(connection.client.server_info)["version"]))
+                versions.append(server_version(Connection(self.client(shard.name))))
         if not versions:
             raise SourceError("the cluster has no shard yet", hint="Add one: sh.addShard('<replica set>/<host:port>')")
-        return min(versions, key=lambda version: profile_for(version).version)
+        return min(versions, key=lambda version: profile_for(version).rank)
 
     # -- the clock --------------------------------------------------------------------------------------------------
 

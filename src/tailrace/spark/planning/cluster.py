@@ -147,7 +147,7 @@ class ClusterDeployment(Deployment):
     def _asked_version(self) -> str:
         """That of the oldest shard."""
         versions: list[str] = self._each(list(self._shards.values()), lambda shard: shard.oplog.live.server_version)
-        return min(versions, key=lambda version: profile_for(version).version)
+        return min(versions, key=lambda version: profile_for(version).rank)
 
     def _copied_from(self) -> Cluster:
         return self._cluster

@@ -19,7 +19,8 @@ from tailrace.errors import UsageError
 from tailrace.oplog.cluster_time import ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity, EntryMark, Witness
 from tailrace.plan.plan import Plan
-from tailrace.plan.profile import profile_for
+from tailrace.plan.profile import for_people, profile_for
+from tailrace.source.compatibility import ASK_AGAIN_S
 from tailrace.source.member_version import PresentMember, present_member
 from tailrace.source.mongod import MongodSource
 from tailrace.source.outline import MOST, Bucket, Weights
@@ -85,6 +86,7 @@ class Deployment(ABC):
         self._states: ExactStates | None = None
         #: The members' processes that were known when the version was asked last.
         self._asked_of: frozenset[PresentMember | None] = frozenset()
+        self._asked_at_s = 0.0
 
     @property
     @abstractmethod
@@ -283,13 +285,16 @@ class Deployment(ABC):
 
     def _follow_upgrade(self) -> None:
         """The events of a micro-batch are those of the version that the servers have when it is planned, which is after
-        its last entry was written: its end says which. They are asked again where PyMongo hears of another process."""
+        its last entry was written: its end says which. They are asked again where PyMongo hears of another process, and
+        as often as a stream asks for the feature compatibility version."""
         present = frozenset(map(present_member, self._clients))
-        if present == self._asked_of:
+        now = time.monotonic()
+        if present == self._asked_of and now - self._asked_at_s < ASK_AGAIN_S:
             return
+        self._asked_at_s = now
         version = self._asked_version()
         if self._asked_of and version != self.server_version:
-            _log.info("the next micro-batches hold the events of MongoDB %s", version)
+            _log.info("the next micro-batches hold the events of MongoDB %s", for_people(version))
         self._asked_of, self.server_version = present, version
         if self._states is not None:
             self._states.server_version = version
