@@ -94,7 +94,7 @@ class Membership(NamedTuple):
 
 class VersionNote(NamedTuple):
     """From ``since`` on the servers were known to have this version: of a cluster, the oldest shard. The first note's
-    ``since`` is 0."""
+    ``since`` is 0. A lower feature compatibility version is a part of the text: "6.0.27-fcv5.0"."""
 
     version: str
     since: ClusterTime = ZERO
@@ -132,7 +132,7 @@ class Description:
     @property
     def server_version(self) -> str:
         """The newest version: an earlier release takes it for all entries."""
-        return max((note.version for note in self.versions), key=lambda version: profile_for(version).version)
+        return max((note.version for note in self.versions), key=lambda version: profile_for(version).rank)
 
     def spans(self, start: ClusterTime) -> list[VersionSpan]:
         """The versions of the entries from ``start`` on, oldest first."""

@@ -33,9 +33,9 @@ from tailrace.durable import make_private, writing
 from tailrace.errors import OtherHistoryError, SourceError, TailraceError, UsageError, on_shard
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
 from tailrace.oplog.witness import DeploymentIdentity
-from tailrace.plan.profile import ServerProfile, profile_for
+from tailrace.plan.profile import ServerProfile, for_people, profile_for, with_compatibility, without_compatibility
 from tailrace.source.connection import Connection
-from tailrace.source.member_version import PresentMember, present_member
+from tailrace.source.member_version import MemberVersion, PresentMember, present_member
 from tailrace.source.membership import changes, remembered_host
 from tailrace.source.mongod import MongodSource
 from tailrace.source.topology import Cluster, ShardAddress
@@ -86,8 +86,8 @@ class Recorder:
         self._threads: dict[str, CheckedThread] = {}
         self._failure: TailraceError | None = None
         self._cluster_id = ""
-        #: The members' processes that were known when the version was noted last.
-        self._noted: frozenset[PresentMember | None] = frozenset()
+        #: The members' processes that were known when the version was noted last, and the versions that were met.
+        self._noted: frozenset[PresentMember | MemberVersion | None] = frozenset()
         self._running = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -242,10 +242,11 @@ class Recorder:
 
     def _note_version(self, description: Description) -> Description:
         """Note from when on the servers have another version: the one that a stream read that began and ended with the
-        archive's own reads. Looked at when the recorder begins, and where PyMongo hears of another process."""
+        archive's own reads. Looked at when the recorder begins, and where PyMongo hears of another process or a writer
+        of another feature compatibility version."""
         cluster = self._cluster
         clients = [self._client] if cluster is None else cluster.clients
-        present = frozenset(map(present_member, clients))
+        present = frozenset([*map(present_member, clients), *self._versions_met()])
         if present == self._noted:
             return description
         try:
@@ -254,6 +255,8 @@ class Recorder:
             profile = profile_for(version)
             if profile != profile_for(description.versions[-1].version):
                 since = self._met(profile)
+                if since is not None:
+                    since = self._set_at(description.versions[-1], version) or since
             else:
                 since = source.newest() if cluster is None else cluster.open_view().time
         except SourceError as error:
@@ -264,9 +267,23 @@ class Recorder:
         noted = description.with_version(version, since)
         self._noted = present
         if noted is not description:
-            _log.info("the servers run MongoDB %s from %s on", *noted.versions[-1])
+            _log.info("the servers run MongoDB %s from %s on", for_people(version), since)
             self._save(noted)
         return noted
+
+    def _set_at(self, before: VersionNote, version: str) -> ClusterTime | None:
+        """When the last shard was set to the feature compatibility version of ``version``, if this alone is another
+        than ``before`` and the entries were read."""
+        if without_compatibility(before.version) != without_compatibility(version):
+            return None
+        with self._lock:
+            found = [writer.setting for name, writer in self._writers.items() if name != CONFIG_OPLOG]
+        times = [one.time for one in found if one is not None and with_compatibility(version, one.version) == version]
+        return max(times) if len(times) == len(found) and max(times) > before.since else None
+
+    def _versions_met(self) -> list[MemberVersion]:
+        with self._lock:
+            return [writer.met.version for writer in self._writers.values() if writer.met is not None]
 
     def _met(self, profile: ServerProfile) -> ClusterTime | None:
         """The first cluster time at which all oplogs are read from members whose events are those of ``profile``, or of
@@ -276,7 +293,7 @@ class Recorder:
         met = [one for one in found if one is not None]
         if len(met) < len(found) or not any(profile in one.version.profiles for one in met):
             return None
-        if any(max(each.version for each in one.version.profiles) < profile.version for one in met):
+        if any(max(each.rank for each in one.version.profiles) < profile.rank for one in met):
             return None
         return max(one.after for one in met).tick()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tailrace import raw_bson
 from tailrace.archive.layout import HEAD, LOCK, Reach, head, oplog_of, segments
 from tailrace.archive.owner import confirm_owner, set_identity
 from tailrace.archive.pre_images import stored_between
@@ -19,6 +20,7 @@ from tailrace.archive.unknown import UnknownEntries
 from tailrace.durable import locked, writing
 from tailrace.errors import SinkError, SourceError
 from tailrace.oplog.cluster_time import ZERO, ClusterTime
+from tailrace.oplog.compatibility import SETTING, SettingRead, last_setting
 from tailrace.plan.request import OplogBatch
 from tailrace.source.connection import Connection
 from tailrace.source.member_version import MemberVersion
@@ -103,6 +105,8 @@ class OplogWriter:
         self.written = ArchiveProgress()
         #: ``None`` until the first reply has come.
         self.met: VersionMet | None = None
+        #: The last entry that has set another feature compatibility version.
+        self.setting: SettingRead | None = None
 
     def stop(self) -> None:
         """Publish what was read and end, also where no member can be reached. From any thread."""
@@ -179,6 +183,8 @@ class OplogWriter:
                 if version is not None and (self.met is None or self.met.version != version):
                     self.met = VersionMet(version, after)
                 after = batch.high_water
+                if SETTING in batch.raw:
+                    self.setting = last_setting(raw_bson.split(batch.raw), self.setting)
                 self._queue.put(batch)
                 if self._failure is not None or self._stopped.is_set():
                     return
