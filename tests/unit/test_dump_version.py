@@ -137,3 +137,37 @@ def test_no_entry_that_a_server_wrote_is_taken_for_one_of_another_version(tmp_pa
     path.write_bytes(b"".join(source.oplog))
     version = version_of(path).version
     assert version in ("6.0", "7.0" if source.server.startswith("7.") else "6.0")
+
+
+SETTING = "featureCompatibilityVersion"
+
+
+def setting(number: int, **document: str) -> dict[str, Any]:
+    return entry(number, op="u", ns="admin.system.version", o={"_id": SETTING, **document}, o2={"_id": SETTING})
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_dump_is_replayed_by_the_feature_compatibility_version_that_it_holds(tmp_path: Path, zipped: bool) -> None:
+    """Nobody looked at it: a dump of 6.0 at 5.0 gave the events of 6.0."""
+    folder = dump(tmp_path / "dump", INSERT, said="6.0.27")
+    assert found(folder)[0] == "6.0.27"
+    (folder / "admin").mkdir()
+    held = b"".join(map(bson.encode, ({"_id": "authSchema", "version": "4.4"}, {"_id": SETTING, "version": "5.0"})))
+    if zipped:
+        (folder / "admin" / "system.version.bson.gz").write_bytes(gzip.compress(held))
+    else:
+        (folder / "admin" / "system.version.bson").write_bytes(held)
+    assert found(folder) == ("6.0.27-fcv5.0", f"{folder / 'prelude.json'} says so")
+    # What its oplog says is later than what was dumped before.
+    dump(folder, INSERT, setting(1, version="5.0", targetVersion="6.0"), setting(2, version="6.0"))
+    assert found(folder)[0] == "6.0.27"
+    dump(folder, INSERT, setting(1, version="6.0", targetVersion="7.0"), said="7.0.28")
+    assert found(folder)[0] == "7.0.28-fcv6.0"
+
+
+def test_a_damaged_copy_of_the_feature_compatibility_version_is_left_to_those_who_restore_it(tmp_path: Path) -> None:
+    folder = dump(tmp_path / "dump", INSERT, said="6.0.27")
+    (folder / "admin").mkdir()
+    for held in (b"", b"x", bson.encode({"_id": SETTING, "version": "5.0"})[:-3], bson.encode({"_id": SETTING})):
+        (folder / "admin" / "system.version.bson").write_bytes(held)
+        assert found(folder)[0] == "6.0.27"

@@ -1,7 +1,8 @@
 """Which server's events a dump is replayed as: what the dump says of its server, and what its entries prove.
 
 A current ``mongodump`` writes ``prelude.json`` with the server's version into the dump's directory, and an archive says
-it in its header. Entries prove a version too (``tailrace.oplog.version_proof``).
+it in its header. Entries prove a version too (``tailrace.oplog.version_proof``). The feature compatibility version is
+in the dump's ``admin.system.version``, or in the last entry that has set it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import json
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tailrace import raw_bson
 from tailrace.errors import OplogFormatError, SourceError, UsageError
+from tailrace.oplog.compatibility import SETTING, SettingRead, last_setting, setting_of
 from tailrace.oplog.entry import first_elements, parse_entry
 from tailrace.oplog.version_proof import MULTI_OP_SINCE, VersionProof, version_proof
-from tailrace.plan.profile import profile_for
+from tailrace.plan.profile import profile_for, with_compatibility
 from tailrace.source.bson_file import documents
 
 #: Of a dump that neither says nor proves anything.
@@ -49,7 +52,8 @@ def version_of(oplog: Path, folder: Path | None = None, said: SaidVersion | None
     said = _said_version(oplog, folder) if said is None else _checked(said)
     if said is not None and profile_for(said[0]).version >= profile_for(MULTI_OP_SINCE).version:
         return DumpVersion(said[0], f"{said[1]} says so")
-    proof = _proof(oplog)
+    proof, setting = _read(oplog)
+    setting = setting or _dumped_setting(oplog, folder)
     if said is not None and proof is not None and profile_for(proof.version).version > profile_for(said[0]).version:
         raise UsageError(
             f"{said[1]} says that the dump is of MongoDB {said[0]}, but {proof.found}, as only {proof.version} and "
@@ -57,9 +61,10 @@ def version_of(oplog: Path, folder: Path | None = None, said: SaidVersion | None
             hint="Name the version that the entries are of: --server-version",
         )
     if said is not None:
-        return DumpVersion(said[0], f"{said[1]} says so")
+        return DumpVersion(with_compatibility(said[0], setting), f"{said[1]} says so")
     if proof is not None:
-        return DumpVersion(proof.version, f"{proof.found}, as only {proof.version} and later write it")
+        version = with_compatibility(proof.version, setting)
+        return DumpVersion(version, f"{proof.found}, as only {proof.version} and later write it")
     return DumpVersion(ASSUMED, "the dump does not say its server's version, and no entry shows a later one")
 
 
@@ -100,16 +105,34 @@ def _read_prelude(path: Path) -> str:
     return str(version)
 
 
-def _proof(oplog: Path) -> VersionProof | None:
-    """The entry that proves the latest version. Damage is not told here: whoever reads the entries meets it."""
+def _read(oplog: Path) -> tuple[VersionProof | None, str | None]:
+    """The entry that proves the latest version, and the feature compatibility version at the end, if an entry sets it.
+    Damage is not told here: whoever reads the entries meets it."""
     found: VersionProof | None = None
+    setting: SettingRead | None = None
     with contextlib.suppress(OplogFormatError, SourceError):
         for document in documents(oplog):
+            if SETTING in document.raw:
+                setting = last_setting([document.raw], setting)
             if b"applyOps" not in document.raw:
                 continue
             entry = parse_entry(document.raw)
             proof = None if entry.operation != "c" else version_proof(entry, first_elements(entry.o))
             if proof is not None and proof.version == MULTI_OP_SINCE:
-                return proof
+                return proof, None
             found = found or proof
-    return found
+    return found, None if setting is None else setting.version
+
+
+def _dumped_setting(oplog: Path, folder: Path | None) -> str | None:
+    """The feature compatibility version in the dump's own copy of ``admin.system.version``."""
+    places = [oplog.parent, oplog.parent.parent] if folder is None else [folder, oplog.parent]
+    for place in places:
+        path = place / "admin" / "system.version.bson"
+        zipped = path.with_name(f"{path.name}.gz")
+        with contextlib.suppress(OSError, EOFError, OplogFormatError):
+            if path.is_file() or zipped.is_file():
+                raw = path.read_bytes() if path.is_file() else gzip.decompress(zipped.read_bytes())
+                found = [setting for one in raw_bson.split(raw) if (setting := setting_of(one)) is not None]
+                return found[-1] if found else None
+    return None
