@@ -344,6 +344,28 @@ def test_a_look_up_that_fails_at_one_moment_alone_is_no_difference(code: int) ->
         assert [reason for reason in found.gaps if "looked up" in reason] or ours is not EVENTS
 
 
+def test_a_look_up_that_fails_while_the_end_is_waited_for_is_a_gap_and_no_error() -> None:
+    """An hour of honest writes ended in an error: our last look-up met a view, and the end was never reached."""
+    view = ServerError("Namespace is a view, not a collection", code=166)
+
+    class Late(ScriptedStream):
+        def try_next(self) -> Any:
+            if len(self._items) == 1:
+                self.closed.wait(0.3)
+            return super().try_next()
+
+    running = StreamComparison(
+        lambda start: ScriptedStream(EVENTS[:2], hangs=True),
+        lambda start: Late([*EVENTS[:2], view]),
+        lambda: END,
+        ComparisonLimits(duration_s=0.05, resume_every_s=None, patience_s=0.6),
+        looks_up=True,
+    )
+    found = running.run()
+    assert (found.events, found.total) == (2, 0)
+    assert [reason for reason in found.gaps if "looked up" in reason]
+
+
 def test_what_the_pace_alone_has_kept_from_its_end_is_told_and_is_no_error() -> None:
     """With a limit below the rate of the writes every comparison ended in an error, and its result was lost."""
     many = {"items": [event(number) for number in range(300)], "hangs": True}

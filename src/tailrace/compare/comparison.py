@@ -343,6 +343,8 @@ class _Leg:
                     return None
                 if all(reader.ended for reader in self._readers):
                     return self._after_both_ended()
+                if self._until is not None and self._has_failed_to_look_up():
+                    return self._after_one_ended()  # the end is not reached by a side that has ended before
                 if any(reader.ended for reader in self._readers) and not self._until:
                     if not self._is_opened() and not self._may_have_met_an_event():
                         self._raise_opening()
