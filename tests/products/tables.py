@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -75,7 +76,7 @@ class TablesProduct(Product):
         expected = {name: one for name, one in truth.collections(job.time).items() if _is_tabled(job, name)}
         known = {name for pause in truth.pauses() for name in truth.collections(pause)}
         tabled = {name for name in known if _is_tabled(job, name) and (root / folder_of(name)).exists()}
-        found = {name: in_table(root, name) for name in {*expected, *tabled}}
+        found = {name: _rows(root, name) for name in {*expected, *tabled}}
         told = _strange(root, {*map(folder_of, known)})
         for rule in self._rules(job):
             documents = found.get(rule.pattern)
@@ -91,6 +92,13 @@ class TablesProduct(Product):
         made = [one for one in sorted(tabled) if one.endswith((f".{typed.DECLARED}", f".{typed.INFERRED}"))]
         chosen = [*rng.sample(made, min(len(made), _READ)), *rng.sample(sorted(tabled), min(1, len(list(tabled))))]
         return [text for one in chosen for text in typed.unlike_its_documents(self._root(job), one, rng)]
+
+
+def _rows(root: Path, namespace: str) -> dict[bytes, bytes] | None:
+    try:
+        return in_table(root, namespace)
+    except (OSError, pa.ArrowException) as error:  # what a reader says of a file that is damaged or missing
+        raise SinkError(f"the table of {namespace} cannot be read: {error}") from error
 
 
 class AsOfProduct(TablesProduct):
