@@ -5,15 +5,16 @@ The metrics server reads them in a thread of its own. A number may be one event 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tailrace.errors import CODE_NAMES
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.metrics_server import UNKNOWN_ENTRIES, Families
-from tailrace.oplog.entry_kinds import PASSED_OVER
+from tailrace.oplog.entry_kinds import OTHER_KINDS, PASSED_OVER
 
 _PREFIX: Final = "tailrace_gateway"
 _COUNTERS: Final = {
@@ -46,9 +47,9 @@ _GAUGES: Final = {
     "trouble": "1 while the deployment cannot be read",
 }
 
-#: What exists from the start, so that a first error is an increase and not a new series: errors that clients get most.
-_ERRORS: Final = dict.fromkeys((13, 43, 50, 91, 136, 146, 237, 280, 286), 0)
-_FALLBACKS: Final = {"slow": 0, "refused": 0}
+#: The label of errors whose code has no name (``CODE_NAMES``): mostly faults in stages, of which there are hundreds.
+_OTHER_CODES: Final = "other"
+_FALLBACKS: Final = ("refused", "slow")
 
 
 class GatewayCollector(Collector):
@@ -71,10 +72,19 @@ class GatewayCollector(Collector):
             yield families.counter(name, text, getattr(metrics, name))
         for name, text in _GAUGES.items():
             yield families.gauge(name, text, getattr(metrics, name))
-        errors = [(str(code), count) for code, count in sorted((_ERRORS | metrics.errors.copy()).items())]
-        yield Families(_PREFIX, "code").counter("errors", "Errors that were answered", *errors)
-        fallbacks = sorted((_FALLBACKS | metrics.fallbacks.copy()).items())
+        # Every label from the start, so that a first error is an increase and not a new series.
+        errors = sorted(_by_label(metrics.errors.copy()).items())
+        yield Families(_PREFIX, "code").counter("errors", "Errors that were answered, by the server's code", *errors)
+        fallbacks = sorted((dict.fromkeys(_FALLBACKS, 0) | metrics.fallbacks.copy()).items())
         text = "Streams that could not be served from the shared read"
         yield Families(_PREFIX, "reason").counter("fallbacks", text, *fallbacks)
-        unknown = sorted(PASSED_OVER.copy().items())
+        unknown = sorted(({OTHER_KINDS: 0} | PASSED_OVER.copy()).items())
         yield Families(_PREFIX, "kind").counter("unknown_entries", UNKNOWN_ENTRIES, *unknown)
+
+
+def _by_label(errors: Mapping[int, int]) -> dict[str, int]:
+    """The numbers of errors by their labels, which are always the same."""
+    counted = dict.fromkeys((*map(str, CODE_NAMES), _OTHER_CODES), 0)
+    for code, count in errors.items():
+        counted[str(code) if code in CODE_NAMES else _OTHER_CODES] += count
+    return counted

@@ -84,7 +84,7 @@ _NEVER: Final = (1 << 30, 0)
 PASSED_OVER: Final[Counter[str]] = Counter()
 #: So many unknown kinds are told apart; what comes after is counted together.
 _KINDS_MAX: Final = 100
-_OTHERS: Final = "others"
+OTHER_KINDS: Final = "others"
 #: A name of a kind is cut off behind so many bytes.
 _NAME_BYTES_MAX: Final = 40
 
@@ -92,7 +92,7 @@ _NAME_BYTES_MAX: Final = 40
 def count_kind(counted: dict[str, int], kind: str, more: int = 1) -> None:
     """Count entries of a kind, in bounded memory."""
     if kind not in counted and len(counted) >= _KINDS_MAX:
-        kind = _OTHERS
+        kind = OTHER_KINDS
     counted[kind] = counted.get(kind, 0) + more
 
 
