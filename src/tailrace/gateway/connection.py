@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +51,19 @@ from tailrace.gateway.frame import (
     with_document,
 )
 from tailrace.gateway.hello import HELLO_NAMES, rewritten
-from tailrace.gateway.memory import COUNTED_BYTES_MIN, SLOW_BYTES, SLOW_S, ClosedConnection, MemoryBudget, large_message
+from tailrace.gateway.memory import (
+    COUNTED_BYTES_MIN,
+    SLOW_BYTES,
+    SLOW_S,
+    ClosedConnection,
+    Share,
+    granted,
+    large_message,
+)
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import LastGetMore
 from tailrace.gateway.replies import is_ok
-from tailrace.gateway.rights import Identity
+from tailrace.gateway.rights import Identity, User
 from tailrace.gateway.surroundings import Surroundings
 from tailrace.gateway.upstream import Address, Channel, keep_alive
 
@@ -264,21 +272,24 @@ class ClientConnection:
         if len(head) == header.length:  # small, as most are: nothing more to read or to count
             await self._whole_request(seen, head, head, None, limit)
             return
-        async with self._room(header.length, limit) as memory:
-            head = await large_message(self._client.reader, head, header.length, memory)
+        async with self._room(header.length, limit) as share:
+            head = await large_message(self._client.reader, head, header.length, share, limit)
             await self._whole_request(seen, head, head, None, limit)
 
     async def _compressed_request(self, head: bytes, length: int, limit: asyncio.Timeout) -> None:
         head += await self._rest(head, min(length, COMPRESSED_HEAD_BYTES))
-        size = length + size_inside(head)
-        async with self._room(size, limit) as memory:
-            head = await large_message(self._client.reader, head, length, memory)
-            message, compressor = await aside(size, unpacked, head)
+        inside = size_inside(head)
+        async with self._room(length + inside, limit) as share:
+            head = await large_message(self._client.reader, head, length, share, limit)
+            if inside >= COUNTED_BYTES_MIN:
+                await granted(share, inside, limit)
+            message, compressor = await aside(length + inside, unpacked, head)
             seen = outline(parse_header(message).op_code, message)
             if self._is_for_us(seen, len(message)):
                 await self._whole_request(seen, head, message, compressor, limit)
             else:
                 del message
+                share.give_back(inside if inside >= COUNTED_BYTES_MIN else 0)
                 await self._pass_on(seen, head, length, limit)
 
     def _is_for_us(self, seen: MessageOutline, length: int) -> bool:
@@ -291,9 +302,9 @@ class ClientConnection:
         return await self._client.reader.readexactly(length - len(head))
 
     @asynccontextmanager
-    async def _room(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[MemoryBudget]:
-        """Memory for a message while it is answered or passed on. A large one is not read before the server has
-        answered those before it: it could be kept waiting here for as long as its client likes."""
+    async def _room(self, size: int, limit: asyncio.Timeout) -> AsyncIterator[Share]:
+        """Memory for a message of ``size`` bytes while it is answered or passed on. A large one is not read before the
+        server has answered those before it: it could be kept waiting here for as long as its client likes."""
         memory = self._shared.memory
         if size >= COUNTED_BYTES_MIN:
             limit.reschedule(None)
@@ -302,13 +313,20 @@ class ClientConnection:
             if await self._while_answering(self._is_stranger()):
                 memory = self._shared.strangers
             limit.reschedule(asyncio.get_running_loop().time() + self._shared.options.stall_seconds)
-        async with memory.held(size):
-            yield memory
+        async with memory.share(self.tenant) as share:
+            yield share
 
     async def _is_stranger(self) -> bool:
         """Whether the deployment has users, and the client is none of them so far. The server is asked once."""
         identity = await self.identity(math.inf)
         return not identity.users and not identity.may_all
+
+    @property
+    def tenant(self) -> Hashable:
+        """Who shares with this client what each has of memory: connections of the same users; without users, those
+        from the same address."""
+        users = frozenset[User]() if self._identity is None else self._identity.users
+        return users or self.client_host
 
     async def _whole_request(
         self, seen: MessageOutline, head: bytes, message: bytes, compressor: str | None, limit: asyncio.Timeout
@@ -436,16 +454,15 @@ class ClientConnection:
 
     # -- for what answers commands ----------------------------------------------------------------------------------
 
-    async def send(self, frame: bytes) -> None:
-        """Send a whole message to the client, as fast as the client takes it. The connection of a client that takes a
-        large one too slowly is closed if others wait for the memory."""
+    async def send(self, frame: bytes, share: Share | None = None) -> None:
+        """Send a whole message to the client, as fast as the client takes it. The connection of a client that takes one
+        too slowly is closed if others wait for its ``share`` of the memory."""
         self._shared.metrics.client_bytes_sent += len(frame)
-        is_counted = len(frame) >= COUNTED_BYTES_MIN
-        grace = time.monotonic() + SLOW_S + len(frame) / SLOW_BYTES if is_counted else None
+        grace = None if share is None else time.monotonic() + SLOW_S + len(frame) / SLOW_BYTES
         view = memoryview(frame)
         for start in range(0, len(frame), _CHUNK):
             self._client.writer.write(view[start : start + _CHUNK])
-            await self._drained(grace)
+            await self._drained(grace, share)
 
     async def reply(self, command: ClientCommand, document: bytes) -> None:
         """Send our answer to a command of the client, unless it wants none."""
@@ -458,8 +475,8 @@ class ClientConnection:
         if len(frame) < COUNTED_BYTES_MIN:
             await self.send(frame)
             return
-        async with self._shared.reply_memory.held(len(frame)):
-            await self.send(frame)
+        async with self._shared.reply_memory.held(len(frame), self.tenant) as share:
+            await self.send(frame, share)
 
     @property
     def server_left(self) -> bool:
@@ -556,15 +573,15 @@ class ClientConnection:
     def _next_id() -> int:
         return next(_request_ids) & 0x7FFFFFFF
 
-    async def _drained(self, grace: float | None = None) -> None:
+    async def _drained(self, grace: float | None = None, share: Share | None = None) -> None:
         """Wait until the client has taken what was sent. ``grace``: the time after which a client counts as too slow if
-        others wait for the memory of its reply."""
+        others wait for the ``share`` of the memory that its reply has."""
         transport = self._client.writer.transport
         if not transport.get_write_buffer_size() and not transport.is_closing():
             return  # the system has taken all of it
         stalled = time.monotonic() + self._shared.options.stall_seconds
         while True:
-            if grace is not None and time.monotonic() > grace and self._shared.reply_memory.is_wanted:
+            if grace is not None and time.monotonic() > grace and share is not None and share.is_wanted:
                 break
             limit = stalled - time.monotonic()
             try:

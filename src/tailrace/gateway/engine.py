@@ -25,6 +25,7 @@ from tailrace.gateway.cursor_ids import new_ids
 from tailrace.gateway.generic_fields import api_text
 from tailrace.gateway.local_acting import LocalActing, size_of
 from tailrace.gateway.log import note
+from tailrace.gateway.memory import COUNTED_BYTES_MIN
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.reading import (
     AheadRoom,
@@ -287,10 +288,13 @@ class Engine:
         self, stream: ServedStream, database: str, command: bytes, wanted: GetMoreCommand | None = None
     ) -> bytes:
         """The next batch of a stream that the caller may read; the reply without the server's times. ``wanted``: what
-        ``command`` asks for, if that is known already."""
+        ``command`` asks for, if that is known already. A large command does not wait for events: it would hold its
+        memory for as long."""
         was_busy, stream.is_busy = stream.is_busy, True
         if not was_busy:  # or one that was told to end its wait would wait on
             stream.reading.rest()
+            if len(command) >= COUNTED_BYTES_MIN:
+                stream.reading.hurry()
         try:
             acting = self._getting_more(stream, database, command, wanted)
             reply = await self._carried_out(acting, stream.reading, len(command), stream)

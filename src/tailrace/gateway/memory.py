@@ -1,17 +1,23 @@
-"""How many bytes of messages may be in memory at a time, and for how long a client may keep others from having it."""
+"""How many bytes of messages may be in memory at a time, and for how long a client may keep others from having it.
+
+A message is counted as it comes: what it only announces takes nothing from others. So several may each be there in part
+when there is no more room. One of them is then let go on, so that it ends and makes room.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 #: Smaller messages are not counted: every connection may have one.
 COUNTED_BYTES_MIN: Final = 1 << 18
 #: While others wait for memory, a client has to send a large message, or to take a large reply, at this rate, in bytes
-#: per second, after this time.
+#: per second, measured over this time.
 SLOW_BYTES: Final = 1 << 20
 SLOW_S: Final = 5.0
 
@@ -25,48 +31,123 @@ class ClosedConnection(Exception):  # noqa: N818  no error: one of the two has g
 
 
 class MemoryBudget:
-    """``bytes_max`` for the large messages of all connections together. A message that asks for more waits."""
+    """``bytes_max`` for the large messages of all connections together. What exceeds it waits.
+
+    Each tenant, a user or an address, may hold as much as is free: alone half of it, two of them a third each. So there
+    is always room for one who comes. Beyond that one message goes on at a time, however large it is.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._held = 0
-        self._changed = asyncio.Condition()
-        self._waiting = 0
+        self._by_tenant: Counter[Hashable] = Counter()
+        self._waiting: list[_Waiting] = []
+        #: The one that goes on although there is no room.
+        self._exempt: Share | None = None
+
+    @asynccontextmanager
+    async def share(self, tenant: Hashable) -> AsyncIterator[Share]:
+        """What one message of ``tenant`` holds while the block runs: nothing at first."""
+        share = Share(self, tenant)
+        try:
+            yield share
+        finally:
+            if self._exempt is share:
+                self._exempt = None
+            share.give_back(share.held)
+
+    @asynccontextmanager
+    async def held(self, size: int, tenant: Hashable) -> AsyncIterator[Share]:
+        """Room for a message of ``size`` bytes that is there as a whole, while the block runs."""
+        async with self.share(tenant) as share:
+            if size >= COUNTED_BYTES_MIN:
+                await share.take(size)
+            yield share
+
+    def _admits(self, share: Share, size: int) -> bool:
+        """Count ``size`` bytes more for a share if there is room."""
+        fits = self._by_tenant[share.tenant] + size <= self._bytes_max - self._held
+        if not fits and self._exempt not in (None, share):
+            return False
+        if not fits:
+            self._exempt = share
+        self._held += size
+        self._by_tenant[share.tenant] += size
+        share.held += size
+        return True
+
+    def _released(self, share: Share, size: int) -> None:
+        self._held -= size
+        self._by_tenant[share.tenant] -= size
+        if not self._by_tenant[share.tenant]:
+            del self._by_tenant[share.tenant]
+        share.held -= size
+        # Whose tenant holds least is first; of one tenant, who came first.
+        for waiting in sorted(self._waiting, key=lambda one: self._by_tenant[one.share.tenant]):
+            if not waiting.granted.done() and self._admits(waiting.share, waiting.size):
+                waiting.granted.set_result(None)
+
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """``held`` bytes that one message of ``tenant`` has of a budget."""
+
+    budget: MemoryBudget
+    tenant: Hashable
+    held: int = 0
+
+    def takes(self, size: int) -> bool:
+        """Take ``size`` bytes more if they can be had at once; whether they could."""
+        return self.budget._admits(self, size)
+
+    async def take(self, size: int) -> None:
+        """Take ``size`` bytes more; waits for room."""
+        if self.takes(size):
+            return
+        waiting = _Waiting(self, size)
+        self.budget._waiting.append(waiting)
+        try:
+            await waiting.granted
+        finally:
+            self.budget._waiting.remove(waiting)
+
+    def give_back(self, size: int) -> None:
+        self.budget._released(self, size)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a message waits for room."""
-        return self._waiting > 0
-
-    @asynccontextmanager
-    async def held(self, size: int) -> AsyncIterator[None]:
-        """Room for ``size`` bytes while the block runs. One message may always be held, however large."""
-        if size < COUNTED_BYTES_MIN:
-            yield
-            return
-        async with self._changed:
-            self._waiting += 1
-            try:
-                await self._changed.wait_for(lambda: not self._held or self._held + size <= self._bytes_max)
-            finally:
-                self._waiting -= 1
-            self._held += size
-        try:
-            yield
-        finally:
-            self._held -= size
-            async with self._changed:
-                self._changed.notify_all()
+        """Whether a message waits that has a better claim to this memory: its tenant holds no more than this one's."""
+        held = self.budget._by_tenant
+        return any(held[one.share.tenant] <= held[self.tenant] for one in self.budget._waiting)
 
 
-async def large_message(reader: asyncio.StreamReader, head: bytes, length: int, memory: MemoryBudget) -> bytes:
-    """The whole message of ``length`` bytes that begins with ``head``. Its room in ``memory`` is held from the
-    beginning, so that it can always be finished; raises ClosedConnection where the client sends it too slowly while
-    others wait for room."""
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    share: Share
+    size: int
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+async def granted(share: Share, size: int, limit: asyncio.Timeout) -> None:
+    """Take ``size`` bytes; the time for which this waits does not count for ``limit``."""
+    if share.takes(size):
+        return
+    loop, deadline = asyncio.get_running_loop(), limit.when()
+    begun = loop.time()
+    limit.reschedule(None)
+    await share.take(size)
+    limit.reschedule(None if deadline is None else deadline + loop.time() - begun)
+
+
+async def large_message(
+    reader: asyncio.StreamReader, head: bytes, length: int, share: Share, limit: asyncio.Timeout
+) -> bytes:
+    """The whole message of ``length`` bytes that begins with ``head``, counted in ``share`` as it comes. Raises
+    ClosedConnection where the client sends it too slowly while others wait for room."""
     if length < COUNTED_BYTES_MIN:
         return head + await reader.readexactly(length - len(head))
-    grace = time.monotonic() + SLOW_S + length / SLOW_BYTES
     message = bytearray(head)
+    since, came = time.monotonic(), 0
     while len(message) < length:
         chunk = None
         with suppress(TimeoutError):
@@ -74,7 +155,14 @@ async def large_message(reader: asyncio.StreamReader, head: bytes, length: int, 
                 chunk = await reader.read(min(length - len(message), _CHUNK))
         if chunk == b"":
             raise ClosedConnection("the client has left in the middle of a message")
-        message += chunk or b""
-        if memory.is_wanted and time.monotonic() > grace:
-            raise ClosedConnection("the client sends its message too slowly")
+        if chunk:
+            if not share.takes(len(chunk)):
+                await granted(share, len(chunk), limit)
+                since, came = time.monotonic(), 0  # meanwhile nothing was asked of the client
+            message += chunk
+            came += len(chunk)
+        if time.monotonic() > since + SLOW_S:
+            if came < SLOW_S * SLOW_BYTES and share.is_wanted:
+                raise ClosedConnection("the client sends its message too slowly")
+            since, came = time.monotonic(), 0
     return bytes(message)
