@@ -41,6 +41,7 @@ from tailrace.gateway.memory import ClosedConnection
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import GetMoreFacts, KnownGetMore, facts_of
 from tailrace.gateway.replies import code_of, is_ok, merged_kills
+from tailrace.gateway.reply_facts import reached
 from tailrace.gateway.rights import Identity, User
 from tailrace.gateway.served import Owner, ServedStream
 from tailrace.oplog.namespace import Scope
@@ -230,9 +231,10 @@ class Commands:
     async def _if_still_allowed(
         self, connection: ClientConnection, stream: ServedStream, command: ClientCommand, reply: bytes
     ) -> bytes:
-        """``reply``, whose events may have come after a long wait, or the refusal if the user's rights ended meanwhile.
-        The stream has gone on, so it is closed: it would have lost these events for a user who gets the right back."""
-        identity = await connection.identity(self._rights_seconds)
+        """``reply``, whose events may have come after a long wait, or the refusal if the user's rights ended before
+        they were written. The stream has gone on, so it is closed: it would have lost these events for a user who gets
+        the right back."""
+        identity = await connection.identity(self._rights_seconds, reached(reply))
         try:
             _check_owner(stream, identity, command.session, self._engine.version)
         except ServerError as error:

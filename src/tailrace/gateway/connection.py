@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-import bson
-
 from tailrace.errors import SourceError, TailraceError
 from tailrace.gateway.command import (
     HEAD_BYTES,
@@ -51,6 +49,7 @@ from tailrace.gateway.frame import (
     with_document,
 )
 from tailrace.gateway.hello import HELLO_NAMES, rewritten
+from tailrace.gateway.identification import Identification
 from tailrace.gateway.memory import (
     COUNTED_BYTES_MIN,
     SLOW_BYTES,
@@ -62,8 +61,6 @@ from tailrace.gateway.memory import (
 )
 from tailrace.gateway.reading import aside
 from tailrace.gateway.repeated import LastGetMore
-from tailrace.gateway.replies import is_ok
-from tailrace.gateway.rights import Identity, User
 from tailrace.gateway.surroundings import Surroundings
 from tailrace.gateway.upstream import Address, Channel, keep_alive
 
@@ -75,22 +72,6 @@ _COMMAND_SIZE_MAX: Final = DOCUMENT_SIZE_MAX + 1024
 _REPLY_SIZE_MAX: Final = MESSAGE_SIZE_MAX + (1 << 20)
 
 _OP_MSG: Final = OP_MSG.to_bytes(4, "little")
-#: The rights of at most this many sets of users are remembered.
-_RIGHTS_MAX: Final = 1000
-
-_STATUS: Final = bson.encode({"connectionStatus": 1, "showPrivileges": True, "$db": "admin"})
-#: A command that only users who have logged in may run, if the deployment has access control.
-_PROBE: Final = bson.encode(
-    {
-        "find": "system.version",
-        "filter": {"_id": 0},
-        "limit": 1,
-        "singleBatch": True,
-        "$db": "admin",
-        "$readPreference": {"mode": "secondaryPreferred"},  # the server may be one that takes no writes
-    }
-)
-
 _log = logging.getLogger("tailrace.gateway")
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
@@ -140,9 +121,9 @@ class ClientConnection:
         #: The connection to the server is closed for the time being.
         self.is_parked = False
         self._connected_again = asyncio.Event()
-        self._identity: Identity | None = None
-        self._identity_time = 0.0
-        self._asks_nobody: bool | None = None
+        self._identification = Identification(self.ask, shared.rights, shared.rights_heard)
+        #: See ``Identification.identity``.
+        self.identity = self._identification.identity
         self._serving: asyncio.Task[None] | None = None
         self._at_rest = True
         self._holds = holds
@@ -325,8 +306,8 @@ class ClientConnection:
     def tenant(self) -> Hashable:
         """Who shares with this client what each has of memory: connections of the same users; without users, those
         from the same address."""
-        users = frozenset[User]() if self._identity is None else self._identity.users
-        return users or self.client_host
+        known = self._identification.last
+        return self.client_host if known is None else known.users or self.client_host
 
     async def _whole_request(
         self, seen: MessageOutline, head: bytes, message: bytes, compressor: str | None, limit: asyncio.Timeout
@@ -356,7 +337,7 @@ class ClientConnection:
         if seen.answered:
             self._owe(_Awaited(is_hello=seen.name in HELLO_NAMES, exhaust=seen.exhaust))
         if seen.name in LOGIN_NAMES or seen.name in HELLO_NAMES:
-            self._identity = None  # a hello may log in too
+            self._identification.forget()  # a hello may log in too
         if seen.name in HELLO_NAMES and self.app_name is None and self._shared.options.test_commands:
             self.app_name = app_name_of(head)
         self._shared.metrics.messages_passed += 1
@@ -506,38 +487,13 @@ class ClientConnection:
         self._shared.clock.saw_reply(reply)
         return reply
 
-    async def identity(self, age_seconds: float) -> Identity:
-        """Who is logged in here and what they may do, from an answer of the server no older than this."""
-        known = self._identity
-        if known is not None:
-            if known.may_all or time.monotonic() - self._identity_time <= age_seconds:
-                return known
-            # Another connection of the same users may have asked since.
-            told = self._shared.rights.get(known.users)
-            if told is not None and time.monotonic() - told[0] <= age_seconds:
-                self._identity_time, self._identity = told
-                return told[1]
-        asked = time.monotonic()
-        status = bson.decode(await self.ask(_STATUS))
-        found = Identity.of_status(status)
-        if not found.users and self._asks_nobody is None:
-            self._asks_nobody = is_ok(await self.ask(_PROBE))
-        if self._asks_nobody:
-            found = Identity(found.users, may_all=True)
-        self._identity, self._identity_time = found, asked
-        if found.users and not found.may_all:
-            if len(self._shared.rights) >= _RIGHTS_MAX:
-                self._shared.rights.clear()
-            self._shared.rights[found.users] = asked, found
-        return found
-
     # -- without a connection to the server -------------------------------------------------------------------------
 
     def rest(self) -> None:
         """Called when the gateway answers a stream's getMore. From the second one on the connection to the server is
         closed if a new one would serve as well: the deployment has no users, and only a hello has passed."""
         self._rests += 1
-        is_new = self._handshake is not None and not self._awaited and self._asks_nobody
+        is_new = self._handshake is not None and not self._awaited and self._identification.asks_nobody
         if is_new and self._rests > 1 and not self.is_parked and not self._server_left and not self._leaving:
             self.is_parked = True
             self._shared.parked.add(self)

@@ -41,6 +41,7 @@ from tailrace.gateway.reading import (
 )
 from tailrace.gateway.replies import ServerClock
 from tailrace.gateway.reply_facts import CursorFacts, facts_of_next, facts_of_reply, reached
+from tailrace.gateway.rights_watch import UNHEARD, RightsHeard, RightsWatch
 from tailrace.gateway.served import Owner, ServedStream
 from tailrace.gateway.stage_process import Begin
 from tailrace.gateway.stage_workers import (
@@ -121,6 +122,7 @@ class Engine:
         }
         self._shared = SharedTail(client, filters=True, **tails)
         self._shard_tails = ShardTails(**tails)
+        self._rights_watch = RightsWatch(self._shared)
         self._ahead_room = AheadRoom()
         self._cluster: Cluster | None = None
         #: The tails that are kept going, by the client that reads them.
@@ -348,6 +350,11 @@ class Engine:
                 self.clock.saw(document)
         return self.clock.stamp(reply, reached(reply))
 
+    def rights_heard(self) -> RightsHeard:
+        """Which changes of users and roles are known. A cluster's are kept by its config servers, and a mongos hears of
+        them by and by: there only the age of an answer counts."""
+        return UNHEARD if self._cluster is not None else self._rights_watch.heard()
+
     def tail_statistics(self) -> TailStatistics:
         """How the shared reads are doing. May be called from any thread; updates the metrics too."""
         found = TailStatistics.total([self._shared.statistics, self._shard_tails.statistics])
@@ -414,6 +421,7 @@ class Engine:
             self._kept[client] = shared, Keeper(client, shared)
 
     def _let_go(self) -> None:
+        self._rights_watch.close()
         for _, keeper in self._kept.values():
             keeper.close()
         self._kept.clear()

@@ -69,6 +69,7 @@ class Gateway:
             MemoryBudget(options.memory_bytes // 2),
             MemoryBudget(options.memory_bytes // _STRANGERS_SHARE),
             lambda: self._used_files() < self._files,
+            rights_heard=self.engine.rights_heard,
         )
         self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.gateway.command import ClientCommand
+from tailrace.gateway.identification import KnownRights
 from tailrace.gateway.memory import MemoryBudget
 from tailrace.gateway.metrics import GatewayMetrics
 from tailrace.gateway.options import GatewayOptions
 from tailrace.gateway.replies import ServerClock
-from tailrace.gateway.rights import Identity, User
+from tailrace.gateway.rights_watch import UNHEARD, RightsHeard
 from tailrace.gateway.upstream import Upstream
 
 
@@ -25,7 +26,8 @@ class Surroundings:
     ``reply_memory``  the bytes that large replies take. With one budget for both, each would wait for the other
     ``strangers``     as ``memory``, for clients that have not logged in where the deployment has users
     ``may_connect``   whether the limit of open files allows another connection
-    ``rights``        by the users of a connection: what they may do, and when the server was asked
+    ``rights``        what the server said last of each user's rights
+    ``rights_heard``  which changes of rights are known
     ``parked``        the connections that have none to the server for the time being
     """
 
@@ -39,5 +41,6 @@ class Surroundings:
     reply_memory: MemoryBudget
     strangers: MemoryBudget
     may_connect: Callable[[], bool] = lambda: True
-    rights: dict[frozenset[User], tuple[float, Identity]] = field(default_factory=dict)
+    rights: KnownRights = field(default_factory=KnownRights)
+    rights_heard: Callable[[], RightsHeard] = lambda: UNHEARD
     parked: set[Any] = field(default_factory=set)

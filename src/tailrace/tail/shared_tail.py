@@ -145,6 +145,23 @@ class SharedTail:
                 self._filter.drop()
         return place
 
+    def place(self, scope: Scope) -> TailPlace:
+        """A place for one who looks at what comes for ``scope`` now and then, with ``join_at_end`` and ``poll``."""
+        return TailPlace(key_of(scope), ClusterTime(0), None)
+
+    def join_at_end(self, place: TailPlace) -> bool:
+        """Join one who wants what is read from now on and nothing before; whether it is joined. Starts no reader."""
+        with self._lock:
+            place.position = self._window.high_water
+            place.forget_failures()
+            if self._reader is None:
+                return False
+            self._places.add(place)
+            is_joined = self._join(place)
+            if not is_joined and self._filter.lacks(place.key):
+                self._filter.drop()
+            return is_joined
+
     def leave(self, place: TailPlace) -> None:
         """The stream reads no more."""
         with self._lock:
